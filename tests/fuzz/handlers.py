@@ -31,7 +31,7 @@ from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
-from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, Response
+from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, RequestHead, Response
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -48,6 +48,7 @@ from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.config_checks import check_models
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.options import ServerOptions
+from tfs_lite.testing.servers.http_handlers import response_to
 from tfs_lite.transport.table import CallContext, UnaryHandler
 
 T = TypeVar("T")
@@ -334,7 +335,8 @@ def parse_http(data: bytes) -> Request | None:
     if isinstance(event, h11.EndOfMessage):
         body.end()
     headers = Headers([(name.lower(), value) for name, value in head.headers])
-    return Request(head.method.decode("ascii"), head.target.decode("ascii"), headers, body, time.monotonic())
+    parsed = RequestHead(head.method.decode("ascii"), head.target.decode("ascii"), headers)
+    return Request(parsed, body, time.monotonic())
 
 
 async def reply_of(handler: Handler, request: Request) -> Reply:
@@ -350,7 +352,7 @@ async def reply_of(handler: Handler, request: Request) -> Reply:
 
 
 async def _answer(handler: Handler, request: Request) -> Reply:
-    answer = await handler(request)
+    answer = await response_to(handler, request)
     if isinstance(answer, Response):
         return Reply(answer.status, answer.headers, answer.body)
     chunks = cast(AsyncGenerator[bytes, None], answer.chunks)

@@ -26,7 +26,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.server.http.message import Headers, IncomingBody, Request
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -86,7 +86,8 @@ class GenerationHandlers:
         arrived = IncomingBody()
         arrived.feed(body)
         arrived.end()
-        return self._run(reply_of(self._router, Request("POST", path, Headers(), arrived, time.monotonic())))
+        request = Request(RequestHead("POST", path, Headers()), arrived, time.monotonic())
+        return self._run(reply_of(self._router, request))
 
     def predict(self, data: bytes) -> bytes:
         return self._run(answer_to(self._predict.predict, data))

@@ -276,7 +276,7 @@ class V2Handlers:
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request for V2 in the bytes."""
         request = parse_http(data)
-        if request is None or not self._app.owns(request.path):
+        if request is None or not self._app.owns(request.head.path):
             return None
         return self._run(reply_of(self._router, request))
 

@@ -81,7 +81,7 @@ class RecordedRequest(RequestRecord):
         self._metrics = metrics
         self._started = perf_counter()
 
-    def __enter__(self) -> RequestRecord:
+    def __enter__(self) -> RecordedRequest:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -40,8 +40,8 @@ class MetricsPages:
         return await self._respond(self._write_own, CONTENT_TYPE_LATEST)
 
     async def tensorflow(self, request: Request, target: None) -> Response:
-        if request.query:
-            raise invalid_argument(f"Unexpected path: {request.target}")
+        if request.head.query:
+            raise invalid_argument(f"Unexpected path: {request.head.target}")
         return await self._respond(self._write_tensorflow, TENSORFLOW_CONTENT_TYPE)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from tfs_lite.protocols.rest.rows import read_rows
 __all__ = ["PredictBody", "find_rest_signature", "predict_tree", "read_predict_body", "tensors_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PredictBody:
     """A request before its model is known.
 

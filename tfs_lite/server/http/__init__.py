@@ -3,6 +3,7 @@
 server, connection      the listening socket; one connection, with its timeouts
 message                 what a handler gets and gives: requests, responses, streams
 head_checks, response_head   pure: what a request's head must not say; the head of a response
+known_heads             heads of requests that need not be parsed again
 router                  the table of routes, and the one way from a request to its answer
 bodies, compression     request bodies within bounds; gzip and deflate, both ways
 calls                   the requests in flight; each ends by answer, deadline, disconnect or stop

@@ -79,6 +79,10 @@ class BodyBudget:
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
         )
 
+    def has(self, size: int) -> bool:
+        """Whether so many bytes are left, at a glance."""
+        return self._held + size <= self._limit
+
     def release(self, size: int) -> None:
         with self._lock:
             self._held -= size
@@ -189,6 +193,7 @@ class Bodies:
         self._background = background
         self._heap = heap
         self._max_bytes = max_bytes
+        self._small = min(COMFORTABLE_BYTES, max_bytes)
         self._budget = BodyBudget(BODIES_IN_BUDGET * max_bytes if budget_bytes is None else budget_bytes)
         self._seconds = seconds
 
@@ -204,15 +209,16 @@ class Bodies:
         HttpError: 413 for a body that is too large (before anything is read, if Content-Length tells), 408 for one that
         takes too long, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
         past the budget, INVALID_ARGUMENT for damaged bytes, and the errors of ``parse``."""
-        arriving, fields = request.body, request.headers.fields
-        size = arriving.held
-        if not arriving.complete or size > min(COMFORTABLE_BYTES, self._max_bytes) or b"content-encoding" in fields:
-            return await self._read_slowly(request, parse, refusal)
-        self._budget.acquire(size)
-        try:
-            return parse(arriving.take())
-        finally:
-            self._budget.release(size)
+        body = self.small(request)
+        return parse(body) if body is not None else await self._read_slowly(request, parse, refusal)
+
+    def small(self, request: Request) -> bytes | None:
+        """The body, if it has come whole, is small, not compressed and within the budget; any other is to be read."""
+        body = request.body
+        size = body.held
+        if not body.complete or size > self._small or b"content-encoding" in request.headers.fields:
+            return None
+        return body.take() if self._budget.has(size) else None
 
     async def pack(self, response: Response, accept_encoding: str, offered: Collection[str] = ENCODINGS) -> None:
         """Compresses an answer that is worth it with the encoding that the client prefers of those ``offered``; leaves

@@ -1,11 +1,12 @@
 """One HTTP/1.1 connection: from bytes to requests, and from responses to bytes, in the order of the requests.
 
-    data_received -> the parser -> requests, one after the other -> the handler, in a task -> the response -> the next
+    data_received -> the parser -> requests, one after the other -> the handler -> the response -> the next
 
-A request is given to the handler when its head is complete and those before it are answered. Pipelined requests wait:
-some are parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as
-its handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its
-own answer has begun.
+A request is given to the handler in the turn of the loop after its head is complete and those before it are answered.
+A head that the parser has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait: some are
+parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as its
+handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its own
+answer has begun.
 
     reading -> closing -> closed
             -> lingering: our side is closed, what the client still sends is discarded -> closed
@@ -20,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing
 from typing import Protocol, cast
 
@@ -34,7 +35,20 @@ from tfs_lite.server.http.head_checks import (
     origin_form,
     without_upgrade,
 )
-from tfs_lite.server.http.message import CutShort, Handler, Header, Headers, IncomingBody, Request, Response, Stream
+from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
+from tfs_lite.server.http.message import (
+    Answer,
+    CutShort,
+    Handler,
+    Header,
+    Headers,
+    IncomingBody,
+    Reply,
+    Request,
+    RequestHead,
+    Response,
+    Stream,
+)
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 
@@ -65,7 +79,11 @@ class ConnectionOwner(Protocol):
     timeout: float
     closes_connections: bool
     date: DateLine
+    heads: KnownHeads
     log: RateLimitedLog
+
+    def start_soon(self, connection: Connection) -> None:
+        """Calls ``start`` in the next turn of the loop, so that requests which come at once are queued together."""
 
     def connected(self, connection: Connection) -> bool:
         """Whether there is room for it."""
@@ -73,29 +91,14 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: Connection) -> None: ...
 
 
-class _Exchange:
-    """A request and what its response must respect."""
-
-    __slots__ = ("begun", "expects_continue", "head_only", "keep_alive", "old", "request")
-
-    def __init__(self, request: Request, keep_alive: bool, old: bool, expects_continue: bool) -> None:
-        self.request = request
-        self.keep_alive = keep_alive
-        self.old = old
-        """HTTP/1.0, which knows neither chunks nor 100."""
-        self.head_only = request.method == "HEAD"
-        self.expects_continue = expects_continue and not old
-        self.begun = False
-        """Whether a part of the response was sent."""
-
-
 class Connection(asyncio.Protocol):
     """On the event loop; nothing here blocks."""
 
     __slots__ = (
-        *("_broken", "_current", "_resumed", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
-        *("_owner", "_parser", "_queue", "_since", "_task", "_transport", "_unparsed", "_unsent", "_unsent_since"),
-        *("_url", "_write_timeout", "half_closed", "reading_paused", "used_at", "writing_paused"),
+        *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
+        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed"),
+        *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
+        *("half_closed", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -110,15 +113,21 @@ class Connection(asyncio.Protocol):
         # Requests on their way in.
         self._url = b""
         self._fields: list[Header] = []
-        self._incoming: _Exchange | None = None  # its head is complete and its body is not
+        self._in_message = False  # the parser has read a part of a request
+        self._incoming: Request | None = None  # its head is complete and its body is not
+        self._missing = 0  # bytes of its body, where the parser does not count them
         self._overhead = 0  # bytes received since a head ended or a body went on
-        self._queue: deque[_Exchange] = deque()
+        self._queue: deque[Request] = deque()
         self._unparsed = b""
         self._broken = False
         self.reading_paused = False
         # The response on its way out.
-        self._current: _Exchange | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._current: Request | None = None
+        self._begun = False  # a part of the response was sent
+        self._keep_alive = True
+        self._head_only = False
+        self._may_continue = False  # the client waits for 100 before it sends the body
+        self._work: asyncio.Task[None] | Reply | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
         self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
@@ -152,8 +161,7 @@ class Connection(asyncio.Protocol):
         self._owner.disconnected(self)
         self._queue.clear()
         self._unparsed = b""
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
@@ -180,6 +188,10 @@ class Connection(asyncio.Protocol):
         elif self._unparsed or self._queue:
             self._unparsed += data
             self._check_reading()
+        elif self._missing:
+            self._read_body(data)
+        elif self._current is None and not self._in_message:
+            self._read_head(data)
         else:
             self._feed_all(data)
 
@@ -189,6 +201,48 @@ class Connection(asyncio.Protocol):
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # pipelined bytes behind "Connection: close"
         return parser
+
+    def _read_head(self, data: bytes) -> None:
+        """When every request before is answered. A head that is new is parsed by itself, and remembered if its bytes
+        give one request and nothing more; these bytes at such a place will do so again."""
+        heads, end = self._owner.heads, data.find(HEAD_END) + len(HEAD_END)
+        text = data[:end]
+        head = heads.get(text)
+        if head is not None and head.length == len(data) - end:
+            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic()))
+        elif head is not None:
+            self._missing = head.length or 0
+            self._incoming = Request(head, self._new_body(), time.monotonic())
+            self._begin(self._incoming)
+            self._read_body(data[end:])
+        elif not heads.may_hold(text):
+            self._feed_all(data)
+        else:
+            self._feed(text)
+            if self._current is not None and self._is_alone(self._current):
+                heads.add(text, self._current.head)
+            if len(data) > end:
+                self.data_received(data[end:])
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether the parser has read nothing but the head of this request since the one before was answered."""
+        if self._queue or request.body.held:
+            return False
+        return self._in_message == (self._incoming is request) == (request.head.length != 0)
+
+    def _read_body(self, data: bytes) -> None:
+        """Of a request whose head was known, so that the parser knows nothing of it."""
+        body = data[: self._missing]
+        self._missing -= len(body)
+        if body:
+            self.on_body(body)
+        if not self._missing:
+            self.on_message_complete()
+            if len(data) > len(body):
+                self.data_received(data[len(body) :])
+
+    def _new_body(self) -> IncomingBody:
+        return IncomingBody(self._send_continue, self._check_reading)
 
     def _feed_all(self, data: bytes) -> None:
         if len(data) <= PARSED_AT_ONCE:
@@ -233,6 +287,7 @@ class Connection(asyncio.Protocol):
         self.data_received(rest)
 
     def on_message_begin(self) -> None:
+        self._in_message = True
         self._url = b""
         self._fields = []
 
@@ -253,55 +308,57 @@ class Connection(asyncio.Protocol):
             return
         headers, version = Headers(fields), parser.get_http_version()
         check_head(version, fields, headers.fields)
-        body = IncomingBody(self._send_continue, self._check_reading)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
-        request = Request(method, target, headers, body, time.monotonic())
-        expects = headers.fields.get(b"expect", b"").lower() == b"100-continue"
-        keep_alive = version != "1.0" and parser.should_keep_alive()
-        self._incoming = _Exchange(request, keep_alive, version == "1.0", expects)
+        head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
+        self._incoming = Request(head, self._new_body(), time.monotonic())
         self._queue.append(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._overhead = 0
-        exchange = self._incoming
-        if exchange is not None and (exchange is self._current or exchange in self._queue):
-            body = exchange.request.body
-            body.feed(data)
-            if body.held > MAX_UNTAKEN_BYTES:
+        request = self._incoming
+        if request is not None and (request is self._current or request in self._queue):
+            request.body.feed(data)
+            if request.body.held > MAX_UNTAKEN_BYTES:
                 self._check_reading()
 
     def on_message_complete(self) -> None:
-        exchange, self._incoming = self._incoming, None
-        if exchange is None:
+        self._in_message = False
+        request, self._incoming = self._incoming, None
+        if request is None:
             return  # an upgrade
         self._overhead = 0
-        exchange.request.body.end()
+        request.body.end()
 
     def _refuse(self, why: Exception) -> None:
         """What came last is malformed. Requests before it that are complete are answered first."""
         peer = self._transport.get_extra_info("peername")
         self._owner.log.connection_ended("malformed", peer, str(why.__context__ or why))
         self._broken = True
-        exchange = self._incoming
-        if exchange is None:
+        request = self._incoming
+        if request is None:
             return
-        if exchange is self._current:
-            if not exchange.begun:
-                self._send_malformed(exchange.head_only)
+        if request is self._current:
+            if not self._begun:
+                self._send_malformed()
             self._give_up()
-        elif exchange in self._queue:
-            self._queue.remove(exchange)
+        elif request in self._queue:
+            self._queue.remove(request)
         else:
             self._close()  # it is answered already
 
     def _give_up(self) -> None:
         """Cancels the handler, and closes the connection."""
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self._close()
 
+    def _cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        if not isinstance(self._work, asyncio.Task):
+            self._current = self._work = None
+
     def _check_reading(self) -> None:
-        body = 0 if self._incoming is None else self._incoming.request.body.held
+        body = 0 if self._incoming is None else self._incoming.body.held
         wanted = self._lingering or (body <= MAX_UNTAKEN_BYTES and len(self._unparsed) <= MAX_UNPARSED_BYTES)
         if wanted is self.reading_paused and not self._transport.is_closing():
             self.reading_paused = not wanted
@@ -317,50 +374,94 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing() or self._lingering:
             return
         if self._queue:
-            self._current = self._queue.popleft()
-            self._since = time.monotonic()
-            self._task = self._loop.create_task(self._answer(self._current))
+            self._begin(self._queue.popleft())
         elif self._broken:
-            self._send_malformed(self._incoming is not None and self._incoming.head_only)
+            self._send_malformed()
             self._close()
 
-    async def _answer(self, exchange: _Exchange) -> None:
+    def _begin(self, request: Request) -> None:
+        self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
+        self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
+        self._since = request.arrived
+        self._owner.start_soon(self)
+
+    def start(self) -> None:
+        """Calls the handler, unless the client has gone meanwhile."""
+        if self._current is not None:
+            try:
+                answer = self._owner.handler(self._current)
+            except Exception as error:
+                self._fail(error)
+            else:
+                self._go_on(answer)
+
+    def _go_on(self, answer: Answer) -> None:
+        if isinstance(answer, Response) and not self.writing_paused:
+            self._finish(answer)
+        elif isinstance(answer, Reply):
+            self._work = answer
+            answer.then(self._go_on)
+        else:
+            self._work = task = self._loop.create_task(self._answer(answer))
+            if isinstance(answer, Coroutine):
+                task.add_done_callback(lambda _: answer.close())  # it may never have been awaited
+
+    async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
         try:
-            answer = await self._owner.handler(exchange.request)
-            if isinstance(answer, Stream):
-                await self._send_stream(exchange, answer)
+            response = answer if isinstance(answer, Response) else await answer
+            if isinstance(response, Stream):
+                await self._send_stream(response)
+                self._answered()
             else:
                 await self._until_drained()
-                if not self._transport.is_closing():
-                    self._send(exchange, answer)
+                self._finish(response)
         except asyncio.CancelledError:
             self._abandon()
-            return
         except CutShort:
             self._transport.abort()
+        except Exception as error:
+            self._fail(error)
+
+    def _finish(self, response: Response) -> None:
+        """Sends the whole response."""
+        try:
+            if not self._transport.is_closing():
+                self._send(response)
+        except ValueError as error:  # its headers
+            self._fail(error)
+        else:
+            self._answered()
+
+    def _fail(self, error: Exception) -> None:
+        """The handler has made a mistake."""
+        head = self._asked.head
+        logger.error("%s %s failed", head.method, head.path, exc_info=error)
+        if self._begun:
+            self._transport.abort()
             return
-        except Exception:
-            logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
-            if exchange.begun:
-                self._transport.abort()
-                return
-            exchange.keep_alive = False
-            self._send(exchange, Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
-        self._answered(exchange)
+        self._keep_alive = False
+        self._send(Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
+        self._answered()
+
+    @property
+    def _asked(self) -> Request:
+        """What is being answered."""
+        assert self._current is not None
+        return self._current
 
     def _abandon(self) -> None:
         """The handler was cancelled: the client has gone, was given up, or the loop ends."""
-        self._current = self._task = None
+        self._current = self._work = None
         if not (self._lingering or self._transport.is_closing()):
             self._transport.abort()
 
-    def _answered(self, exchange: _Exchange) -> None:
-        self._current = self._task = None
+    def _answered(self) -> None:
+        if self._incoming is not None and self._incoming is self._current:
+            self._incoming.body.take()  # the rest of a body that the handler did not want is skipped
+        self._current = self._work = None
         self._since = self.used_at = time.monotonic()
         self._write_timeout = 0.0
-        if exchange is self._incoming:
-            exchange.request.body.take()  # the rest of a body that the handler did not want is skipped
-        if not exchange.keep_alive:
+        if not self._keep_alive:
             self._queue.clear()
             self._close()
             return
@@ -383,17 +484,16 @@ class Connection(asyncio.Protocol):
 
     def _send_continue(self) -> None:
         """The handler waits for the body."""
-        exchange = self._current
-        if exchange is not None and exchange.expects_continue and not exchange.begun:
-            exchange.expects_continue = False
+        if self._may_continue and not self._begun:
+            self._may_continue = False
             self._transport.write(_CONTINUE)
 
-    def _send(self, exchange: _Exchange, response: Response) -> None:
+    def _send(self, response: Response) -> None:
         body = response.body
         empty = response.status in (204, 304)
         length = b"" if empty else b"content-length: %d\r\n" % len(body)
-        head = self._head(exchange, response.status, response.headers, length)
-        if exchange.head_only or empty:
+        head = self._head(response.status, response.headers, length)
+        if empty or self._head_only:
             self._transport.write(head)
         elif len(body) <= JOINED_BYTES:
             self._transport.write(head + body)
@@ -401,17 +501,15 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._transport.write(body)
 
-    async def _send_stream(self, exchange: _Exchange, stream: Stream) -> None:
-        chunked = not exchange.old
-        if not chunked:
-            exchange.keep_alive = False
+    async def _send_stream(self, stream: Stream) -> None:
+        chunked = not self._asked.head.old
         self._write_timeout = stream.write_timeout or 0.0
         async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
-            data = self._head(exchange, stream.status, stream.headers, CHUNKED if chunked else b"")
+            data = self._head(stream.status, stream.headers, CHUNKED if chunked else b"")
             while True:
                 try:
                     await self._write(data)
-                    if exchange.head_only:
+                    if self._head_only:
                         return
                     chunk = await anext(chunks, None)
                 except asyncio.CancelledError as error:
@@ -435,18 +533,17 @@ class Connection(asyncio.Protocol):
             self._resumed = self._loop.create_future()
             await self._resumed
 
-    def _head(self, exchange: _Exchange, status: int, headers: dict[str, str], framing: bytes) -> bytes:
-        closes = headers.get("connection", "").lower() == "close"
-        lines = header_lines(headers)
+    def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
+        lines, closes = header_lines(headers)
         if closes or self._owner.closes_connections:
-            exchange.keep_alive = False
-        exchange.begun = True
-        close = b"" if exchange.keep_alive or closes else CLOSE
+            self._keep_alive = False
+        self._begun = True
+        close = b"" if self._keep_alive or closes else CLOSE
         return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
 
-    def _send_malformed(self, head_only: bool) -> None:
+    def _send_malformed(self) -> None:
         head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED)
-        body = b"" if head_only else _MALFORMED
+        body = b"" if self._incoming is not None and self._incoming.head.method == "HEAD" else _MALFORMED
         self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))
 
     # The end.
@@ -457,7 +554,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _end_half_closed(self) -> None:
-        if self._current is not None and not self._current.begun:
+        if self._current is not None and not self._begun:
             self._transport.abort()
 
     def evict(self) -> None:
@@ -482,9 +579,8 @@ class Connection(asyncio.Protocol):
 
     def _check_reader(self, waited: float, limit: float) -> None:
         if waited >= limit:
-            exchange = self._current
-            if exchange is not None:
-                logger.info("%s: the client has read nothing for %g s", exchange.request.path, limit)
+            if self._current is not None:
+                logger.info("%s: the client has read nothing for %g s", self._current.head.path, limit)
             self._transport.abort()
 
     def _close(self) -> None:

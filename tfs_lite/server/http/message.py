@@ -2,14 +2,14 @@
 
     Connection -> Request -> handler -> Response (whole) or Stream (in chunks) -> Connection
 
-A handler runs in a task of its own. When the client goes, or the server gives the request up, that task is cancelled.
+A handler that is a coroutine runs in a task of its own. When the client goes, or the server gives the request up, that
+task is cancelled, or the reply that the handler has returned.
 Everything here is used on the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -47,12 +47,15 @@ class IncomingBody:
 
     __slots__ = ("_chunks", "_waiter", "complete", "held", "on_taken", "on_wanted")
 
-    def __init__(self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore) -> None:
-        self.complete = False
-        self.held = 0
+    def __init__(
+        self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore, whole: bytes | None = None
+    ) -> None:
+        """``whole``: a body that has come already."""
+        self.complete = whole is not None
+        self.held = len(whole or b"")
         self.on_wanted = on_wanted
         self.on_taken = on_taken
-        self._chunks: deque[bytes] = deque()
+        self._chunks = [whole] if whole else []
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
@@ -79,29 +82,48 @@ class IncomingBody:
 
     def take(self) -> bytes:
         """What has come and was not taken yet, without waiting."""
-        chunks = self._chunks
-        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
         self.held = 0
         self.on_taken()
         return data
+
+    def put_back(self, data: bytes) -> None:
+        """Undoes ``take``, before more has come."""
+        self._chunks, self.held = [data] if data else [], len(data)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
-class Request:
-    """``target`` is as it was sent, in origin form: the percent-encoded path, and the query if there is one.
-    ``arrived`` is when the head was complete, in seconds of ``time.monotonic``."""
+class RequestHead:
+    """What the head of a request says. ``target`` is as it was sent, in origin form: the percent-encoded path, and the
+    query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
 
-    __slots__ = ("arrived", "body", "headers", "method", "path", "query", "target")
+    __slots__ = ("expects_continue", "headers", "keep_alive", "length", "method", "old", "path", "query", "target")
 
-    def __init__(self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float) -> None:
+    def __init__(self, method: str, target: str, headers: Headers, keep_alive: bool = True, old: bool = False) -> None:
         self.method = method
         self.target = target
         self.path, _, self.query = target.partition("?")
         self.headers = headers
+        self.keep_alive = keep_alive
+        self.old = old
+        """HTTP/1.0, which knows neither chunks nor 100."""
+        self.length = None if b"transfer-encoding" in headers.fields else int(headers.fields.get(b"content-length", 0))
+        """Bytes of the body; None: the chunks will tell."""
+        self.expects_continue = not old and headers.fields.get(b"expect", b"").lower() == b"100-continue"
+
+
+class Request:
+    """``arrived`` is when the head was complete, in seconds of ``time.monotonic``."""
+
+    __slots__ = ("arrived", "body", "head", "headers")
+
+    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float) -> None:
+        self.head = head
+        self.headers = head.headers
         self.body = body
         self.arrived = arrived
 
@@ -151,4 +173,23 @@ class CutShort(Exception):
     """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
 
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response | Stream]]
+class Reply:
+    """A response that is on its way and needs no task. ``finish`` makes the answer of the response or the failure that
+    the reply has come to; who passes the reply on sets it."""
+
+    __slots__ = ("finish",)
+
+    finish: Callable[[Response | Exception], Answer]
+
+    def then(self, done: Callable[[Answer], None]) -> None:
+        """``done`` is called once, with the finished answer, unless ``cancel`` comes before. Called once."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The client waits no more. Does nothing when the reply has ended."""
+        raise NotImplementedError
+
+
+Answer: TypeAlias = Response | Reply | Awaitable[Response | Stream]
+Handler: TypeAlias = Callable[[Request], Answer]
+"""Returns a coroutine, which runs as a task, or a :class:`Reply`; also a response that is ready."""

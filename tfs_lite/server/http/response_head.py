@@ -34,13 +34,15 @@ def status_line(status: int) -> bytes:
     return STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n".encode()
 
 
-def header_lines(headers: dict[str, str]) -> bytes:
-    """The lines of these headers. ValueError for a value that would end its line."""
+def header_lines(headers: dict[str, str]) -> tuple[bytes, bool]:
+    """The lines of these headers, and whether one of them ends the connection. ValueError for a value that would end
+    its line."""
     return _cached_lines(tuple(headers.items()))
 
 
 @lru_cache(CACHED_HEADS)
-def _cached_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
+def _cached_lines(headers: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     if any(_ODD_VALUE.search(value) for _, value in headers):
         raise ValueError("a header of a response has a control character in its value")
-    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+    return lines, any(name == "connection" and value.lower() == "close" for name, value in headers)

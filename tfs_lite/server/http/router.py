@@ -12,19 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.compression import ENCODINGS
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Reply, Request, Response, Stream
 from tfs_lite.server.http.replies import failure_of, preflight_status
 
 A = TypeVar("A")
 P = TypeVar("P")
-Reply: TypeAlias = Response | Stream
-RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Reply]]
+R = TypeVar("R", bound=Response | Stream)
+RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Response | Stream]]
+Shortcut: TypeAlias = Callable[[Request, P], Reply | None]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -59,13 +60,15 @@ class About:
 @dataclass(frozen=True, slots=True)
 class Route(Generic[A, P]):
     """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
-    whether its answers are compressed for clients that accept it."""
+    whether its answers are compressed for clients that accept it. ``shortcut`` gives what is tried first: it replies to
+    requests that need no task, and returns None, with nothing begun, for others."""
 
     path: str
     methods: tuple[str, ...]
     handler: Callable[[A], RouteHandler[P]]
     packs: bool = False
     about: About | None = None
+    shortcut: Callable[[A], Shortcut[P]] | None = None
 
 
 class Api(Generic[P]):
@@ -112,6 +115,7 @@ class Found(NamedTuple):
     handler: RouteHandler[Any]
     target: Any
     packs: bool = False
+    shortcut: Shortcut[Any] | None = None
 
 
 class Router:
@@ -122,25 +126,42 @@ class Router:
         self._apis = apis
         self._bodies = bodies
         self._cors = CORS_HEADERS if enable_cors else {}
-        self._routes = {
-            api: [(re.compile(api.pattern(route.path)), route, route.handler(api)) for route in api.routes]
-            for api in apis
-        }
+        self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes] for api in apis}
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
-    async def __call__(self, request: Request) -> Reply:
-        target = request.target
-        find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self.find
+    def __call__(self, request: Request) -> Answer:
+        head = request.head
+        find = self._find_cached if len(head.target) <= MAX_CACHED_LENGTH else self.find
         try:
-            found = find(request.method, target)
-            reply = await found.handler(request, found.target)
+            found = find(head.method, head.target)
+            reply = found.shortcut(request, found.target) if found.shortcut else None
         except Exception as error:
-            return self._fail(request, failure_of(error, f"{request.method} {request.path}"))
-        if found.packs and isinstance(reply, Response) and len(reply.body) > SMALLEST_ANSWER:
-            await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
-        if self._cors and found.api.cross_origin:
-            reply.headers.update(self._cors)
+            return self._fail(request, error)
+        if reply is None:
+            return self._answer(request, found)
+        reply.finish = partial(self._finish, request, found)
         return reply
+
+    async def _answer(self, request: Request, found: Found) -> Response | Stream:
+        try:
+            response = await found.handler(request, found.target)
+        except Exception as error:
+            return self._fail(request, error)
+        if isinstance(response, Response):
+            return await self._packed(request, found, response)
+        return self._open(found.api, response)
+
+    async def _packed(self, request: Request, found: Found, response: Response) -> Response:
+        if found.packs:
+            await self._bodies.pack(response, request.headers.get("accept-encoding"), found.api.encodings)
+        return self._open(found.api, response)
+
+    def _finish(self, request: Request, found: Found, result: Response | Exception) -> Answer:
+        if isinstance(result, Exception):
+            return self._fail(request, result)
+        if found.packs and len(result.body) > SMALLEST_ANSWER:
+            return self._packed(request, found, result)
+        return self._open(found.api, result) if self._cors else result
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
@@ -150,20 +171,26 @@ class Router:
             return Found(api, _answer_preflight, None)
         if api.query_in_path and query:
             path = target
-        for pattern, route, handler in self._routes[api]:
+        for pattern, route in self._routes[api]:
             match = pattern.fullmatch(path)
             if match is not None:
                 if route.methods and method not in route.methods:
                     raise api.refusal(method, path, route.methods)
-                return Found(api, handler, api.target(match.groupdict()), route.packs)
+                shortcut = route.shortcut(api) if route.shortcut else None
+                return Found(api, route.handler(api), api.target(match.groupdict()), route.packs, shortcut)
         raise api.refusal(method, path, None)
 
     def _owner(self, path: str) -> Api[Any]:
         return next(api for api in self._apis if api.owns(path))
 
-    def _fail(self, request: Request, error: ServingError) -> Response:
-        api = self._owner(request.path)
-        response = api.error(request, error)
+    def _fail(self, request: Request, error: Exception) -> Response:
+        head = request.head
+        api = self._owner(head.path)
+        response = api.error(request, failure_of(error, f"{head.method} {head.path}"))
+        return self._open(api, response)
+
+    def _open(self, api: Api[Any], response: R) -> R:
+        """The response, with the headers for other origins where it is for them."""
         if self._cors and api.cross_origin:
             response.headers.update(self._cors)
         return response

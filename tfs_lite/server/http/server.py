@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from tfs_lite.server.http.connection import Connection
+from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
@@ -57,9 +58,11 @@ class HttpServer:
         self.handler = handler
         self.timeout = request_timeout
         self.date = DateLine()
+        self.heads = KnownHeads()
         self.closes_connections = False
         """Whether every answer is the last on its connection."""
         self._tls = tls
+        self._to_start: list[Connection] = []
         self.log = RateLimitedLog("HTTP", time.monotonic)
         most = max_connections or connections_allowed(MAX_CONNECTIONS)
         self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
@@ -117,6 +120,16 @@ class HttpServer:
         self._watch.stop()
 
     # From connections.
+
+    def start_soon(self, connection: Connection) -> None:
+        if not self._to_start:
+            asyncio.get_running_loop().call_soon(self._start_all)
+        self._to_start.append(connection)
+
+    def _start_all(self) -> None:
+        connections, self._to_start = self._to_start, []
+        for connection in connections:
+            connection.start()
 
     def connected(self, connection: Connection) -> bool:
         return self.connections.add(connection)

@@ -183,7 +183,7 @@ class OpenAiApp:
         def last() -> list[bytes]:
             return [printer.usage_chunk(choices.usages)] if sent.include_usage else []
 
-        events = choice_events(pending, choices, write, last, settings.ping, inside.pop_all(), request.path)
+        events = choice_events(pending, choices, write, last, settings.ping, inside.pop_all(), request.head.path)
         await anext(events)
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", VERSION_HEADER: str(pending.id.version)}
         idle = call.idle(settings.stream_idle)

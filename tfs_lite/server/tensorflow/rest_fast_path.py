@@ -10,14 +10,31 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim
 from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.json.text import MAX_DEPTH
 from tfs_lite.protocols.json.writer import print_small
 from tfs_lite.protocols.rest.predict import PredictBody
 
 MOST_NUMBERS = 4096
+_OPENINGS = (b'{"instances":', b'{"instances": ')
+_SHORTEST, _LONGEST = map(len, _OPENINGS)
 _FLOAT32 = np.dtype(np.float32)
+
+
+def read_instances(data: bytes) -> PredictBody | None:
+    """A body in JSON that has rows without texts and nothing else. None for others, and for malformed ones."""
+    start = data.find(b"[", _SHORTEST, _LONGEST + 1)
+    if data[:start] not in _OPENINGS or data[-1:] != b"}" or data.find(b'"', start) > 0:
+        return None
+    if data.count(b"[", start) >= MAX_DEPTH:  # without names of members, nothing else can be nested
+        return None
+    try:
+        return PredictBody("", True, orjson.loads(memoryview(data)[start:-1]))
+    except orjson.JSONDecodeError:
+        return None
 
 
 def read_plain(body: PredictBody, signature: Signature) -> dict[str, Array] | None:

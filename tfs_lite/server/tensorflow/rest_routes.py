@@ -36,7 +36,14 @@ def _routes() -> Iterator[Route[RestApi, ModelRef]]:
         about = About(f"modelMetadata{which}", "Its signatures.", "ModelMetadata", _LOOKUP_ERRORS)
         yield Route(f"{model}/metadata", GET, lambda api: api.models.metadata, True, about)
         about = About(f"predict{which}", "Runs it on tensors.", "PredictAnswer", _ERRORS, "PredictBody", _BOTH)
-        yield Route(f"{model}:predict", POST, lambda api: api.service.predict, True, about)
+        yield Route(
+            f"{model}:predict",
+            POST,
+            lambda api: api.service.predict,
+            packs=True,
+            about=about,
+            shortcut=lambda api: api.service.begin_predict,
+        )
         about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
         yield Route(f"{model}:classify", POST, lambda api: api.service.classify, True, about)
         about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
@@ -77,7 +84,7 @@ class RestApi(Api[ModelRef]):
         return self._counted(invalid_argument(f"Malformed request: {method} {path}"))
 
     def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error, body_formats(request.headers)[1] if request.path.endswith(":predict") else JSON)
+        return error_reply(error, body_formats(request.headers)[1] if request.head.path.endswith(":predict") else JSON)
 
     def _version(self, digits: str) -> int:
         significant = digits.lstrip("0") or "0"

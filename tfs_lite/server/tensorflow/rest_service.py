@@ -7,14 +7,15 @@ request log keeps the messages that gRPC would have carried.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, naming
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
@@ -39,19 +40,32 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.message import Headers, Request, Response
-from tfs_lite.server.http.replies import JSON, HttpError, body_formats
+from tfs_lite.server.http.message import Headers, Reply, Request, Response
+from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.inference.predictor import Plan, Predictor
-from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_plain
+from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_instances, read_plain
 from tfs_lite.server.tensorflow.settings import PredictSettings
 
 NUMBER_BYTES = 16
 """The approximate size of a printed number."""
 UNKNOWN_ENCODING = StatusCode.INVALID_ARGUMENT
 """The code of a body with an unknown Content-Encoding, which gives 415."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What the answer to a prediction needs of its request. ``size`` in bytes; ``format``: of the answer."""
+
+    ref: ModelRef
+    rows: bool
+    size: int
+    format: BodyFormat
+
+    def print(self, inference: Inference) -> bytes:
+        return self.format.dumps(predict_tree(inference.output, self.rows, binary=self.format.binary))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,45 +100,69 @@ class RestService:
         self._log = log
         self._check_method_names = settings.check_method_names
 
+    def begin_predict(self, request: Request, ref: ModelRef) -> Reply | None:
+        """Queues the prediction at once; None, with nothing done, unless its body is small and has come. Raises
+        ServingError."""
+        data = self._http.bodies.small(request)
+        if data is None:
+            return None
+        sent_format, format = body_formats(request.headers)
+        record = self._metrics.record("Predict", ref.name, REST)
+        try:
+            call = self._http.calls.call(request, record)
+            body = _read(ref, sent_format, data)
+            pending = self._predictor.begin(ref, partial(self._runs, body), record, call.deadline)
+        except Exception as error:
+            record.end(error)
+            raise
+        sent = _Sent(ref, body.rows, len(data), format)
+        return call.reply(pending, partial(self._write, sent), partial(self._write_slowly, sent))
+
     async def predict(self, request: Request, ref: ModelRef) -> Response:
-        """Raises ServingError."""
+        """Of any body. Raises ServingError."""
         http, (sent_format, format) = self._http, body_formats(request.headers)
 
         def parse(data: bytes) -> tuple[list[PredictBody], int]:
-            with naming(ref.name):
-                return [read_predict_body(sent_format.loads(data))], len(data)
+            return [_read(ref, sent_format, data)], len(data)
 
         with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
-            rows = parsed[0].rows
-            plan = self._plan(parsed, size > COMFORTABLE_BYTES)
-            inference = await self._predictor.infer(ref, plan, record, call.deadline)
-            outputs = inference.output
-            data = print_plain(outputs, rows) if format is JSON else None
-            if data is None:
-                data = await http.run(
-                    _are_large(outputs), lambda: format.dumps(predict_tree(outputs, rows, binary=format.binary))
-                )
-        self._log.offer(inference.id, inference.run.signature, size + len(data), partial(predict_log, ref, inference))
-        return Response(data, media_type=format.media_type)
+            sent = _Sent(ref, parsed[0].rows, size, format)
+            inference = await self._predictor.infer(ref, self._plan(parsed, size), record, call.deadline)
+            return self._write(sent, inference) or await self._write_slowly(sent, inference)
 
-    def _plan(self, parsed: list[PredictBody], large: bool) -> Plan:
-        """``parsed`` holds one body, which is taken out of it so that its memory is freed."""
+    def _write(self, sent: _Sent, inference: Inference) -> Response | None:
+        """None: it takes long."""
+        data = print_plain(inference.output, sent.rows) if sent.format is JSON else None
+        if data is None:
+            if _are_large(inference.output):
+                return None
+            data = sent.print(inference)
+        return self._answer(sent, inference, data)
 
-        def plan(signatures: Mapping[str, Signature]) -> Sequence[Run] | Awaitable[Sequence[Run]]:
-            key, signature = self._find(parsed[0], signatures)
-            if large:
-                return self._decode_on_thread(parsed, key, signature)
-            body = parsed.pop()
-            plain = read_plain(body, signature)
-            if plain is not None:
-                return [Run(key, plain, fits=signature)]
-            return [Run(key, tensors_of(body, signature))]
+    async def _write_slowly(self, sent: _Sent, inference: Inference) -> Response:
+        return self._answer(sent, inference, await self._http.run(True, lambda: sent.print(inference)))
 
-        return plan
+    def _answer(self, sent: _Sent, inference: Inference, data: bytes) -> Response:
+        make = partial(predict_log, sent.ref, inference)
+        self._log.offer(inference.id, inference.run.signature, sent.size + len(data), make)
+        return Response(data, media_type=sent.format.media_type)
 
-    async def _decode_on_thread(self, parsed: list[PredictBody], key: str, signature: Signature) -> Sequence[Run]:
-        return [Run(key, await self._http.run(True, lambda: tensors_of(parsed.pop(), signature)))]
+    def _runs(self, body: PredictBody, servable: Servable) -> Sequence[Run]:
+        key, signature = self._find(body, servable.signatures)
+        plain = read_plain(body, signature)
+        if plain is not None:
+            return (Run(key, plain, fits=signature),)
+        return (Run(key, tensors_of(body, signature)),)
+
+    def _plan(self, parsed: list[PredictBody], size: int) -> Plan:
+        """``parsed`` holds one body of ``size`` bytes, which is taken out of it so that its memory is freed."""
+
+        async def decode(key: str, signature: Signature) -> Sequence[Run]:
+            large = size > COMFORTABLE_BYTES
+            return (Run(key, await self._http.run(large, lambda: tensors_of(parsed.pop(), signature))),)
+
+        return lambda signatures: decode(*self._find(parsed[0], signatures))
 
     async def classify(self, request: Request, ref: ModelRef) -> Response:
         """As ``predict``."""
@@ -159,6 +197,17 @@ class RestService:
         if self._check_method_names:
             check_predict_method(signature)
         return key or DEFAULT_SIGNATURE, signature
+
+
+def _read(ref: ModelRef, format: BodyFormat, data: bytes) -> PredictBody:
+    plain = read_instances(data) if format is JSON else None
+    if plain is not None:
+        return plain
+    try:
+        return read_predict_body(format.loads(data))
+    except ServingError:
+        with naming(ref.name):
+            raise
 
 
 def _check_json(headers: Headers, verb: _Verb) -> None:

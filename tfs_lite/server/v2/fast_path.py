@@ -43,6 +43,7 @@ class V2FastPath:
         self.grpc_answers = GrpcAnswers()
         self.http_answers = HttpAnswers()
         self._http = HttpLayouts()
+        self.find_http = self._http.find
         self._lock = threading.Lock()  # guards the two below
         self._lessons = LESSONS
         self._read = 0
@@ -73,9 +74,9 @@ class V2FastPath:
         """The model's answer. ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError; CancelledError
         cancels the request."""
         if isinstance(request, PlainRequest):
-            pending = self._begin_plain(request, record, deadline)
+            pending = self.begin_plain(request, record, deadline)
             if pending is not None:
-                return _answer_to_plain(request, await pending.answer())
+                return answer_to_plain(request, await pending.answer())
             request = request.in_full()
         await self._inference.decode_texts(request)
         return await self._inference.begin(request, record, deadline).answer()
@@ -84,20 +85,20 @@ class V2FastPath:
         """The answer as a message of gRPC, whose ``record`` ends with it. None, with nothing queued and the record as
         it was, if the request does not fit. Raises ServingError."""
         try:
-            pending = self._begin_plain(request, record, deadline)
+            pending = self.begin_plain(request, record, deadline)
         except Exception as error:
             record.end(error)
             raise
         if pending is None:
             return None
         return ModelReply(
-            pending, record, lambda inference: self.grpc_answers.write(_answer_to_plain(request, inference))
+            pending, record, lambda inference: self.grpc_answers.write(answer_to_plain(request, inference))
         )
 
-    def _begin_plain(
+    def begin_plain(
         self, request: PlainRequest, record: RequestRecord, deadline: float | None
     ) -> PendingRequest | None:
-        """None, with nothing queued, if the request does not fit."""
+        """None, with nothing queued, if the request does not fit. Raises ServingError."""
         try:
             return self._predictor.begin(request.form.model, request.plan, record, deadline)
         except Unfit:
@@ -122,7 +123,8 @@ class V2FastPath:
         return form
 
 
-def _answer_to_plain(request: PlainRequest, inference: Inference) -> InferAnswer:
+def answer_to_plain(request: PlainRequest, inference: Inference) -> InferAnswer:
+    """The wanted outputs, in their order."""
     found = inference.output
     outputs = {name: found[name] for name in request.names or found if name in found}
     return InferAnswer(inference.id, request.id, outputs, request.form.wanted)

@@ -34,7 +34,9 @@ def _routes() -> Iterator[Route[V2HttpApp, Target]]:
     yield Route(f"{_ROOT}/health/ready", HEAD_TOO, lambda app: app.pages.ready)
     yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.statistics)
     for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
-        yield Route(f"{model}/infer", POST, lambda app: app.infer.infer, packs=True)
+        yield Route(
+            f"{model}/infer", POST, lambda app: app.infer.infer, packs=True, shortcut=lambda app: app.infer.begin_plain
+        )
         yield Route(f"{model}/generate", POST, lambda app: app.infer.generate, packs=True)
         yield Route(f"{model}/generate_stream", POST, lambda app: app.infer.generate_stream)
         yield Route(model, HEAD_TOO, lambda app: app.pages.model_metadata)

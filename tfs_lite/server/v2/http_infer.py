@@ -22,13 +22,14 @@ from tfs_lite.protocols.v2.generate import ONE_ANSWER, read_generate, write_gene
 from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.plain import PlainRequest
-from tfs_lite.protocols.v2.request import InferRequest
+from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
 from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Reply, Request, Response, Stream
 from tfs_lite.server.http.replies import JSON, error_text, failure_of
 from tfs_lite.server.http.resources import HttpResources
+from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.fast_path import V2FastPath
+from tfs_lite.server.v2.fast_path import V2FastPath, answer_to_plain
 from tfs_lite.server.v2.http_paths import Target
 from tfs_lite.server.v2.http_replies import v2_status, v2_success
 from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
@@ -45,23 +46,51 @@ class V2HttpInfer:
         self._http = http
         self._fast = fast
 
+    def begin_plain(self, request: Request, target: Target) -> Reply | None:
+        """Queues a plain request at once; None, with nothing done, unless it is one and has come."""
+        fast, http = self._fast, self._http
+        body = http.bodies.small(request)
+        if body is None:
+            return None
+        sent = fast.find_http(target.name, target.version, body, request.headers.find(_LENGTH))
+        if sent is None:
+            request.body.put_back(body)
+            return None
+        record = self._inference.metrics.record(METHOD, target.name, REST)
+        try:
+            call = http.calls.call(request, record)
+            pending = fast.begin_plain(sent, record, call.deadline)
+        except Exception as error:
+            record.end(error)
+            raise
+        if pending is None:
+            request.body.put_back(body)
+            return None
+        return call.reply(pending, partial(self._write_plain, sent), partial(self._write_plain_slowly, sent))
+
     async def infer(self, request: Request, target: Target) -> Response:
+        """Any request."""
         with (
             self._inference.metrics.record(METHOD, target.name, REST) as record,
             self._http.calls.call(request, record) as call,
         ):
-            fast, length = self._fast, request.headers.find(_LENGTH)
-            in_full = self._reader(length, target)
+            sent = await self._http.bodies.read(request, self._reader(request, target))
+            answer = await self._fast.answer(sent, record, call.deadline)
+            return self._write(answer, sent.binary_outputs) or await self._write_slowly(answer, sent.binary_outputs)
 
-            def read(body: bytes) -> InferRequest | PlainRequest:
-                return fast.read_http(target.name, target.version, body, length, in_full)
+    def _write(self, answer: InferAnswer, binary: bool) -> Response | None:
+        """None: it takes long."""
+        written = self._fast.http_answers.write(answer, binary)
+        return None if written is None else v2_success(written)
 
-            sent = await self._http.bodies.read(request, read)
-            answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
-            written = fast.http_answers.write(answer, binary)
-            if written is None:
-                written = await self._http.run(True, lambda: write_answer(answer, binary))
-        return v2_success(written)
+    async def _write_slowly(self, answer: InferAnswer, binary: bool) -> Response:
+        return v2_success(await self._http.run(True, lambda: write_answer(answer, binary)))
+
+    def _write_plain(self, sent: PlainRequest, inference: Inference) -> Response | None:
+        return self._write(answer_to_plain(sent, inference), sent.binary_outputs)
+
+    async def _write_plain_slowly(self, sent: PlainRequest, inference: Inference) -> Response:
+        return await self._write_slowly(answer_to_plain(sent, inference), sent.binary_outputs)
 
     async def generate(self, request: Request, target: Target) -> Response:
         """The one answer of a model, also of a decoupled one; a language model's is whole. INTERNAL if there is none or
@@ -81,7 +110,7 @@ class V2HttpInfer:
             with ExitStack() as inside:
                 answers = await self._begin(request, target, inside, in_pieces=True)
                 as_event = not answers.generates
-                events = self._events(await self._next_text(answers), answers, inside.pop_all(), request.path)
+                events = self._events(await self._next_text(answers), answers, inside.pop_all(), request.head.path)
                 await anext(events)
         except ServingError as error:
             if not as_event:
@@ -126,19 +155,18 @@ class V2HttpInfer:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
         return await self._http.run(large, lambda: write_generate(answer))
 
-    def _reader(self, length: str | None, target: Target) -> Callable[[bytes], InferRequest]:
-        """``length`` is the header Inference-Header-Content-Length."""
-        model, version = target.name, target.version
+    def _reader(self, request: Request, target: Target) -> Callable[[bytes], InferRequest | PlainRequest]:
+        model, version, length = target.name, target.version, request.headers.find(_LENGTH)
         is_raw = length is not None and length.strip("0 ") == "" and "0" in length
         declared, batches = (self._declared(target), self._batches(target)) if is_raw else ((), False)
 
-        def read(body: bytes) -> InferRequest:
+        def read_in_full(body: bytes) -> InferRequest:
             with naming(model):
                 if is_raw:
                     return raw_request(model, version, memoryview(body), declared, batches)
                 return read_infer(model, version, body, read_length(length, len(body)))
 
-        return read
+        return lambda body: self._fast.read_http(model, version, body, length, read_in_full)
 
     def _declared(self, target: Target) -> Sequence[DeclaredInput]:
         metadata = self._control.model_metadata(target.name, target.version)

@@ -86,14 +86,14 @@ class V2HttpRoutes:
 
     async def trace(self, request: Request, target: Target) -> Response:
         settings = self._control.settings
-        if request.method != "POST":
+        if request.head.method != "POST":
             return json_reply(_trace_tree(settings.trace_settings(target.model)))
         body = await self._bodies.read(request, _read_optional)
         changes = {name: _trace_values(name, value) for name, value in body.items()}
         return json_reply(_trace_tree(settings.update_trace_settings(target.model, changes)))
 
     async def logging(self, request: Request, target: Target) -> Response:
-        if request.method != "POST":
+        if request.head.method != "POST":
             return json_reply(dict(self._control.settings.log_settings()))
         body = await self._bodies.read(request, _read_optional)
         changes: dict[str, bool | int | str] = {}

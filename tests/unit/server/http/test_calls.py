@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.metrics.requests import RequestRecord
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.server.http.calls import CONFIGURED, HttpCall, HttpCalls
-from tfs_lite.server.http.message import Headers, IncomingBody, Request
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response
 from tfs_lite.server.http.replies import HttpError
 
 
 def call_of(calls: HttpCalls, ago: float = 0.0, seconds: float | None = CONFIGURED) -> HttpCall:
     """A call for a request whose head arrived that many seconds ago."""
-    request = Request("POST", "/", Headers(), IncomingBody(), time.monotonic() - ago)
-    return calls.call(request, RequestRecord("Predict", "m", "REST", late=Reason.JOB_EXPIRED), seconds)
+    request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic() - ago)
+    record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
+    record.late = Reason.JOB_EXPIRED
+    return calls.call(request, record, seconds)
 
 
 async def forever(calls: HttpCalls, **options: Any) -> None:
@@ -125,3 +130,128 @@ async def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grac
     await patient
     assert await code_of(inside) is StatusCode.UNAVAILABLE
     assert await code_of(forever(calls)) is StatusCode.UNAVAILABLE, "nor are others let in from now on"
+
+
+class Model:
+    """A request that a model has, whose end the test says."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.ended: Callable[[], None] = ignore
+        self.answer: Any = b""
+
+    def then(self, ended: Callable[[], None]) -> None:
+        self.ended = ended
+
+    def result(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.ended()
+
+    def end(self, answer: Any) -> None:
+        self.answer = answer
+        self.ended()
+
+
+class Replied:
+    """A call that is a reply, and what came of it."""
+
+    def __init__(self, calls: HttpCalls, seconds: float | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.model = Model()
+        self.results: list[Any] = []
+        self.ended, self.may_write = asyncio.Event(), asyncio.Event()
+        record = RequestMetrics(self.registry, lambda name: True).record("Predict", "m", "REST")
+        request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic())
+        self.reply = calls.call(request, record, seconds).reply(self.model, self._write, self._write_slowly)
+        self.reply.finish = lambda result: result
+        self.reply.then(self._done)
+
+    def _done(self, result: Any) -> None:
+        self.results.append(result)
+        self.ended.set()
+
+    def _write(self, answer: bytes) -> Response | None:
+        return None if answer == b"large" else Response(answer)
+
+    async def _write_slowly(self, answer: bytes) -> Response:
+        await self.may_write.wait()
+        return Response(answer)
+
+    @property
+    def codes(self) -> list[str]:
+        """Under which the request was counted."""
+        samples = [sample for metric in self.registry.collect() for sample in metric.samples]
+        return [sample.labels["code"] for sample in samples if sample.name == "tfs_lite_requests_total"]
+
+
+async def test_reply_ends_with_the_answer_of_its_model() -> None:
+    replied = Replied(HttpCalls(30))
+    replied.model.end(b"fine")
+    assert [result.body for result in replied.results] == [b"fine"]
+    assert replied.codes == ["OK"]
+    replied.reply.cancel()
+    assert not replied.model.cancelled
+
+
+async def test_reply_ends_with_the_failure_of_its_model() -> None:
+    replied, failure = Replied(HttpCalls(30)), ServingError(StatusCode.NOT_FOUND, "gone")
+    replied.model.end(failure)
+    assert replied.results == [failure]
+    assert replied.codes == ["NOT_FOUND"]
+
+
+async def test_reply_that_takes_long_to_write_is_written_beside_the_loop() -> None:
+    replied = Replied(HttpCalls(30))
+    replied.model.end(b"large")
+    assert not replied.results
+    replied.may_write.set()
+    await replied.ended.wait()
+    assert replied.results[0].body == b"large"
+    assert replied.codes == ["OK"]
+
+
+@pytest.mark.parametrize("answer", [None, b"large"], ids=["in the model", "while it is written"])
+async def test_reply_whose_deadline_passes_ends_with_that(answer: bytes | None) -> None:
+    replied = Replied(HttpCalls(None), seconds=0.01)
+    if answer is not None:
+        replied.model.end(answer)
+    await replied.ended.wait()
+    assert replied.results[0].code is StatusCode.DEADLINE_EXCEEDED
+    assert replied.codes == ["DEADLINE_EXCEEDED"]
+    assert replied.model.cancelled
+    replied.may_write.set()
+    replied.model.end(b"late")
+    assert len(replied.results) == 1
+
+
+@pytest.mark.parametrize("answer", [None, b"large"], ids=["in the model", "while it is written"])
+async def test_reply_to_a_client_that_has_gone_is_counted_and_forgotten(answer: bytes | None) -> None:
+    calls = HttpCalls(30)
+    replied = Replied(calls)
+    if answer is not None:
+        replied.model.end(answer)
+    replied.reply.cancel()
+    replied.reply.cancel()
+    assert replied.model.cancelled
+    replied.may_write.set()
+    await calls.drain(30)
+    assert not replied.results
+    assert replied.codes == ["CANCELLED"]
+
+
+async def test_drain_waits_for_replies_and_then_ends_them() -> None:
+    calls = HttpCalls(None)
+    first, second = Replied(calls), Replied(calls)
+    draining = asyncio.create_task(calls.drain(30))
+    await asyncio.sleep(0)
+    first.model.end(b"in time")
+    await calls.drain(0)
+    await draining
+    assert first.results[0].body == b"in time"
+    assert second.results[0].code is StatusCode.UNAVAILABLE
+    assert second.codes == ["UNAVAILABLE"]

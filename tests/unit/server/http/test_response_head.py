@@ -23,6 +23,7 @@ def test_date_is_that_of_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\0b"])
 def test_value_that_would_end_its_line_is_a_mistake(value: str) -> None:
-    assert header_lines({"x": "1", "y": "\xe4"}) == b"x: 1\r\ny: \xe4\r\n"
+    assert header_lines({"x": "1", "y": "\xe4"}) == (b"x: 1\r\ny: \xe4\r\n", False)
+    assert header_lines({"connection": "Close"}) == (b"connection: Close\r\n", True)
     with pytest.raises(ValueError, match="control character"):
         header_lines({"x": value})

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, Response, Stream
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response, Stream
 from tfs_lite.server.http.replies import HttpError, error_reply
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import (
@@ -25,6 +25,7 @@ from tfs_lite.server.http.router import (
     Router,
 )
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.testing.servers.http_handlers import response_to
 
 LARGE = bytes(5000)
 Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
@@ -63,7 +64,7 @@ class Shop(Api[str]):
         return error_reply(error)
 
     async def show(self, request: Request, thing: str) -> Response:
-        return Response(LARGE if "large" in request.path else thing.encode())
+        return Response(LARGE if "large" in request.head.path else thing.encode())
 
     async def fail(self, request: Request, thing: str) -> Response:
         if thing == "crash":
@@ -104,7 +105,8 @@ def make(shop: Shop) -> Iterator[Callable[..., Ask]]:
 
         async def ask(method: str, target: str, **headers: str) -> Response | Stream:
             fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-            return await router(Request(method, target, Headers(fields), IncomingBody(), 0.0))
+            head = RequestHead(method, target, Headers(fields))
+            return await response_to(router, Request(head, IncomingBody(), 0.0))
 
         return ask
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import resource
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
 import pytest
 import trustme
 
+from tfs_lite.server.http import connection as connections
 from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
@@ -41,7 +43,7 @@ async def break_off() -> AsyncIterator[bytes]:
 
 async def answer(request: Request) -> Response | Stream:
     """``/refuse`` is answered without a look at the body, ``/echo`` with it, and ``/target`` with the target."""
-    match request.path:
+    match request.head.path:
         case "/large":
             return Response(bytes(LARGE))
         case "/refuse":
@@ -59,7 +61,7 @@ async def answer(request: Request) -> Response | Stream:
             while piece := await request.body.next():
                 pieces.append(piece)
             return Response(b"".join(pieces))
-    return Response(request.target.encode() if request.path.startswith("/target") else b"fine")
+    return Response(request.head.target.encode() if request.head.path.startswith("/target") else b"fine")
 
 
 class Start:
@@ -387,7 +389,10 @@ def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect:
     sender.join()
 
 
-def test_client_that_closes_its_side_gets_the_answers_to_what_it_has_sent(start: Start, connect: Any) -> None:
+def test_client_that_closes_its_side_gets_the_answers_to_what_it_has_sent(
+    start: Start, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HALF_CLOSED", 60.0)
     client = connect(start(), GET % (b"/page", b"") + GET % (b"/stream", b"") + GET % (b"/large", b"") + b"GET /pa")
     client.shutdown(socket.SHUT_WR)
     received = read_all(client)
@@ -395,7 +400,10 @@ def test_client_that_closes_its_side_gets_the_answers_to_what_it_has_sent(start:
     assert len(received) > LARGE
 
 
-def test_client_that_closes_its_side_waits_for_its_answer(start: Start, connect: Any) -> None:
+def test_client_that_closes_its_side_waits_for_its_answer(
+    start: Start, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HALF_CLOSED", 60.0)
     inside, gate = threading.Event(), threading.Event()
 
     async def wait_a_little(request: Request) -> Response:
@@ -427,6 +435,22 @@ def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> Non
     assert inside.wait(20)
     client.close()
     assert cancelled.wait(20)
+
+
+def test_handler_of_a_client_that_goes_before_it_begins_is_closed(start: Start, connect: Any) -> None:
+    made: list[Coroutine[Any, Any, Response]] = []
+
+    async def never() -> Response:
+        raise AssertionError
+
+    def handler(request: Request) -> Coroutine[Any, Any, Response]:
+        for connection in start.server.connections:
+            connection.evict()
+        made.append(never())
+        return made[-1]
+
+    connect(start(handler)).sendall(b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_until(lambda: made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED, "it is closed")
 
 
 @pytest.mark.parametrize("streams", [False, True])

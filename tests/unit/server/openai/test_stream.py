@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from tfs_lite.core.generation import Finish, Piece, Usage
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, Stream
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Stream
 from tfs_lite.server.openai.app import OpenAiSettings
 from tfs_lite.server.openai.stream import DONE, WAITING, Choices
 from tfs_lite.testing.language.byte_codec import ByteCodec
@@ -214,7 +214,8 @@ def ask(served: OpenAiServed) -> Coroutine[Any, Any, Stream]:
     body.feed(orjson.dumps(ASKED))
     body.end()
     length = str(body.held).encode()
-    request = Request("POST", f"{ROOT}{COMPLETIONS}", Headers([(b"content-length", length)]), body, time.monotonic())
+    head = RequestHead("POST", f"{ROOT}{COMPLETIONS}", Headers([(b"content-length", length)]))
+    request = Request(head, body, time.monotonic())
     return cast("Coroutine[Any, Any, Stream]", served.app.completions(request, ""))
 
 

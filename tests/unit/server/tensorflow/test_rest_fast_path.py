@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,42 @@ from hypothesis import strategies as st
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.json import text as json_text
+from tfs_lite.protocols.json.text import MAX_DEPTH
 from tfs_lite.protocols.rest.predict import predict_tree, read_predict_body, tensors_of
-from tfs_lite.server.tensorflow.rest_fast_path import MOST_NUMBERS, print_plain, read_plain
+from tfs_lite.server.tensorflow.rest_fast_path import MOST_NUMBERS, print_plain, read_instances, read_plain
 
 BATCH = SymbolicDim("batch", 3)
 PLAIN = Signature((TensorSpec("x", DataType.FLOAT, (BATCH, 2)),), (TensorSpec("y", DataType.FLOAT, (BATCH, 2)),))
 NUMBERS = st.one_of(st.floats(), st.floats(width=32), st.sampled_from([1e39, -1e39, 1e-46, 3.4028236e38, -0.0]))
 VALUES = st.one_of(NUMBERS, st.integers(-3, 3), st.booleans(), st.none(), st.text(max_size=2))
+
+
+SPACES = st.sampled_from(["", " ", "\t", "\n ", "  "])
+TREES = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner))
+
+
+@given(TREES, SPACES, SPACES, st.sampled_from(["", "}", ',"x":[1]}', ',"instances":[1]}', "}}", ",}"]))
+def test_instances_that_are_read_are_those_of_the_general_path(tree: Any, before: str, after: str, end: str) -> None:
+    data = f'{{"instances":{before}{json.dumps(tree)}{after}{end}'.encode("utf-8", "replace")
+    found = read_instances(data)
+    if found is None:
+        return
+    general = read_predict_body(json_text.loads(data))
+    assert repr(found) == repr(general)
+
+
+@pytest.mark.parametrize("text", ["[[1.0,2.5]]", " [[1.0, 2.5], [3.0, 4.0]]", "[1,2]", "[]"])
+def test_common_bodies_are_read_at_once(text: str) -> None:
+    assert read_instances(f'{{"instances":{text}}}'.encode()) == read_predict_body({"instances": orjson.loads(text)})
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, 1000])
+def test_instances_that_are_nested_deeply_take_the_general_path(depth: int) -> None:
+    data = b'{"instances":' + b"[" * depth + b"]" * depth + b"}"
+    assert (read_instances(data) is not None) == (depth < MAX_DEPTH)
+    if depth >= MAX_DEPTH:
+        with pytest.raises(ServingError):
+            json_text.loads(data)
 
 
 def body_of(tree: Any) -> Any:
