@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall, Traits
+from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
@@ -174,7 +174,7 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] =
 }
 
 
-class Model:
+class Model(JudgesCalls):
     """Answers on the caller's thread."""
 
     traits = Traits("test")

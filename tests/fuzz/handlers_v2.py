@@ -26,7 +26,7 @@ from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, answe
 
 from tfs_lite.config.model_export import config_message
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.model import PredictCall, Traits
+from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
@@ -123,7 +123,7 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs], in
 MODELS = (*FUNCTIONS, "repeat", "nobody")
 
 
-class Answerer:
+class Answerer(JudgesCalls):
     """Answers on the caller's thread."""
 
     def __init__(

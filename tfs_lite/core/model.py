@@ -238,6 +238,10 @@ class Servable(Protocol):
         True: ``add`` is taken over, and each of ``remove`` is closed as soon as no call is inside it. False: nothing
         has changed, because the servable is closed or cannot do it. One thread at a time, not beside ``close``."""
 
+    def refusal(self, deadline: float | None) -> Status | None:
+        """What every call with this deadline, in seconds of ``time.monotonic``, would be answered at once, whatever
+        else it asks for; None: that depends on the call. So a request can be refused before it is read. Any thread."""
+
     def submit(self, call: Any) -> None:
         """Queues a call of its kind and returns at once. A full queue answers UNAVAILABLE, an expired deadline
         DEADLINE_EXCEEDED, through ``on_done``."""
@@ -256,6 +260,13 @@ class PredictServable(Servable, Protocol):
     def submit(self, call: PredictCall) -> None: ...
 
     def cancel(self, call: PredictCall) -> None: ...
+
+
+class JudgesCalls:
+    """The part of a :class:`Servable` that refuses nothing before it has seen the call."""
+
+    def refusal(self, deadline: float | None) -> Status | None:
+        return None
 
 
 class FixedInstances:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, PredictServable
+from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -24,7 +24,7 @@ from tfs_lite.schedulers.response_cache import ResponseCache, request_key
 logger = logging.getLogger(__name__)
 
 
-class CachedServable:
+class CachedServable(JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable` that takes another one over.
 
     Threads and order as the inner one's. A hit is answered on the submitting thread, with arrays that are read-only; it

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost
+from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode
@@ -35,7 +35,7 @@ class _Instance:
         self.thread = threading.Thread(target=serve, args=(self,), name=name, daemon=True)
 
 
-class DecoupledServable:
+class DecoupledServable(JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable`. One thread for each model.
 
     Promises: answers of a call come in order, and ``on_done`` once, after the last; a call that is cancelled or whose

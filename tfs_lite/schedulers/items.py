@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, PredictServable
+from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
@@ -72,7 +72,7 @@ class _PendingCall:
     answered: bool = field(default=False)
 
 
-class ItemServable:
+class ItemServable(JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable` in front of another one, for models that have item steps.
 
     Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but

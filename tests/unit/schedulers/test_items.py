@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import FixedInstances, Model, PredictCall, Traits, WorkerLost
+from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, PredictCall, Traits, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.settings import BatchSettings
@@ -55,7 +55,7 @@ class StepModel(Model):
         return {"y": w + 1, "z": -w}
 
 
-class HeldServable(FixedInstances):
+class HeldServable(FixedInstances, JudgesCalls):
     """Holds calls until ``run``, which answers the oldest; ``now`` answers at once."""
 
     traits = Traits("test")

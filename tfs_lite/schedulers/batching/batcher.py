@@ -101,6 +101,20 @@ class BatchingServable:
 
     # What callers do.
 
+    def refusal(self, deadline: float | None) -> Status | None:
+        """Asks every queue about a call of one row. What a call of another priority is answered is not known."""
+        if self._settings.priority_levels:
+            return None
+        refusal, now = None, self._clock.monotonic()
+        with self._lock:
+            for key, queue in self._queues.items():
+                least = PredictCall(key, {}, (), deadline, ignore)
+                job = Job(least, 1, None, now, expires=inf if deadline is None else deadline)
+                refusal = self._check_capacity(queue, job)
+                if refusal is None:
+                    return None
+        return refusal
+
     def submit(self, call: PredictCall) -> None:
         queue = self._queues[call.signature]
         job = queue.job(call, self._clock.monotonic())

@@ -13,7 +13,7 @@ from functools import partial
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import FixedInstances, Model, OnCall, PredictCall, SequenceFlags, Traits
+from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, OnCall, PredictCall, SequenceFlags, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, served
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -45,7 +45,7 @@ MAX_PLANS = 64
 """Choices of outputs that are remembered."""
 
 
-class EnsembleServable(FixedInstances):
+class EnsembleServable(FixedInstances, JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable`, and a model of another ensemble as well.
 
     Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any. Promises: every call is

@@ -28,7 +28,7 @@ from tfs_lite.core.generation import (
     TextReport,
     join_pieces,
 )
-from tfs_lite.core.model import FixedInstances, Model, Traits
+from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -55,7 +55,7 @@ _SEEDS = 2**64
 logger = logging.getLogger(__name__)
 
 
-class GenerativeServable(FixedInstances):
+class GenerativeServable(FixedInstances, JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable` around one :class:`~tfs_lite.core.generation.LanguageModel`.
 
     A call has ``texts``, or inputs of the signature (see :func:`~tfs_lite.protocols.generation_tensors.texts_of`). With

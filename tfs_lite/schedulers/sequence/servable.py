@@ -14,7 +14,7 @@ from pathlib import Path
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import FixedInstances, Model, OnBatch, PredictCall, Traits
+from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, OnBatch, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
@@ -34,7 +34,7 @@ from tfs_lite.schedulers.sequence.settings import (
 from tfs_lite.schedulers.sequence.states import States
 
 
-class SequenceServable(FixedInstances):
+class SequenceServable(FixedInstances, JudgesCalls):
     """A :class:`~tfs_lite.core.model.Servable` whose calls belong to sequences (``PredictCall.sequence``).
 
     Order: ``submit`` and ``cancel`` any number of times, perhaps ``stop``, then ``close`` once. Threads: all any, but

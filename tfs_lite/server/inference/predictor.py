@@ -23,7 +23,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, ServableCall
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import Signature
-from tfs_lite.core.status import Reason, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.runs import Run, call_inputs
@@ -78,6 +78,21 @@ class Predictor:
         self._max_bytes = max_bytes
         self._on_call = on_call
         self._in_flight: InFlight | None = None
+
+    def admit(self, model: ModelRef, record: RequestRecord, deadline: float | None) -> None:
+        """For a request that is not read yet: raises what any with this deadline would be answered now. Whether there
+        is such a model is left to ``infer``."""
+        try:
+            handle = self._lookup(model)
+        except ServingError:
+            return
+        with handle:
+            servable: Servable = handle.servable
+            refusal = servable.refusal(deadline)
+            if refusal is None:
+                return
+            record.version = handle.id.version
+        raise ServingError(refusal.code, refusal.message, refusal.reason)
 
     async def infer(
         self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, options: CallOptions = PLAIN

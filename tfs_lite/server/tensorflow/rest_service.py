@@ -126,6 +126,7 @@ class RestService:
             return [_read(ref, sent_format, data)], len(data)
 
         with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
+            self._predictor.admit(ref, record, call.deadline)
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             sent = _Sent(ref, parsed[0].rows, size, format)
             inference = await self._predictor.infer(ref, self._plan(parsed, size), record, call.deadline)
@@ -181,6 +182,7 @@ class RestService:
 
         with self._metrics.record(verb.name, ref.name, REST) as record, http.calls.call(request, record) as call:
             _check_json(request.headers, verb)
+            self._predictor.admit(ref, record, call.deadline)
             body, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             model = replace(ref, signature=body.signature_name)
             response = await infer(model, body.input, record, call.deadline)

@@ -74,6 +74,7 @@ class V2HttpInfer:
             self._inference.metrics.record(METHOD, target.name, REST) as record,
             self._http.calls.call(request, record) as call,
         ):
+            self._inference.admit(target.name, target.version, record, call.deadline)
             sent = await self._http.bodies.read(request, self._reader(request, target))
             answer = await self._fast.answer(sent, record, call.deadline)
             return self._write(answer, sent.binary_outputs) or await self._write_slowly(answer, sent.binary_outputs)

@@ -78,6 +78,10 @@ class V2Inference:
             with suppress(ServingError):
                 await self._background.run(partial(decode_ahead, large))
 
+    def admit(self, model: str, version: int | None, record: RequestRecord, deadline: float | None) -> None:
+        """As :meth:`Predictor.admit`, for a request that ``begin`` would get."""
+        self._predictor.admit(ModelRef(model, version), record, deadline)
+
     def begin(
         self,
         request: InferRequest,

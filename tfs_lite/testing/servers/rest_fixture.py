@@ -22,7 +22,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import Model, PredictCall, Traits
+from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
@@ -82,7 +82,7 @@ _FUNCTIONS: Mapping[str, tuple[Signature, Callable[[Outputs], Outputs]]] = {
 }
 
 
-class GatedServable:
+class GatedServable(JudgesCalls):
     """Answers at once while its gate is open. ``waiting`` are the calls that came while it was closed and were not
     cancelled."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import Model, PredictCall, Traits
+from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
@@ -72,7 +72,7 @@ class FunctionServable(OwnClockServable):
         self.model = model
 
 
-class Repeater:
+class Repeater(JudgesCalls):
     """A decoupled servable: one answer for each number of the request, and none for none. A negative number is a
     failure."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
 from tfs_lite.testing.schedulers.batcher_checker import CheckedCall
 from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
-from tfs_lite.testing.schedulers.batcher_models import Verdict
+from tfs_lite.testing.schedulers.batcher_models import SIGNATURES, Verdict
 from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedThread, no_threads_left
 
 GREEDY = BatchSettings(max_batch_size=4)
@@ -200,6 +201,53 @@ def test_call_whose_turn_comes_too_late_is_refused_and_the_run_goes_to_those_beh
     assert fixture.sizes() == [4, 4, 4]
     fixture.finish()
     assert [code(request) for request in behind] == [None] * 4
+
+
+def fill(fixture: BatcherFixture, *signatures: str) -> CheckedCall:
+    """One call runs, as many as are allowed wait for each of the signatures. Returns the one that is refused."""
+    fixture.ask()
+    for signature in signatures:
+        fixture.ask(signature=signature)
+    refused = fixture.ask(signature=signatures[-1])
+    assert code(refused) is StatusCode.UNAVAILABLE
+    return refused
+
+
+ONE_WAITS = BatchSettings(max_batch_size=4, max_queued_calls=1)
+
+
+def test_what_every_call_would_be_answered_is_known_before_there_is_one(make_batcher: MakeBatcher) -> None:
+    fixture = make_batcher(ONE_WAITS)
+    assert fixture.servable.refusal(None) is None
+    refused = fill(fixture, *SIGNATURES)
+    assert fixture.servable.refusal(None) == refused.answers[0]
+    fixture.finish()
+    assert fixture.servable.refusal(None) is None
+
+
+def test_what_depends_on_the_call_is_not_known_before_it(make_batcher: MakeBatcher) -> None:
+    """The queue of another signature may have room, or that of another priority."""
+    fixture, leveled = make_batcher(ONE_WAITS), make_batcher(replace(ONE_WAITS, priority_levels=2, default_priority=1))
+    fill(fixture, "a")
+    fill(leveled, *SIGNATURES)
+    assert (fixture.servable.refusal(None), leveled.servable.refusal(None)) == (None, None)
+
+
+def test_deadline_that_cannot_be_met_is_known_before_there_is_a_call(make_batcher: MakeBatcher) -> None:
+    """Every run takes a second."""
+    fixture = make_batcher(GREEDY)
+    for signature in SIGNATURES:
+        fixture.ask(4, signature)
+        fixture.advance(1.0)
+        fixture.finish()
+    fixture.ask(4)
+    for signature in SIGNATURES:
+        fixture.ask(4, signature)
+    now = fixture.clock.monotonic()
+    assert fixture.servable.refusal(now + 3600) is None
+    refusal = fixture.servable.refusal(now + 0.5)
+    assert refusal is not None
+    assert "would not be answered before its deadline" in refusal.message
 
 
 def test_call_that_comes_with_a_deadline_that_has_passed_is_refused(make_batcher: MakeBatcher) -> None:

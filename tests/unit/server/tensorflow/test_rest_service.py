@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,13 @@ import ormsgpack
 import pytest
 
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
-from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, RestFixture, error
+from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.testing.lifecycle.servables import OwnClockServable
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, RestFixture, error, serving_rest
+from tfs_lite.testing.servers.v2_fixture import FunctionModel
 
 Serve = Callable[..., RestFixture]
 
@@ -131,3 +138,34 @@ def test_examples_are_logged_too(shared: RestFixture, verb: str, field: str) -> 
     assert response.model_spec.version.value == 7
     assert len(request.input.example_list.examples) == 1
     assert response.result.ByteSize()
+
+
+def test_request_that_no_queue_has_room_for_is_refused_before_its_body_has_come() -> None:
+    """As soon as its head is there; the connection serves on once the body has come."""
+    signature = Signature((TensorSpec("x", DataType.FLOAT, (3,)),), (TensorSpec("y", DataType.FLOAT, (3,)),))
+    model = FunctionModel(signature, lambda inputs: {"y": inputs["x"]})
+    model.gate.clear()
+    servable = OwnClockServable([model], ServableId("m", 7), BatchSettings(max_queued_calls=1))
+    body = orjson.dumps({"inputs": [1, 2, 3]}).ljust(60_000)
+    head = b"POST /v1/models/m:%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    full = b"The batch scheduling queue to which this task was submitted is full"
+    with contextlib.closing(servable), serving_rest(servable=servable) as fixture, contextlib.ExitStack() as clients:
+
+        def send(verb: bytes, *sent: bytes) -> socket.socket:
+            return clients.enter_context(fixture.raw(head % (verb, len(body)), *sent))
+
+        running = send(b"predict", body)
+        wait_until(lambda: model.runs, "the model runs")
+        waiting = send(b"predict", body)
+        wait_until(lambda: servable.pending == 1, "the queue is full")
+        for verb in (b"predict", b"classify", b"regress"):
+            refused = send(verb)
+            answer = refused.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert full in answer
+            assert fixture.count("UNAVAILABLE", verb.decode().capitalize()) == 1
+        model.gate.set()
+        for answered in (running, waiting):
+            assert answered.recv(65536).startswith(b"HTTP/1.1 200 ")
+        refused.sendall(body + head % (b"predict", len(body)) + body)
+        assert refused.recv(65536).startswith(b"HTTP/1.1 200 ")

@@ -15,9 +15,12 @@ import numpy as np
 import orjson
 import pytest
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.server.v2.http_replies import v2_error
+from tfs_lite.testing.lifecycle.servables import OwnClockServable
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
 from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, serving_v2
@@ -272,6 +275,25 @@ def test_client_that_goes_ends_its_request() -> None:
             first.close()
         wait_until(lambda: served.models.count("CANCELLED") == 2, "both are counted as cancelled")
         servable.model.gate.set()
+
+
+def test_request_that_the_queue_has_no_room_for_is_refused_before_its_body_has_come() -> None:
+    with serving_v2() as served:
+        model = served.models.add_simple().model
+        served.models.servables["simple", 1].close()
+        model.gate.clear()
+        servable = OwnClockServable([model], ServableId("simple", 1), BatchSettings(max_queued_calls=1))
+        served.models.servables["simple", 1] = servable
+        with ask(served) as running:
+            wait_until(lambda: model.runs, "the model runs the first")
+            with ask(served), socket.create_connection(("127.0.0.1", served.port), timeout=TIMEOUT) as refused:
+                wait_until(lambda: servable.pending == 1, "the queue is full")
+                refused.sendall(f"POST {SIMPLE} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode())
+                answer = refused.recv(65536)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                assert b"The batch scheduling queue to which this task was submitted is full" in answer
+                model.gate.set()
+                assert running.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_server_that_drains_finishes_what_is_inside_and_then_lets_nobody_in() -> None:
