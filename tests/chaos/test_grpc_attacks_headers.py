@@ -62,8 +62,8 @@ def test_fields_that_drive_one_another_out_of_the_table_leave_it_small(attack: A
         attacker.send(*islice(blocks(attacker, attacker.request_block(ECHO) + churn, stream), 1))
         attacker.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
     tables = [made._blocks._table for made in attack.connections()]
-    assert all(table._current_size <= 4096 for table in tables)
-    assert max(len(table.dynamic_entries) for table in tables) <= 128
+    assert all(sum(len(name) + len(value) + 32 for name, value in table.entries) <= 4096 for table in tables)
+    assert max(len(table.entries) for table in tables) <= 128
 
 
 def test_huge_huffman_codes_are_bounded_before_they_are_undone(attack: AttackTest, attacker: Attacker) -> None:

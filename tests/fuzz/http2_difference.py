@@ -52,6 +52,7 @@ LIMITS = Limits(
     max_streams=MAX_STREAMS,
     stream_window=STREAM_WINDOW,
     connection_window=65_535,
+    max_frame=16_384,
     max_header_list=MAX_LIST,
     **dict.fromkeys(FLOODS, (inf, inf)),  # type: ignore[arg-type]
 )

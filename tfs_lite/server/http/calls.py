@@ -158,8 +158,8 @@ class HttpCalls:
 
     def call(self, request: Request, record: RecordedRequest, seconds: float | None = CONFIGURED) -> HttpCall:
         """A call whose time, ``seconds`` (None: without a limit), runs from the arrival of its request's head.
-        UNAVAILABLE if it comes too late in a drain."""
-        if self._refuses:
+        UNAVAILABLE at the end of a drain, and before on a connection that was made too late."""
+        if request.after_drain or self._refuses:
             raise _stopping()
         limit = self._timeout if seconds == CONFIGURED else seconds
         return HttpCall(self, None if limit is None else request.arrived + limit, record)
@@ -178,13 +178,11 @@ class HttpCalls:
         self._left.notify()
 
     async def drain(self, grace: float) -> None:
-        """Returns when every call is answered. New calls are let in until those from before the drain are answered,
-        and are UNAVAILABLE then. After ``grace`` seconds all that are still in flight are UNAVAILABLE, too. A second
-        drain with a shorter grace makes the first one return sooner."""
-        ends, earlier = time.monotonic() + grace, set(self._in_flight)
-        await self._left.wait_for(lambda: self._in_flight.isdisjoint(earlier), lambda: ends)
-        self._refuses = True
+        """Returns when the calls in flight are answered; after ``grace`` seconds they are answered UNAVAILABLE, as are
+        all that come later. A second call with a shorter grace makes the first one return sooner."""
+        ends = time.monotonic() + grace
         await self._left.wait_for(lambda: not self._in_flight, lambda: ends)
+        self._refuses = True
         for call in list(self._in_flight):
             call.end(_stopping())
         await self._left.wait_for(lambda: not self._in_flight)

@@ -62,9 +62,6 @@ MAX_UNTAKEN_BYTES = 64 * 1024
 """Bytes of a body that its handler has not taken yet; beyond it reading pauses."""
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
-HALF_CLOSED = 0.5
-"""Seconds in which the answer to a client that has closed its side must begin. The client may still be reading, or it
-has gone, which is far more usual."""
 JOINED_BYTES = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one is not copied."""
 _MALFORMED = b'{"error":"Invalid HTTP request received."}'
@@ -73,11 +70,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class ConnectionOwner(Protocol):
     """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
-    last on its connection."""
+    last on its connection; ``drained``: connections that are made now are too late for predictions."""
 
     handler: Handler
     timeout: float
     closes_connections: bool
+    drained: bool
     date: DateLine
     heads: KnownHeads
     log: RateLimitedLog
@@ -98,7 +96,7 @@ class Connection(asyncio.Protocol):
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
         *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed"),
         *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
-        *("half_closed", "reading_paused", "used_at", "writing_paused"),
+        *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -106,6 +104,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = self._new_parser()
+        self.after_drain = owner.drained
+        """Whether the server was drained already when the connection was made."""
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._since = time.monotonic()
@@ -135,8 +135,6 @@ class Connection(asyncio.Protocol):
         self._unsent_since = 0.0
         self._write_timeout = 0.0
         # The end.
-        self.half_closed = False
-        """Whether the client has closed its side and is still answered."""
         self._lingering = False
         self._left = MAX_DISCARDED
 
@@ -165,14 +163,8 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
-        """A client that has closed its side gets the answers to the requests it has sent, if they come soon."""
-        waits = self._unparsed or (self._current is not None and self._current is not self._incoming)
-        if not waits or self._lingering or not self._transport.can_write_eof():  # TLS has no half-closed connections
-            return False
-        if not self.half_closed:
-            self.half_closed = True
-            self._loop.call_later(HALF_CLOSED, self._end_half_closed)
-        return True
+        """A client that has closed its side gets no more answers."""
+        return False
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -209,10 +201,10 @@ class Connection(asyncio.Protocol):
         text = data[:end]
         head = heads.get(text)
         if head is not None and head.length == len(data) - end:
-            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic()))
+            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic(), self.after_drain))
         elif head is not None:
             self._missing = head.length or 0
-            self._incoming = Request(head, self._new_body(), time.monotonic())
+            self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain)
             self._begin(self._incoming)
             self._read_body(data[end:])
         elif not heads.may_hold(text):
@@ -310,7 +302,7 @@ class Connection(asyncio.Protocol):
         check_head(version, fields, headers.fields)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
         head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
-        self._incoming = Request(head, self._new_body(), time.monotonic())
+        self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain)
         self._queue.append(self._incoming)
 
     def on_body(self, data: bytes) -> None:
@@ -468,8 +460,6 @@ class Connection(asyncio.Protocol):
         self._begin_next()
         if self._unparsed:
             self._loop.call_soon(self._feed_unparsed)
-        elif self.half_closed and not self.busy:
-            self._close()
         elif self.reading_paused:
             self._check_reading()
 
@@ -479,8 +469,6 @@ class Connection(asyncio.Protocol):
         data, self._unparsed = self._unparsed, b""
         self._feed_all(data)
         self._check_reading()
-        if self.half_closed and not self.busy:
-            self._close()
 
     def _send_continue(self) -> None:
         """The handler waits for the body."""
@@ -553,10 +541,6 @@ class Connection(asyncio.Protocol):
         if not self.busy:
             self._close()
 
-    def _end_half_closed(self) -> None:
-        if self._current is not None and not self._begun:
-            self._transport.abort()
-
     def evict(self) -> None:
         """Closes the connection without sending anything more."""
         self._transport.abort()
@@ -588,7 +572,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._lingering or transport.is_closing():
             transport.close()
-        elif (self._incoming is not None or self._broken) and transport.can_write_eof() and not self.half_closed:
+        elif (self._incoming is not None or self._broken) and transport.can_write_eof():
             self._lingering, self._since = True, time.monotonic()
             self._check_reading()
             transport.write_eof()

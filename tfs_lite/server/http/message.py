@@ -117,15 +117,17 @@ class RequestHead:
 
 
 class Request:
-    """``arrived`` is when the head was complete, in seconds of ``time.monotonic``."""
+    """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
+    made after the drain of the server, too late for a prediction."""
 
-    __slots__ = ("arrived", "body", "head", "headers")
+    __slots__ = ("after_drain", "arrived", "body", "head", "headers")
 
-    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float) -> None:
+    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False) -> None:
         self.head = head
         self.headers = head.headers
         self.body = body
         self.arrived = arrived
+        self.after_drain = after_drain
 
 
 class Response:

@@ -34,13 +34,9 @@ CACHED_TARGETS, MAX_CACHED_LENGTH = 1024, 256
 CORS_HEADERS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "POST, GET",
-    "access-control-allow-headers": "Content-Type, Content-Encoding, Authorization, Inference-Header-Content-Length, "
-    "X-Request-Id, timeout, traceparent, *",
-    "access-control-expose-headers": "*",
+    "access-control-allow-headers": "Content-Type",
 }
-"""On the answers of every API when cross-origin requests are allowed. TensorFlow Serving allows ``Content-Type`` only,
-which is not enough for V2 and OpenAI. Browsers take ``*`` for all headers but ``Authorization``; old ones do not know
-it."""
+"""TensorFlow Serving's, on the answers of every API when cross-origin requests are allowed."""
 _NAME = re.compile(r"\\{(\w+)\\}")
 
 

@@ -61,6 +61,8 @@ class HttpServer:
         self.heads = KnownHeads()
         self.closes_connections = False
         """Whether every answer is the last on its connection."""
+        self.drained = False
+        """Whether connections that are made now are too late for predictions."""
         self._tls = tls
         self._to_start: list[Connection] = []
         self.log = RateLimitedLog("HTTP", time.monotonic)
@@ -96,12 +98,14 @@ class HttpServer:
 
     async def drain(self, grace: float) -> None:
         """Returns when the clients that asked a short while ago have had the time for one more request, at the latest
-        after ``grace`` seconds. Each answer is the last on its connection."""
+        after ``grace`` seconds. Each answer is the last on its connection. Connections that are made afterwards are
+        too late."""
         self.leave()
         now = time.monotonic()
         ends = now + min(grace, LAST_REQUEST)
         active = [one for one in self.connections if not one.busy and now - one.used_at < RECENT]
         await self._ended.wait_for(lambda: not any(one in self.connections for one in active), lambda: ends)
+        self.drained = True
 
     async def stop(self, grace: float) -> None:
         """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``

@@ -16,9 +16,11 @@ from tfs_lite.server.http.message import Headers, IncomingBody, Request, Request
 from tfs_lite.server.http.replies import HttpError
 
 
-def call_of(calls: HttpCalls, ago: float = 0.0, seconds: float | None = CONFIGURED) -> HttpCall:
+def call_of(
+    calls: HttpCalls, ago: float = 0.0, after_drain: bool = False, seconds: float | None = CONFIGURED
+) -> HttpCall:
     """A call for a request whose head arrived that many seconds ago."""
-    request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic() - ago)
+    request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic() - ago, after_drain)
     record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
     record.late = Reason.JOB_EXPIRED
     return calls.call(request, record, seconds)
@@ -94,30 +96,30 @@ async def test_cancelling_the_task_is_no_error_of_the_call() -> None:
         await task
 
 
-async def test_drain_lets_requests_in_until_those_before_it_are_answered_and_answers_them_all() -> None:
-    calls, early, late = HttpCalls(None), asyncio.Event(), asyncio.Event()
+async def test_drain_waits_for_what_is_inside_and_lets_only_earlier_connections_in() -> None:
+    calls, gate, order = HttpCalls(None), asyncio.Event(), []
 
-    async def work(gate: asyncio.Event) -> bool:
-        with call_of(calls):
-            return await gate.wait()
+    async def work(after_drain: bool = False) -> None:
+        with call_of(calls, after_drain=after_drain):
+            await gate.wait()
+            order.append("answered")
 
-    first = asyncio.ensure_future(work(early))
+    inside = asyncio.ensure_future(work())
     await asyncio.sleep(0)
     drain = asyncio.ensure_future(calls.drain(30))
     await asyncio.sleep(0)
-    second = asyncio.ensure_future(work(late))
-    await asyncio.sleep(0)
-    early.set()
-    assert await first
-    await asyncio.sleep(0)
     with pytest.raises(HttpError, match="the server is being stopped") as caught:
-        await work(late)
+        await work(after_drain=True)
     assert (caught.value.code, caught.value.http) == (StatusCode.UNAVAILABLE, 503)
     assert caught.value.headers == {"connection": "close"}
-    assert not drain.done()
-    late.set()
-    assert await second
+    order.append("refused")
+    late = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    gate.set()
     await drain
+    order.append("drained")
+    await asyncio.gather(inside, late)
+    assert order == ["refused", "answered", "answered", "drained"]
 
 
 async def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grace_wins() -> None:

@@ -18,7 +18,6 @@ import httpx
 import pytest
 import trustme
 
-from tfs_lite.server.http import connection as connections
 from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
@@ -389,37 +388,6 @@ def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect:
     sender.join()
 
 
-def test_client_that_closes_its_side_gets_the_answers_to_what_it_has_sent(
-    start: Start, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "HALF_CLOSED", 60.0)
-    client = connect(start(), GET % (b"/page", b"") + GET % (b"/stream", b"") + GET % (b"/large", b"") + b"GET /pa")
-    client.shutdown(socket.SHUT_WR)
-    received = read_all(client)
-    assert received.count(b"200 OK") == 3
-    assert len(received) > LARGE
-
-
-def test_client_that_closes_its_side_waits_for_its_answer(
-    start: Start, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "HALF_CLOSED", 60.0)
-    inside, gate = threading.Event(), threading.Event()
-
-    async def wait_a_little(request: Request) -> Response:
-        inside.set()
-        await asyncio.to_thread(gate.wait, 20)
-        return Response(b"late")
-
-    client = connect(start(handler=wait_a_little), GET % (b"/", b""))
-    assert inside.wait(20)
-    client.shutdown(socket.SHUT_WR)
-    (connection,) = start.server.connections
-    wait_until(lambda: connection.half_closed, "the server has noticed", 20)
-    gate.set()
-    assert read_all(client).endswith(b"late")
-
-
 def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> None:
     inside, cancelled = threading.Event(), threading.Event()
 
@@ -486,6 +454,19 @@ def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them
     assert read_all(idle) == b""
     with pytest.raises(ConnectionRefusedError):
         connect(port)
+
+
+def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect: Any) -> None:
+    async def tell(request: Request) -> Response:
+        return Response(str(request.after_drain).encode())
+
+    port = start(handler=tell)
+    early = connect(port, GET % (b"/", b""))
+    assert early.recv(65536).endswith(b"False")
+    start.server.drained = True
+    early.sendall(GET % (b"/", CLOSE))
+    assert read_all(early).endswith(b"False")
+    assert read_all(connect(port, GET % (b"/", CLOSE))).endswith(b"True")
 
 
 def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
