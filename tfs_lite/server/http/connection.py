@@ -163,8 +163,12 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
-        """A client that has closed its side gets no more answers."""
-        return False
+        """A client that has closed its side gets no more answers but those that are made at once: a handler begins in
+        the turn of the loop after its request has come, and its task in the next."""
+        if not self._transport.can_write_eof():  # TLS has no half-closed connections
+            return False
+        self._loop.call_soon(self._loop.call_soon, self._transport.close)
+        return True
 
     def pause_writing(self) -> None:
         self.writing_paused = True

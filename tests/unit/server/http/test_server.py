@@ -388,6 +388,18 @@ def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect:
     sender.join()
 
 
+@pytest.mark.parametrize("path", [b"/page", b"/target"])
+def test_client_that_closes_its_side_gets_an_answer_that_is_made_at_once(
+    start: Start, connect: Any, path: bytes
+) -> None:
+    """As those of probes are, which ``nc -N`` and some health checkers ask in this way."""
+    port = start()
+    for _ in range(20):
+        client = connect(port, GET % (path, b""))
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
 def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> None:
     inside, cancelled = threading.Event(), threading.Event()
 
