@@ -42,3 +42,17 @@ def shared(module_server: RestFixture) -> Iterator[RestFixture]:
     yield module_server
     module_server.servable.open()
     assert module_server.is_empty()
+
+
+@pytest.fixture
+def ask(shared: RestFixture) -> Iterator[Callable[..., bytes]]:
+    """Sends pieces over a connection of its own to the shared server; what comes back until the server closes."""
+    with contextlib.ExitStack() as stack:
+
+        def send(*pieces: bytes) -> bytes:
+            connection = stack.enter_context(shared.raw(*pieces))
+            with contextlib.suppress(ConnectionResetError):
+                return b"".join(iter(lambda: connection.recv(65536), b""))
+            return b""
+
+        yield send

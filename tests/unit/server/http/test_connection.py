@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -18,20 +16,6 @@ BODY = orjson.dumps(ROW)
 BROKEN = b'{"error":"Invalid HTTP request received."}'
 CLOSE = "Connection: close"
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n%s\r\n"
-
-
-@pytest.fixture
-def ask(shared: RestFixture) -> Iterator[Callable[..., bytes]]:
-    """Sends pieces; what comes back until the server closes."""
-    with contextlib.ExitStack() as stack:
-
-        def send(*pieces: bytes) -> bytes:
-            connection = stack.enter_context(shared.raw(*pieces))
-            with contextlib.suppress(ConnectionResetError):
-                return b"".join(iter(lambda: connection.recv(65536), b""))
-            return b""
-
-        yield send
 
 
 def predict(*lines: str, body: bytes = BODY) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -33,20 +32,6 @@ def known(shared: RestFixture) -> Iterator[KnownHeads]:
     assert set(heads) == {POST, GET}
     yield heads
     heads.clear()
-
-
-@pytest.fixture
-def ask(shared: RestFixture) -> Iterator[Callable[..., bytes]]:
-    """Sends pieces; what comes back until the server closes."""
-    with contextlib.ExitStack() as stack:
-
-        def send(*pieces: bytes) -> bytes:
-            connection = stack.enter_context(shared.raw(*pieces))
-            with contextlib.suppress(ConnectionResetError):
-                return b"".join(iter(lambda: connection.recv(65536), b""))
-            return b""
-
-        yield send
 
 
 @pytest.mark.parametrize("cut", [1, len(POST) - 1, len(POST), len(POST) + 1, -1])
