@@ -156,6 +156,13 @@ class RequestMetrics:
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
 
+    def refused_unread(self, method: str, entrypoint: str, count: int, model: str = UNKNOWN) -> None:
+        """Counts predictions that were refused by their heads, where gRPC does not tell the model."""
+        kind = (method, model, entrypoint, None, StatusCode.UNAVAILABLE)
+        self._noted.extend([(kind, 0.0, 0.0)] * count)
+        if len(self._noted) >= MOST_NOTED:
+            self._guard.add_up_now()
+
     def _add_up(self) -> None:
         """Called under the lock."""
         noted, by_kind = self._noted, dict[Kind, tuple[list[float], list[float]]]()

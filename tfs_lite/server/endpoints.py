@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
+from tfs_lite.metrics.requests import GRPC
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
@@ -42,6 +43,7 @@ from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.table import Method
 
 MAX_PENDING_RELOADS = 8
@@ -109,6 +111,7 @@ class Endpoints:
             background=self._large_bodies,
         )
         self._predict_settings = PredictSettings.from_options(options)
+        self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
         self._http: HttpServer | None = None
@@ -123,7 +126,7 @@ class Endpoints:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
                 tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
-                self._http = HttpServer(self._make_http_app(), tls=tls)
+                self._http = HttpServer(self._make_http_app(), tls=tls, backlog=self._backlog)
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
@@ -176,10 +179,15 @@ class Endpoints:
             arguments=settings.grpc_arguments,
             tls=settings.tls,
             max_concurrent_calls=options.grpc_max_threads or None,
+            backlog=self._backlog,
+            on_refused=self._count_refused,
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))
         return server
+
+    def _count_refused(self, path: str, count: int) -> None:
+        self._core.request_metrics.refused_unread(path.rpartition("/")[2], GRPC, count)
 
     def _grpc_methods(self) -> list[Method]:
         core, settings = self._core, self._predict_settings

@@ -216,6 +216,9 @@ class ServerProtocol(asyncio.Protocol):
 
     # From HTTP/2.
 
+    def refusal(self, head: RequestHead) -> bytes | None:
+        return self.common.refusal(head)
+
     def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> None:
         try:
             method = head.method

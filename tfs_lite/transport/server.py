@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.grpc.call import Common, Hooks
 from tfs_lite.transport.grpc.head import RequestHeadParser
@@ -49,13 +50,16 @@ class Server:
         hooks: Hooks,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
+        """``backlog`` is that of the loop, which others may share; None: one of its own."""
         self.numbers = Numbers()
         self.head_parser = RequestHeadParser(methods)
         self.common: Common
         self._limits = limits
         self._hooks = hooks
         self._tls = tls
+        self._backlog = backlog or Backlog()
         self._acceptor: Acceptor
         self._started = False
         self._connections: ConnectionRoom[ServerProtocol]
@@ -67,7 +71,7 @@ class Server:
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """``sockets`` are bound, of TCP or Unix. The server owns them from now on, and closes them."""
         loop = asyncio.get_running_loop()
-        self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.notify)
+        self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.notify, self._backlog)
         most = connections_allowed(self._limits.max_connections)
         self._connections = ConnectionRoom(most, _spare_rank, loop.time)
         self._watch = Watch(loop, check_interval(self._limits), lambda: self._connections)

@@ -84,11 +84,13 @@ UNAVAILABLE, whatever the handler answers."""
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row of the table. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has."""
+    """One row of the table. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has.
+    ``refusable``: a call is refused when it comes if it would begin too late for its deadline (:mod:`backlog`)."""
 
     path: str
     kind: CallKind
     handler: UnaryHandler | StreamHandler | ClientStreamHandler | BidiHandler
+    refusable: bool = False
 
     @property
     def service(self) -> str:
@@ -99,8 +101,8 @@ class Method:
         return self.path.split("/")[2]
 
 
-def unary(path: str, handler: UnaryHandler) -> Method:
-    return Method(path, CallKind.UNARY, handler)
+def unary(path: str, handler: UnaryHandler, refusable: bool = False) -> Method:
+    return Method(path, CallKind.UNARY, handler, refusable)
 
 
 def server_stream(path: str, handler: StreamHandler) -> Method:

@@ -4,13 +4,15 @@ and neither is imported before it is chosen."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, without_effect
 from tfs_lite.server.runtime.tls import GRPC, TlsFile
 from tfs_lite.serving.options import NATIVE
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.table import Method
 
@@ -38,8 +40,11 @@ def make_grpc_server(
     arguments: Arguments = (),
     tls: TlsFile | None = None,
     max_concurrent_calls: int | None = None,
+    backlog: Backlog | None = None,
+    on_refused: Callable[[str, int], None] = ignore,
 ) -> GrpcTransport:
-    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers."""
+    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. gRPC's library makes no use
+    of ``backlog`` and ``on_refused``."""
     if name == NATIVE:
         from tfs_lite.server.grpc.native_server import NativeGrpcServer
 
@@ -49,6 +54,8 @@ def make_grpc_server(
             arguments=arguments,
             tls=partial(tls.context, GRPC) if tls else None,
             max_concurrent_calls=max_concurrent_calls,
+            backlog=backlog,
+            on_refused=on_refused,
         )
     from tfs_lite.server.grpc.grpcio_server import GrpcServer, dynamic_credentials
 

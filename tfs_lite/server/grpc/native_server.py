@@ -11,10 +11,12 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.server.grpc.admission import AdmissionControl
 from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, shares_port
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, UnixListener, listen
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.server import Hooks, Server
 from tfs_lite.transport.table import Method
@@ -25,7 +27,8 @@ class NativeGrpcServer:
 
     ``arguments`` are gRPC options that override ours; those without effect here are ignored, and INVALID_ARGUMENT names
     one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
-    is refused with RESOURCE_EXHAUSTED; health and reflection do not count.
+    is refused with RESOURCE_EXHAUSTED; health and reflection do not count. Calls wait in the ``backlog``, which others
+    may share (None: one of its own); ``on_refused`` is told of how many calls of a path were refused by their heads.
     """
 
     def __init__(
@@ -36,11 +39,13 @@ class NativeGrpcServer:
         arguments: Arguments = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
+        backlog: Backlog | None = None,
+        on_refused: Callable[[str, int], None] = ignore,
     ) -> None:
         admission = AdmissionControl(max_concurrent_calls)
-        hooks = Hooks(admission.acquire, admission.release, explain)
+        hooks = Hooks(admission.acquire, admission.release, explain, on_refused)
         self._tls = tls
-        self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls)
+        self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls, backlog=backlog)
         self._shares_port = shares_port(arguments)
         self._started = False
         self._unix: UnixListener | None = None

@@ -50,6 +50,7 @@ from tfs_lite.server.http.message import (
     Stream,
 )
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -79,9 +80,7 @@ class ConnectionOwner(Protocol):
     date: DateLine
     heads: KnownHeads
     log: RateLimitedLog
-
-    def start_soon(self, connection: Connection) -> None:
-        """Calls ``start`` in the next turn of the loop, so that requests which come at once are queued together."""
+    backlog: Backlog
 
     def connected(self, connection: Connection) -> bool:
         """Whether there is room for it."""
@@ -379,7 +378,7 @@ class Connection(asyncio.Protocol):
         self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
         self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
         self._since = request.arrived
-        self._owner.start_soon(self)
+        self._owner.backlog.put(self.start)
 
     def start(self) -> None:
         """Calls the handler, unless the client has gone meanwhile."""

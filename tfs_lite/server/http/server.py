@@ -23,6 +23,7 @@ from tfs_lite.server.http.message import Handler
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
 from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.room import ConnectionRoom
@@ -54,8 +55,11 @@ class HttpServer:
         request_timeout: float = REQUEST_TIMEOUT,
         max_connections: int | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
+        """``backlog`` is that of the loop, which others may share; None: one of its own."""
         self.handler = handler
+        self.backlog = backlog or Backlog()
         self.timeout = request_timeout
         self.date = DateLine()
         self.heads = KnownHeads()
@@ -64,7 +68,6 @@ class HttpServer:
         self.drained = False
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
-        self._to_start: list[Connection] = []
         self.log = RateLimitedLog("HTTP", time.monotonic)
         most = max_connections or connections_allowed(MAX_CONNECTIONS)
         self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
@@ -124,16 +127,6 @@ class HttpServer:
         self._watch.stop()
 
     # From connections.
-
-    def start_soon(self, connection: Connection) -> None:
-        if not self._to_start:
-            asyncio.get_running_loop().call_soon(self._start_all)
-        self._to_start.append(connection)
-
-    def _start_all(self) -> None:
-        connections, self._to_start = self._to_start, []
-        for connection in connections:
-            connection.start()
 
     def connected(self, connection: Connection) -> bool:
         return self.connections.add(connection)

@@ -74,10 +74,10 @@ class PredictionService:
 
     def methods(self) -> list[Method]:
         return [
-            unary(f"{SERVICE}/Predict", self.predict),
-            unary(f"{SERVICE}/Classify", self.classify),
-            unary(f"{SERVICE}/Regress", self.regress),
-            unary(f"{SERVICE}/MultiInference", self.multi_inference),
+            unary(f"{SERVICE}/Predict", self.predict, refusable=True),
+            unary(f"{SERVICE}/Classify", self.classify, refusable=True),
+            unary(f"{SERVICE}/Regress", self.regress, refusable=True),
+            unary(f"{SERVICE}/MultiInference", self.multi_inference, refusable=True),
             unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
         ]
 

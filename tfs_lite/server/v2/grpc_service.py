@@ -42,7 +42,7 @@ class V2GrpcService:
             "ModelReady": self.model_ready,
             "ServerMetadata": self.server_metadata,
             "ModelMetadata": self.model_metadata,
-            "ModelInfer": self.model_infer,
+            METHOD: self.model_infer,
             "ModelConfig": self.model_config,
             "ModelStatistics": self.model_statistics,
             "RepositoryIndex": self.repository_index,
@@ -57,7 +57,7 @@ class V2GrpcService:
             "TraceSetting": self.trace_setting,
             "LogSettings": self.log_settings,
         }
-        table = [unary(f"{SERVICE}/{name}", handler) for name, handler in rows.items()]
+        table = [unary(f"{SERVICE}/{name}", handler, refusable=name == METHOD) for name, handler in rows.items()]
         return [*table, bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer)]
 
     # Inference.

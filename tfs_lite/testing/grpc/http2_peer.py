@@ -313,6 +313,8 @@ class ConnectionFixture:
         self.calls: dict[int, Stream] = {}
         """Every stream that ever was, by number."""
         self.pings_allowed = True
+        self.refusing: bytes | None = None
+        """The header block that answers every request by its head."""
         self.awake = False
         self._credit = credit
         limits = limits or Limits()
@@ -375,6 +377,9 @@ class ConnectionFixture:
         return [event.name for event in self.events]
 
     # What the connection calls.
+
+    def refusal(self, opening: Request) -> bytes | None:
+        return self.refusing
 
     def on_request(self, stream: Stream, opening: Request, ended: bool) -> None:
         self.calls[stream.id] = stream

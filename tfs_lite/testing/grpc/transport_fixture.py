@@ -23,6 +23,7 @@ import uvloop
 
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import Frame, Peer
+from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.server import Hooks, Server
 from tfs_lite.transport.table import CallContext, Method, Reply, bidi_stream, client_stream, server_stream, unary
@@ -79,6 +80,8 @@ class Service:
         self.contexts: list[CallContext] = []
         self.happened: Counter[str] = Counter()
         """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended."""
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused by their heads, by path."""
         self.refusing: Refused | None = None
         self.stubborn = False
         """``wait`` goes on after it was cancelled, until the gate is open."""
@@ -89,7 +92,7 @@ class Service:
 
     def methods(self) -> list[Method]:
         return [
-            unary(ECHO, self.echo),
+            unary(ECHO, self.echo, refusable=True),
             unary(WAIT, self.wait),
             unary(FAIL, self.fail),
             unary(REPLY, self.reply),
@@ -100,7 +103,7 @@ class Service:
         ]
 
     def hooks(self) -> Hooks:
-        return Hooks(self._acquire, self._release, self._explain)
+        return Hooks(self._acquire, self._release, self._explain, self._refused)
 
     def open(self) -> None:
         assert self._loop is not None
@@ -115,6 +118,9 @@ class Service:
 
     def _release(self) -> None:
         self.happened["released"] += 1
+
+    def _refused(self, path: str, count: int) -> None:
+        self.refused[path] += count
 
     def _explain(self, path: str, error: Exception) -> tuple[int, str]:
         if isinstance(error, Refused):
@@ -272,11 +278,13 @@ class TransportFixture:
         service: Service | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         unix: Path | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.service = service or Service()
         self._limits = limits or Limits()
         self._tls = tls
         self._unix = unix
+        self._backlog = backlog
         self._raw: list[RawClient] = []
         self.loop = LOOPS[loop]()
         self.errors: list[dict[str, Any]] = []
@@ -330,7 +338,9 @@ class TransportFixture:
         return raw
 
     async def _start(self) -> None:
-        self.transport = Server(self.service.methods(), self._limits, self.service.hooks(), tls=self._tls)
+        self.transport = Server(
+            self.service.methods(), self._limits, self.service.hooks(), tls=self._tls, backlog=self._backlog
+        )
         await self.transport.start([self.listening])
 
     async def _left(self) -> list[Any]:

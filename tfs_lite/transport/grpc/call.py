@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.deadlines import Deadlines
-from tfs_lite.transport.grpc.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from tfs_lite.transport.grpc.codes import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+)
 from tfs_lite.transport.grpc.compression import Inflater
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
@@ -31,6 +41,7 @@ from tfs_lite.transport.table import CallContext, Method, Reply, UnaryHandler
 logger = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the server is shutting down; try another one"
+_OVERLOADED = trailers_only(UNAVAILABLE, OVERLOADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +54,15 @@ class Hooks:
     release: Callable[[], None]
     explain: Callable[[str, Exception], tuple[int, str]]
     """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
+    refused: Callable[[str, int], None]
+    """So many calls of a path were refused by their heads."""
 
 
 class Common:
     """What all calls of one started server share.
 
     ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
-    ``draining`` no more requests of streams are read.
-
-    Handlers begin when the input of a turn of the loop has been read, all of them together (``soon``): those that hand
-    work to a thread then do so at once, and that thread does not compete for the interpreter's lock with the reading.
+    ``draining`` no more requests of streams are read. Handlers begin from the ``backlog``.
     """
 
     def __init__(
@@ -62,18 +72,21 @@ class Common:
         numbers: Numbers,
         hooks: Hooks,
         on_idle: Callable[[], None],
+        backlog: Backlog,
     ) -> None:
         self.loop = loop
         self.limits = limits
         self.numbers = numbers
         self.hooks = hooks
         self.on_idle = on_idle
+        self.backlog = backlog
         self.log = RateLimitedLog("gRPC", loop.time)
         self.deadlines = Deadlines[Call](loop, lambda call: call.expire())
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
         self.draining = False
         self._soon: list[Callable[[], None]] = []
+        self._refused: Counter[str] = Counter()
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Calls back in the next turn of the loop, as ``call_soon`` does, but costs a turn one handle for all.
@@ -86,6 +99,22 @@ class Common:
         callbacks, self._soon = self._soon, []
         for callback in callbacks:
             callback()
+
+    def refusal(self, head: RequestHead) -> bytes | None:
+        """The answer to a call that is refused, which is counted, too; None for one that is taken."""
+        left, method = head.timeout, head.method
+        if left is None or method is None or not method.refusable or not self.backlog.is_too_long(left):
+            return None
+        if not self._refused:
+            self.soon(self._count_refused)
+        self._refused[method.path] += 1
+        return _OVERLOADED
+
+    def _count_refused(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        for path, count in refused.items():
+            self.numbers.calls[path, UNAVAILABLE] += count
+            self.hooks.refused(path, count)
 
 
 class CallOwner(Protocol):
@@ -214,7 +243,7 @@ class Call(CallContext):
 
     def begin_handler(self) -> None:
         self.waiting_since = 0.0
-        self.common.soon(self.start)
+        self.common.backlog.put(self.start)
 
     def start(self) -> None:
         """Starts the handler, unless the call has ended meanwhile."""

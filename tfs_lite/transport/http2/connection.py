@@ -62,6 +62,10 @@ T_contra = TypeVar("T_contra", bound=ParsedHead, contravariant=True)
 class Events(Protocol[T_contra]):
     """What the owner is told. Called from within the connection's methods; must not raise."""
 
+    def refusal(self, head: T_contra) -> bytes | None:
+        """The header block that answers a request which is refused by its head; None for one that is taken, which then
+        comes as ``on_request``."""
+
     def on_request(self, stream: Stream, head: T_contra, ended: bool) -> None: ...
 
     def on_data(self, stream: Stream, data: bytes, ended: bool) -> None:
@@ -119,6 +123,8 @@ class Connection(Generic[T]):
         self.why = ""
         self.last_received = clock()
         self._answered = 0
+        self._answered_early: list[int] = []
+        """Streams that were answered by their heads in what is being read."""
         self._closed_streams = ClosedStreams()
         self._final: int | None = None
         self._receive_window = ReceiveWindow(limits, self._control)
@@ -163,6 +169,8 @@ class Connection(Generic[T]):
             self._reader.feed(data, self.last_received)
         except ConnectionFault as fault:
             self._fail(fault)
+        if self._answered_early:
+            self._stop_early()
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Resets the stream without telling the owner, unless it has ended."""
@@ -226,6 +234,10 @@ class Connection(Generic[T]):
             self._closed_streams.remember(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
+        block_of_refusal = None if self.outgoing.paused else self._events.refusal(head)
+        if block_of_refusal is not None:
+            self._answer_by_head(number, block_of_refusal, ended)
+            return
         stream = Stream(number, self.outgoing.initial_window, self._limits.stream_window)
         stream.ended = ended
         stream.expects = head.length
@@ -233,6 +245,15 @@ class Connection(Generic[T]):
         self.busy += 1
         self._numbers.streams += 1
         self._events.on_request(stream, head, ended)
+
+    def _answer_by_head(self, number: int, answer: bytes, ended: bool) -> None:
+        """A client whose request does not end with what is being read is told to stop. Not done for one that does not
+        read, since its answers would pile up."""
+        self._answered += 1
+        self.outgoing.headers_only(number, answer)
+        if not ended:
+            self._closed_streams.remember(number, self._limits.stream_window)
+            self._answered_early.append(number)
 
     def _on_trailers(self, stream: Stream, block: bytes, ended: bool) -> None:
         fields = self._blocks.read_fields(block)
@@ -250,10 +271,10 @@ class Connection(Generic[T]):
         self._receive_window.received(size)
         data = strip_padding(flags & frames.PADDED, payload) if flags & frames.PADDED else payload
         stream = self.streams.get(number)
-        if stream is None:
-            self._on_late_data(number, size)
-            return
         ended = flags & frames.END_STREAM != 0
+        if stream is None:
+            self._on_late_data(number, size, ended)
+            return
         stream.receive_window -= size
         if stream.ended or stream.receive_window < 0 or stream.expects >= 0:
             fault = fault_of_data(stream, len(data), ended)
@@ -269,12 +290,12 @@ class Connection(Generic[T]):
             self._rates.take("empty_frames")
         self._events.on_data(stream, data, False)
 
-    def _on_late_data(self, number: int, size: int) -> None:
+    def _on_late_data(self, number: int, size: int, ended: bool) -> None:
         if number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was not begun")
         if number not in self._closed_streams:
             self._refuse(number, ErrorCode.STREAM_CLOSED)
-        elif not self._closed_streams.accept(number, size):
+        elif not self._closed_streams.accept(number, size, ended):
             self._rates.take("unexpected_frames")
 
     def _end(self, stream: Stream, data: bytes) -> None:
@@ -404,6 +425,13 @@ class Connection(Generic[T]):
             self.reset(stream, ErrorCode.NO_ERROR)
         if stream.released:
             self._free()
+
+    def _stop_early(self) -> None:
+        early, self._answered_early = self._answered_early, []
+        for number in early:
+            if number in self._closed_streams and self.closing is None:
+                self._numbers.resets_sent += 1
+                self._control(frames.rst_stream(number, ErrorCode.NO_ERROR))
 
     def _on_overflow(self) -> None:
         self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read", "slow_reader"))

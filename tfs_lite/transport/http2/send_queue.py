@@ -134,6 +134,10 @@ class SendQueue:
         if end:
             self._on_finished(stream)
 
+    def headers_only(self, number: int, block: bytes) -> None:
+        """Ends a stream on which nothing was sent, and nothing else will be."""
+        self._send_headers(frame(HEADERS, END_HEADERS | END_STREAM, number, block))
+
     def data(self, stream: Stream, payload: bytes) -> None:
         """Sends ``payload``, which is not empty, in DATA frames."""
         size = len(payload)

@@ -73,8 +73,8 @@ def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | N
 
 
 class ClosedStreams:
-    """The streams of one connection that the server has reset, with the data that the client may have sent before it
-    heard of that."""
+    """The streams of one connection that the server has ended and the client has not, with the data that the client may
+    have sent before it heard of that."""
 
     __slots__ = ("_left",)
 
@@ -89,9 +89,12 @@ class ClosedStreams:
         if len(self._left) > MAX_REMEMBERED:
             del self._left[next(iter(self._left))]
 
-    def accept(self, number: int, size: int) -> bool:
-        """Whether late data of a closed stream is within the window that the client had."""
+    def accept(self, number: int, size: int, ended: bool) -> bool:
+        """Whether late data of a closed stream is within the window that the client had; ``ended``: it is the last."""
         left = self._left[number] - size
+        if ended and left >= 0:
+            del self._left[number]
+            return True
         if size == 0 or left < 0:
             return False
         self._left[number] = left

@@ -1,0 +1,96 @@
+"""Requests that have arrived and have not begun: in which order they begin, and which of them are refused because they
+would begin too late. One backlog for all servers on one event loop.
+
+    the head of a request -> is_too_long -> refused, by its head alone
+                                         -> the rest of it arrives -> put -> [backlog] -> begun, some in each turn
+
+A server that is asked more than it can do, and begins whatever has arrived, answers everything too late. So a request
+is refused as soon as its head says that it has less time than it would need to wait. The wait is the number of those
+before it times the time that the loop has lately taken for one. Nobody is overtaken: what was taken begins in the order
+of arrival, and what is refused would have been late. Requests without a time limit are never too late.
+
+A refusal helps only if it is much cheaper than an answer, so nothing but the head is read for it; and only if it comes
+soon, so a turn of the loop begins requests for a few milliseconds, and then reads what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+OVERLOADED = "the server is overloaded: the request would not be answered before its deadline; try again later"
+"""What a client is told that is refused."""
+ALWAYS_TAKEN = 64
+"""So many may wait whatever is expected: they are begun within a few turns, and no estimate is that good."""
+MARGIN = 2.0
+"""A wait is too long if it would take more than half of the time that is left, as in the queues of models: estimates
+are not exact, and a request that has begun needs time, too."""
+FIRST_SECONDS = 1e-4
+"""What a request is expected to take before any was measured."""
+RECENT = 500
+"""About so many requests are in the average."""
+TURN_SECONDS = 0.005
+"""How long a turn of the loop begins requests."""
+
+
+class ExpectedWait:
+    """How long a request will wait behind others. Pure. ``seconds`` is what the loop has lately taken for one: to read,
+    begin and answer it, and for whatever else it did meanwhile."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float = FIRST_SECONDS) -> None:
+        self.seconds = seconds
+
+    def took(self, count: int, seconds: float) -> None:
+        """While others waited, ``count`` requests took the loop ``seconds``, all together."""
+        self.seconds += (seconds / count - self.seconds) * min(count / RECENT, 1.0)
+
+    def is_too_long(self, waiting: int, left: float) -> bool:
+        """Whether a request with ``left`` seconds behind so many others should not wait."""
+        return waiting >= ALWAYS_TAKEN and waiting * self.seconds * MARGIN > left
+
+
+class Backlog:
+    """On one event loop."""
+
+    __slots__ = ("_expected", "_scheduled", "_turn_ended", "_waiting")
+
+    def __init__(self, expected: ExpectedWait | None = None) -> None:
+        self._expected = expected or ExpectedWait()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+        self._turn_ended: float | None = None
+        """When the last turn ended, if it has left something."""
+
+    def is_too_long(self, left: float) -> bool:
+        """Whether a request that arrives now, and has ``left`` seconds, is to be refused."""
+        return self._expected.is_too_long(len(self._waiting), left)
+
+    def put(self, begin: Callable[[], None]) -> None:
+        """Calls ``begin``, which must not raise, after those before it and in a later turn of the loop: what has come
+        at once begins together, so that work for a thread is handed over at once, and the thread does not compete for
+        the interpreter's lock with the reading."""
+        self._waiting.append(begin)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        waiting, begun, now = self._waiting, 0, monotonic()
+        most, ends = len(waiting), now + TURN_SECONDS
+        while begun < most and now < ends:
+            waiting.popleft()()
+            begun += 1
+            now = monotonic()
+        if self._turn_ended is not None:
+            self._expected.took(begun, now - self._turn_ended)
+        self._scheduled = False
+        self._turn_ended = now if waiting else None
+        if waiting:
+            self._schedule()
