@@ -156,9 +156,9 @@ class RequestMetrics:
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
 
-    def refused_unread(self, method: str, entrypoint: str, count: int, model: str = UNKNOWN) -> None:
-        """Counts predictions that were refused by their heads, where gRPC does not tell the model."""
-        kind = (method, model, entrypoint, None, StatusCode.UNAVAILABLE)
+    def refused_unread(self, method: str, count: int) -> None:
+        """Counts calls of gRPC that were refused as UNAVAILABLE by their heads, which do not tell the model."""
+        kind = (method, UNKNOWN, GRPC, None, StatusCode.UNAVAILABLE)
         self._noted.extend([(kind, 0.0, 0.0)] * count)
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
-from tfs_lite.metrics.requests import GRPC
+from tfs_lite.core.status import StatusCode
+from tfs_lite.metrics.requests import REST, RequestRecord
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
@@ -21,7 +22,7 @@ from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
-from tfs_lite.server.http.router import Router
+from tfs_lite.server.http.router import Overload, Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -126,7 +127,8 @@ class Endpoints:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
                 tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
-                self._http = HttpServer(self._make_http_app(), tls=tls, backlog=self._backlog)
+                router = self._make_http_app()
+                self._http = HttpServer(router, tls=tls, backlog=self._backlog, refusal=router.refusal)
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
@@ -171,7 +173,7 @@ class Endpoints:
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
-        options, settings = self._core.options, self._settings
+        options, settings, metrics = self._core.options, self._settings, self._core.request_metrics
         server = make_grpc_server(
             options.grpc_server,
             self._grpc_methods(),
@@ -180,14 +182,11 @@ class Endpoints:
             tls=settings.tls,
             max_concurrent_calls=options.grpc_max_threads or None,
             backlog=self._backlog,
-            on_refused=self._count_refused,
+            on_refused=lambda path, count: metrics.refused_unread(path.rpartition("/")[2], count),
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))
         return server
-
-    def _count_refused(self, path: str, count: int) -> None:
-        self._core.request_metrics.refused_unread(path.rpartition("/")[2], GRPC, count)
 
     def _grpc_methods(self) -> list[Method]:
         core, settings = self._core, self._predict_settings
@@ -213,4 +212,10 @@ class Endpoints:
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
         )
-        return http_app(apis, self._health, self._metrics_pages, http, core.options.rest_api_enable_cors_support)
+        overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
+        enable_cors = core.options.rest_api_enable_cors_support
+        return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload)
+
+    def _count_refused(self, method: str, model: str) -> None:
+        record = RequestRecord(method, model, REST)
+        self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)

@@ -14,7 +14,7 @@ from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Route, Router
+from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
@@ -105,9 +105,14 @@ DESCRIBED = (*RestApi.routes, *Pages.routes, _tensorflow_route(DEFAULT_PATH))
 
 
 def http_app(
-    apis: Sequence[Api[Any]], health: Health, metrics: MetricsPages, http: HttpResources, enable_cors: bool = False
+    apis: Sequence[Api[Any]],
+    health: Health,
+    metrics: MetricsPages,
+    http: HttpResources,
+    enable_cors: bool = False,
+    overload: Overload | None = None,
 ) -> Router:
     """The page with TensorFlow Serving's metrics is where the configuration wants it, before every other route."""
     path = metrics.tensorflow_path
     first = [] if path is None else [TensorflowPage(metrics, path)]
-    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors)
+    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload)

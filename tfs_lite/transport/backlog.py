@@ -29,8 +29,9 @@ MARGIN = 2.0
 are not exact, and a request that has begun needs time, too."""
 FIRST_SECONDS = 1e-4
 """What a request is expected to take before any was measured."""
-RECENT = 500
-"""About so many requests are in the average."""
+RECENT_SECONDS = 1.0
+"""What is older than so many seconds with a backlog hardly counts. A single turn says little: some begin more than they
+answer, and others answer what was begun before."""
 TURN_SECONDS = 0.005
 """How long a turn of the loop begins requests."""
 
@@ -39,14 +40,20 @@ class ExpectedWait:
     """How long a request will wait behind others. Pure. ``seconds`` is what the loop has lately taken for one: to read,
     begin and answer it, and for whatever else it did meanwhile."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("_all_seconds", "_count", "seconds")
 
     def __init__(self, seconds: float = FIRST_SECONDS) -> None:
         self.seconds = seconds
+        self._all_seconds, self._count = RECENT_SECONDS / 4, RECENT_SECONDS / 4 / seconds
 
     def took(self, count: int, seconds: float) -> None:
         """While others waited, ``count`` requests took the loop ``seconds``, all together."""
-        self.seconds += (seconds / count - self.seconds) * min(count / RECENT, 1.0)
+        self._all_seconds += seconds
+        self._count += count
+        self.seconds = self._all_seconds / self._count
+        while self._all_seconds > RECENT_SECONDS:
+            self._all_seconds /= 2
+            self._count /= 2
 
     def is_too_long(self, waiting: int, left: float) -> bool:
         """Whether a request with ``left`` seconds behind so many others should not wait."""

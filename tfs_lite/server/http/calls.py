@@ -149,7 +149,7 @@ class HttpCalls:
 
     def __init__(self, timeout: float | None) -> None:
         """``timeout`` is the time limit in seconds; None means that there is none."""
-        self._timeout = timeout
+        self.timeout = timeout
         self._deadlines: Deadlines[HttpCall] | None = None
         self._in_flight: set[HttpCall] = set()
         self._refuses = False
@@ -161,7 +161,7 @@ class HttpCalls:
         UNAVAILABLE at the end of a drain, and before on a connection that was made too late."""
         if request.after_drain or self._refuses:
             raise _stopping()
-        limit = self._timeout if seconds == CONFIGURED else seconds
+        limit = self.timeout if seconds == CONFIGURED else seconds
         return HttpCall(self, None if limit is None else request.arrived + limit, record)
 
     def add(self, call: HttpCall) -> None:

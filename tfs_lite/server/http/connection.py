@@ -2,7 +2,8 @@
 
     data_received -> the parser -> requests, one after the other -> the handler -> the response -> the next
 
-A request is given to the handler in the turn of the loop after its head is complete and those before it are answered.
+A request is given to the handler from the backlog of the loop, where it is put when its head is complete and those
+before it are answered, or it is refused then because too much is there.
 A head that the parser has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait: some are
 parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as its
 handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its own
@@ -21,7 +22,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Protocol, cast
 
@@ -74,6 +75,7 @@ class ConnectionOwner(Protocol):
     last on its connection; ``drained``: connections that are made now are too late for predictions."""
 
     handler: Handler
+    refusal: Callable[[Request], Response | None]
     timeout: float
     closes_connections: bool
     drained: bool
@@ -378,7 +380,11 @@ class Connection(asyncio.Protocol):
         self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
         self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
         self._since = request.arrived
-        self._owner.backlog.put(self.start)
+        refusal = self._owner.refusal(request)
+        if refusal is None:
+            self._owner.backlog.put(self.start)
+        else:
+            self._loop.call_soon(self._refuse_by_head, request, refusal)
 
     def start(self) -> None:
         """Calls the handler, unless the client has gone meanwhile."""
@@ -389,6 +395,11 @@ class Connection(asyncio.Protocol):
                 self._fail(error)
             else:
                 self._go_on(answer)
+
+    def _refuse_by_head(self, request: Request, refusal: Response) -> None:
+        """In the next turn of the loop, so that refusals of pipelined requests do not nest."""
+        if self._current is request:
+            self._go_on(refusal)
 
     def _go_on(self, answer: Answer) -> None:
         if isinstance(answer, Response) and not self.writing_paused:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.compression import ENCODINGS
 from tfs_lite.server.http.message import Answer, Reply, Request, Response, Stream
 from tfs_lite.server.http.replies import failure_of, preflight_status
+from tfs_lite.transport.backlog import OVERLOADED, Backlog
 
 A = TypeVar("A")
 P = TypeVar("P")
@@ -57,7 +58,8 @@ class About:
 class Route(Generic[A, P]):
     """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
     whether its answers are compressed for clients that accept it. ``shortcut`` gives what is tried first: it replies to
-    requests that need no task, and returns None, with nothing begun, for others."""
+    requests that need no task, and returns None, with nothing begun, for others. ``refused_as``: the method under which
+    a request is counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so."""
 
     path: str
     methods: tuple[str, ...]
@@ -65,6 +67,17 @@ class Route(Generic[A, P]):
     packs: bool = False
     about: About | None = None
     shortcut: Callable[[A], Shortcut[P]] | None = None
+    refused_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """When predictions are refused by their heads: those that have ``seconds`` (None: any time) and would wait too long
+    in the ``backlog``. ``refused`` is told the method and the model of each."""
+
+    backlog: Backlog
+    seconds: float | None
+    refused: Callable[[str, str], None]
 
 
 class Api(Generic[P]):
@@ -112,16 +125,21 @@ class Found(NamedTuple):
     target: Any
     packs: bool = False
     shortcut: Shortcut[Any] | None = None
+    refused_as: str = ""
 
 
 class Router:
     """Answers every request. The first API that owns a path answers it, so that the last should own all. On the event
     loop. Raises nothing but CancelledError."""
 
-    def __init__(self, apis: Sequence[Api[Any]], bodies: Bodies, enable_cors: bool = False) -> None:
+    def __init__(
+        self, apis: Sequence[Api[Any]], bodies: Bodies, enable_cors: bool = False, overload: Overload | None = None
+    ) -> None:
+        """``overload`` None: nothing is refused by its head."""
         self._apis = apis
         self._bodies = bodies
         self._cors = CORS_HEADERS if enable_cors else {}
+        self._overload = overload
         self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes] for api in apis}
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
@@ -137,6 +155,23 @@ class Router:
             return self._answer(request, found)
         reply.finish = partial(self._finish, request, found)
         return reply
+
+    def refusal(self, request: Request) -> Response | None:
+        """The answer to a request that is refused by its head; None for one that is taken. A client that waits for 100
+        before it sends the body is no part of a flood."""
+        overload, head = self._overload, request.head
+        if overload is None or overload.seconds is None or not overload.backlog.is_too_long(overload.seconds):
+            return None
+        if head.expects_continue or len(head.target) > MAX_CACHED_LENGTH:
+            return None
+        try:
+            found = self._find_cached(head.method, head.target)
+        except ServingError as error:
+            return self._fail(request, error)
+        if not found.refused_as:
+            return None
+        overload.refused(found.refused_as, found.target.name)
+        return self._fail(request, ServingError(StatusCode.UNAVAILABLE, OVERLOADED))
 
     async def _answer(self, request: Request, found: Found) -> Response | Stream:
         try:
@@ -173,7 +208,8 @@ class Router:
                 if route.methods and method not in route.methods:
                     raise api.refusal(method, path, route.methods)
                 shortcut = route.shortcut(api) if route.shortcut else None
-                return Found(api, route.handler(api), api.target(match.groupdict()), route.packs, shortcut)
+                target = api.target(match.groupdict())
+                return Found(api, route.handler(api), target, route.packs, shortcut, route.refused_as)
         raise api.refusal(method, path, None)
 
     def _owner(self, path: str) -> Api[Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from tfs_lite.server.http.connection import Connection
 from tfs_lite.server.http.known_heads import KnownHeads
-from tfs_lite.server.http.message import Handler
+from tfs_lite.server.http.message import Handler, Request, Response
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
 from tfs_lite.transport.acceptor import Acceptor, connections_allowed
@@ -45,6 +45,10 @@ LAST_REQUEST = 1.0
 """Seconds that such a connection has for its last request when the server drains."""
 
 
+def _take(request: Request) -> None:
+    return None
+
+
 class HttpServer:
     """``start`` -> ``leave``, which may be left out -> ``drain`` -> ``stop``, all on the event loop. ``tls`` gives the
     newest context for one connection; None means no TLS."""
@@ -56,9 +60,12 @@ class HttpServer:
         max_connections: int | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         backlog: Backlog | None = None,
+        refusal: Callable[[Request], Response | None] = _take,
     ) -> None:
-        """``backlog`` is that of the loop, which others may share; None: one of its own."""
+        """``backlog`` is that of the loop, which others may share; None: one of its own. ``refusal`` is asked about
+        every request when it could be put there: the answer to one that is refused, None for one that is taken."""
         self.handler = handler
+        self.refusal = refusal
         self.backlog = backlog or Backlog()
         self.timeout = request_timeout
         self.date = DateLine()

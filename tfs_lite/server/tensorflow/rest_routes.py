@@ -43,11 +43,12 @@ def _routes() -> Iterator[Route[RestApi, ModelRef]]:
             packs=True,
             about=about,
             shortcut=lambda api: api.service.begin_predict,
+            refused_as="Predict",
         )
         about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
-        yield Route(f"{model}:classify", POST, lambda api: api.service.classify, True, about)
+        yield Route(f"{model}:classify", POST, lambda api: api.service.classify, True, about, refused_as="Classify")
         about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
-        yield Route(f"{model}:regress", POST, lambda api: api.service.regress, True, about)
+        yield Route(f"{model}:regress", POST, lambda api: api.service.regress, True, about, refused_as="Regress")
 
 
 class RestApi(Api[ModelRef]):

@@ -19,7 +19,7 @@ from tfs_lite.server.v2.http_infer import V2HttpInfer
 from tfs_lite.server.v2.http_paths import Target, read_target
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.server.v2.http_routes import V2HttpRoutes
-from tfs_lite.server.v2.inference import V2Inference
+from tfs_lite.server.v2.inference import METHOD, V2Inference
 
 _ROOT = "/v2"
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -35,7 +35,12 @@ def _routes() -> Iterator[Route[V2HttpApp, Target]]:
     yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.statistics)
     for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
         yield Route(
-            f"{model}/infer", POST, lambda app: app.infer.infer, packs=True, shortcut=lambda app: app.infer.begin_plain
+            f"{model}/infer",
+            POST,
+            lambda app: app.infer.infer,
+            packs=True,
+            shortcut=lambda app: app.infer.begin_plain,
+            refused_as=METHOD,
         )
         yield Route(f"{model}/generate", POST, lambda app: app.infer.generate, packs=True)
         yield Route(f"{model}/generate_stream", POST, lambda app: app.infer.generate_stream)

@@ -26,9 +26,10 @@ from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
-from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Overload
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -42,6 +43,7 @@ from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.transport.backlog import Backlog
 
 AVAILABLE = VersionStatus(7, VersionState.AVAILABLE, OK)
 FAILED = VersionStatus(8, VersionState.END, Status(StatusCode.DATA_LOSS, "model.pt2 is truncated"))
@@ -167,6 +169,7 @@ class RestFixture:
         metrics_path: str | None = None,
         enable_cors: bool = False,
         check_method_names: bool = False,
+        backlog: Backlog | None = None,
         **limits: Any,
     ) -> None:
         self.registry = CollectorRegistry()
@@ -184,8 +187,10 @@ class RestFixture:
         settings = PredictSettings(check_method_names=check_method_names)
         rest = RestService(predictor, Inferences(predictor), metrics, self.http, settings, self.log)
         apis = (RestApi(rest, ModelPages(core), metrics),)
-        self.app = http_app(apis, self.health, self._pages, self.http, enable_cors)
-        self.server = HttpServer(self.app)
+        backlog = backlog or Backlog()
+        overload = Overload(backlog, self.http.calls.timeout, self._count_refused)
+        self.app = http_app(apis, self.health, self._pages, self.http, enable_cors, overload)
+        self.server = HttpServer(self.app, backlog=backlog, refusal=self.app.refusal)
         self.loop = LoopThread("tfs-rest-fixture")
         self.port = self.loop.run(self.server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
@@ -250,6 +255,9 @@ class RestFixture:
     def _release(self) -> None:
         with self._lock:
             self.handles -= 1
+
+    def _count_refused(self, method: str, model: str) -> None:
+        self.request_metrics.observe(RequestRecord(method, model, REST), StatusCode.UNAVAILABLE, 0.0)
 
 
 @contextlib.contextmanager

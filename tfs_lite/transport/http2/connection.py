@@ -310,7 +310,9 @@ class Connection(Generic[T]):
         self._numbers.resets_received += 1
         self._rates.take_refilled("resets", self._answered)
         stream = self.streams.get(number)
-        if stream is not None:
+        if stream is None:
+            self._closed_streams.forget(number)
+        else:
             self._kill(stream)
             self._events.on_reset(stream, NUMBER.unpack(payload)[0])
 

@@ -89,11 +89,15 @@ class ClosedStreams:
         if len(self._left) > MAX_REMEMBERED:
             del self._left[next(iter(self._left))]
 
+    def forget(self, number: int) -> None:
+        """The client has ended it, too."""
+        self._left.pop(number, None)
+
     def accept(self, number: int, size: int, ended: bool) -> bool:
         """Whether late data of a closed stream is within the window that the client had; ``ended``: it is the last."""
         left = self._left[number] - size
         if ended and left >= 0:
-            del self._left[number]
+            self.forget(number)
             return True
         if size == 0 or left < 0:
             return False
