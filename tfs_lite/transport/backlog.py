@@ -33,7 +33,9 @@ RECENT_SECONDS = 1.0
 """What is older than so many seconds with a backlog hardly counts. A single turn says little: some begin more than they
 answer, and others answer what was begun before."""
 TURN_SECONDS = 0.005
-"""How long a turn of the loop begins requests."""
+"""How long a turn of the loop begins requests ..."""
+SHARE = 1 / 4
+"""... or for this share of its time, if that is longer: even a flood of what is to be refused leaves it so much."""
 
 
 class ExpectedWait:
@@ -90,7 +92,8 @@ class Backlog:
 
     def _turn(self) -> None:
         waiting, begun, now = self._waiting, 0, monotonic()
-        most, ends = len(waiting), now + TURN_SECONDS
+        others = 0.0 if self._turn_ended is None else now - self._turn_ended
+        most, ends = len(waiting), now + max(TURN_SECONDS, others * SHARE / (1 - SHARE))
         while begun < most and now < ends:
             waiting.popleft()()
             begun += 1
