@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -37,13 +37,11 @@ from tfs_lite.server.http.head_checks import (
 )
 from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
 from tfs_lite.server.http.message import (
-    Answer,
     CutShort,
     Handler,
     Header,
     Headers,
     IncomingBody,
-    Reply,
     Request,
     RequestHead,
     Response,
@@ -51,6 +49,7 @@ from tfs_lite.server.http.message import (
 )
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
+from tfs_lite.transport.table import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = True
         self._head_only = False
         self._may_continue = False  # the client waits for 100 before it sends the body
-        self._work: asyncio.Task[None] | Reply | None = None  # None: it has not been started
+        self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
         self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
@@ -391,7 +390,8 @@ class Connection(asyncio.Protocol):
             else:
                 self._go_on(answer)
 
-    def _go_on(self, answer: Answer) -> None:
+    def _go_on(self, answer: Any) -> None:
+        """Sends an :data:`Answer`, when it is there."""
         if isinstance(answer, Response) and not self.writing_paused:
             self._finish(answer)
         elif isinstance(answer, Reply):

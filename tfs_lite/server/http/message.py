@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.transport.table import Reply
 
 Header: TypeAlias = tuple[bytes, bytes]
 """Name in lower case, and value."""
@@ -175,23 +176,6 @@ class CutShort(Exception):
     """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
 
 
-class Reply:
-    """A response that is on its way and needs no task. ``finish`` makes the answer of the response or the failure that
-    the reply has come to; who passes the reply on sets it."""
-
-    __slots__ = ("finish",)
-
-    finish: Callable[[Response | Exception], Answer]
-
-    def then(self, done: Callable[[Answer], None]) -> None:
-        """``done`` is called once, with the finished answer, unless ``cancel`` comes before. Called once."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """The client waits no more. Does nothing when the reply has ended."""
-        raise NotImplementedError
-
-
-Answer: TypeAlias = Response | Reply | Awaitable[Response | Stream]
+Answer: TypeAlias = Response | Reply[Any] | Awaitable[Response | Stream]
+"""A response that is ready; one that is on its way, as an answer; or a coroutine, which runs as a task."""
 Handler: TypeAlias = Callable[[Request], Answer]
-"""Returns a coroutine, which runs as a task, or a :class:`Reply`; also a response that is ready."""

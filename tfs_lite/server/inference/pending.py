@@ -232,7 +232,8 @@ class PendingRequest:
     def result(self) -> Inference:
         """The answer of a request that has ended: all answers in order, or the first failure, which has cancelled the
         other calls. Raises ServingError. ``run_seconds`` of the record are those of all calls."""
-        self.check()
+        if self._failure is not None:
+            self.check()
         return Inference(self.id, self.runs, self._outputs)
 
     async def answer(self) -> Inference:
@@ -373,7 +374,8 @@ class PendingRequest:
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         on_end, self._on_end = self._on_end, None
         if on_end is not None and not self._in_flight.loop.is_closed():
             on_end()
