@@ -48,6 +48,7 @@ from tfs_lite.server.http.message import (
     Stream,
 )
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
+from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.table import Reply
 
@@ -88,17 +89,18 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: Connection) -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """On the event loop; nothing here blocks."""
+class Connection(OneWaiter, asyncio.Protocol):
+    """On the event loop; nothing here blocks. The task that sends an answer waits while the client does not read."""
 
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
-        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed"),
+        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue"),
         *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
+        super().__init__()
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -129,7 +131,6 @@ class Connection(asyncio.Protocol):
         self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
-        self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
         self._unsent = 0  # bytes that the client had not read at the last check
         self._unsent_since = 0.0
         self._write_timeout = 0.0
@@ -174,8 +175,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        if self._resumed is not None and not self._resumed.done():
-            self._resumed.set_result(None)
+        self.wake()
 
     def data_received(self, data: bytes) -> None:
         if self._broken or self._lingering:
@@ -522,8 +522,7 @@ class Connection(asyncio.Protocol):
 
     async def _until_drained(self) -> None:
         while self.writing_paused:
-            self._resumed = self._loop.create_future()
-            await self._resumed
+            await self.sleep()
 
     def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
         lines, closes = header_lines(headers)

@@ -42,7 +42,7 @@ Plan: TypeAlias = Callable[[Mapping[str, Signature]], Sequence[Run] | Awaitable[
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """What a request has in addition to its inputs, as the calls of :mod:`tfs_lite.core.model` and
-    :mod:`tfs_lite.core.generation` define it. The caller takes parts (``PendingRequest.parts``) of a decoupled model
+    :mod:`tfs_lite.core.generation` define it. The caller takes parts (``PendingRequest.next``) of a decoupled model
     with ``in_parts``, of a language model with ``in_pieces``; ``room`` bounds those that wait, in bytes. Models ignore
     what is for another kind of model."""
 
