@@ -66,11 +66,8 @@ class SystemClock:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
         with self._changed:

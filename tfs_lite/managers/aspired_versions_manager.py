@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId
+from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
@@ -56,6 +56,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
             raise invalid_argument("an aspired-versions manager needs a policy")
         self._options = options
         self._manager = BasicManager(replace(options, on_change=self._on_change))
+        self.get_servable_handle = self._manager.get_servable_handle
         self._pending_lock = threading.Lock()  # guards _pending
         self._pending: dict[str, Sequence[ServableData[Loader]]] = {}
         self._ticking = threading.Lock()  # serialises ticks, guards no field; only ticks wait for it
@@ -203,9 +204,6 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def replace_servable(self, data: ServableData[Loader], done: Done) -> None:
         """Puts another load of a ready version in its place; see :meth:`BasicManager.replace_servable`."""
         self._manager.replace_servable(data, done)
-
-    def get_servable_handle(self, request: ModelRef) -> ServableHandle:
-        return self._manager.get_servable_handle(request)
 
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._manager.list_available_servable_ids()

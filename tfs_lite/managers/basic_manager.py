@@ -17,7 +17,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId
+from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
 from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
@@ -69,6 +69,8 @@ class BasicManager:
     def __init__(self, options: BasicManagerOptions) -> None:
         self._options = options
         self._serving_map = ServingMap()
+        self.get_servable_handle = self._serving_map.lookup
+        """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
         self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor)
         reservations = Reservations(self._registry, options.resource_tracker)
@@ -205,10 +207,6 @@ class BasicManager:
         self._options.unload_executor.run_pending()
 
     # Serving.
-
-    def get_servable_handle(self, request: ModelRef) -> ServableHandle:
-        """The right to use a ready version; see :meth:`ServingMap.lookup`. Takes none of the manager's locks."""
-        return self._serving_map.lookup(request)
 
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._serving_map.ids()

@@ -34,7 +34,7 @@ class _Entry:
     def release(self) -> None:
         with self._lock:
             self.handles -= 1
-            drained = self.take_drained()
+            drained = self.take_drained() if self.on_drained is not None else None
         if drained is not None:
             drained()
 
@@ -56,9 +56,6 @@ class _Stream:
         self.versions = versions
         self.latest = versions[max(versions)]
 
-    def find(self, request: ModelRef) -> _Entry | None:
-        return self.latest if request.version is None else self.versions.get(request.version)
-
 
 class ServingMap:
     """Versions that are ready, by name, and their live handles. All methods may be called from any thread."""
@@ -71,10 +68,11 @@ class ServingMap:
         """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
         NOT_FOUND if there is none."""
         with self._lock:
-            stream = self._streams.get(request.name)
-            entry = stream.find(request) if stream is not None else None
-            if entry is not None:
-                return entry.take()
+            stream, version = self._streams.get(request.name), request.version
+            if stream is not None:
+                entry = stream.latest if version is None else stream.versions.get(version)
+                if entry is not None:
+                    return entry.take()
         raise not_found(f"Servable not found for request: {request}")
 
     def add(self, servable_id: ServableId, servable: Any) -> None:

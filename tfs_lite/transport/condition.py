@@ -1,4 +1,4 @@
-"""A wait for something to become true, at the latest until a time that may change meanwhile."""
+"""Waits on the event loop: of one task for another's word; of many for something to become true, until some time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+
+
+class OneWaiter:
+    """Something that at most one task waits for at a time: ``sleep`` returns at the next ``wake``."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def sleep(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Condition:

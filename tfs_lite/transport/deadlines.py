@@ -33,7 +33,8 @@ class Deadlines(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, item: T, deadline: float) -> None:
-        self.discard(item)
+        if item in self._entries:
+            self.discard(item)
         self._last = number = self._last + 1
         self._entries[item] = entry = [deadline, number, item]
         heappush(self._heap, entry)

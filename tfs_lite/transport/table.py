@@ -11,7 +11,9 @@ import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
+
+A = TypeVar("A")
 
 
 class CallKind(enum.Enum):
@@ -38,13 +40,13 @@ class CallContext:
     trailers: list[tuple[str, str]] = field(default_factory=list)
 
 
-class Reply:
-    """An answer that is on its way and needs no task: a handler of a unary call may return one at once in place of a
-    coroutine. On the event loop."""
+class Reply(Generic[A]):
+    """An answer that is on its way and needs no task: a handler may return one at once in place of a coroutine, that of
+    a unary call or of an HTTP request. On the event loop."""
 
     __slots__ = ()
 
-    def then(self, done: Callable[[bytes | Exception], None]) -> None:
+    def then(self, done: Callable[[A | Exception], None]) -> None:
         """``done`` is called once, with the answer or the failure, unless ``cancel`` comes before. Called once."""
         raise NotImplementedError
 
@@ -52,11 +54,11 @@ class Reply:
         """The client waits no more. Does nothing when the reply has ended."""
         raise NotImplementedError
 
-    def __await__(self) -> Generator[Any, None, bytes]:
+    def __await__(self) -> Generator[Any, None, A]:
         return self._wait().__await__()
 
-    async def _wait(self) -> bytes:
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    async def _wait(self) -> A:
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self.then(partial(_settle, future))
         try:
             return await future
@@ -64,7 +66,7 @@ class Reply:
             self.cancel()
 
 
-def _settle(future: asyncio.Future[bytes], result: bytes | Exception) -> None:
+def _settle(future: asyncio.Future[A], result: A | Exception) -> None:
     if future.done():
         return
     if isinstance(result, Exception):

@@ -18,7 +18,7 @@ from math import inf
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
+from tfs_lite.schedulers.batching.settings import BatchSettings, TimeoutAction
 
 EMPTY_LEVELS = 8
 """How many levels are kept although no job waits in them."""
@@ -50,7 +50,7 @@ class JobQueue:
     """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove`` and
     ``take`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
 
-    __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "last_key", "next_expiry", "rows", "youngest")
+    __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "next_expiry", "rows", "youngest")
 
     def __init__(self, settings: BatchSettings, name: str = "the model") -> None:
         """``name`` is what the jobs wait for, for messages."""
@@ -63,10 +63,8 @@ class JobQueue:
         """The rows of all jobs that wait."""
         self.next_expiry = inf
         """Before this time, ``sweep`` finds nothing."""
-        self.last_key: Hashable = None
-        """The key of the job that was added last."""
         self.youngest = -inf
-        """When that job was queued."""
+        """When the job that was added last was queued."""
 
     def __len__(self) -> int:
         return self._count
@@ -99,8 +97,10 @@ class JobQueue:
         settings = self._settings
         priority = job.call.priority
         job.level = priority if 0 < priority <= settings.priority_levels else settings.default_priority
-        policy = settings.policy(job.level)
-        timeout = _timeout(policy, job.call.timeout)
+        policy, asked = settings.policy(job.level), job.call.timeout
+        timeout = policy.default_timeout
+        if policy.allow_timeout_override and 0 < asked < timeout:  # calls can only shorten it
+            timeout = asked
         job.times_out = job.enqueued + timeout if timeout > 0 else inf
         if policy.max_queue_size:
             level = self._by_number.get(job.level)
@@ -123,7 +123,6 @@ class JobQueue:
             self.next_expiry = end
         self._count += 1
         self.rows += job.rows
-        self.last_key = job.key
         self.youngest = job.enqueued
 
     def remove(self, job: Job) -> bool:
@@ -319,10 +318,3 @@ def _end(job: Job) -> float:
 
 def _number(level: _Level) -> int:
     return level.number
-
-
-def _timeout(policy: QueuePolicy, asked: float) -> float:
-    """How long a call that asks for ``asked`` may wait, in seconds; 0 means for ever. Calls can only shorten it."""
-    if policy.allow_timeout_override and 0 < asked < policy.default_timeout:
-        return asked
-    return policy.default_timeout

@@ -31,7 +31,13 @@ class AdmissionControl:
         self._arrivals += 1
         if path.startswith((HEALTH, REFLECTION)):
             return False
-        self._admit()
+        if not self._open:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
+        if self._max_calls is not None and self._in_flight >= self._max_calls:
+            raise ServingError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"the server has {self._in_flight} calls inside, the most it takes at a time (--grpc_max_threads)",
+            )
         self._in_flight += 1
         return True
 
@@ -49,12 +55,3 @@ class AdmissionControl:
             await asyncio.sleep(min(QUIET_SECONDS, left))
             if self._arrivals == arrivals:
                 return
-
-    def _admit(self) -> None:
-        if not self._open:
-            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
-        if self._max_calls is not None and self._in_flight >= self._max_calls:
-            raise ServingError(
-                StatusCode.RESOURCE_EXHAUSTED,
-                f"the server has {self._in_flight} calls inside, the most it takes at a time (--grpc_max_threads)",
-            )

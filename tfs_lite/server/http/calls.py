@@ -11,35 +11,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from functools import partial
+from types import CoroutineType, TracebackType
+from typing import Any, Self, TypeAlias, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RecordedRequest
-from tfs_lite.server.http.message import Answer, Reply, Request, Response
+from tfs_lite.server.http.message import Answer, Request, Response
 from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.runtime.reply import ModelReply, Pending
 from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.deadlines import Deadlines
 
 CONFIGURED = -1.0
 """The server's own time limit."""
 
-
-class Pending(Protocol):
-    """A request that a model has. ``then`` tells its end, also that by ``cancel``; once, at once if it has ended."""
-
-    def then(self, ended: Callable[[], None]) -> None: ...
-
-    def result(self) -> Any:
-        """The answer of a request that has ended. Raises ServingError."""
-
-    def cancel(self) -> None: ...
+Written: TypeAlias = Response | Coroutine[Any, Any, Response]
+"""A response, or what makes it where that takes long."""
 
 
-class HttpCall(Reply):
-    """One prediction: a ``with`` block of its task, or a reply. ``deadline`` is in seconds of ``time.monotonic``."""
+class HttpCall(ModelReply[Any]):
+    """One prediction: a ``with`` block of its task, or a reply. ``deadline`` is in seconds of ``time.monotonic``.
+    ``finish`` passes on what a reply has come to, a response or a failure, as an HTTP answer; the router sets it."""
 
-    __slots__ = ("_calls", "_done", "_pending", "_reason", "_record", "_task", "_write", "_write_slowly", "deadline")
+    __slots__ = ("_calls", "_reason", "_task", "deadline", "finish")
+
+    finish: Callable[[Callable[[Answer], None], Response | Exception], None]
 
     def __init__(self, calls: HttpCalls, deadline: float | None, record: RecordedRequest) -> None:
         """``record`` tells which reason a missed deadline has."""
@@ -48,31 +45,17 @@ class HttpCall(Reply):
         self.deadline = deadline
         self._reason: ServingError | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._done: Callable[[Answer], None] | None = None
-        self._pending: Pending
-        self._write: Callable[[Any], Response | None]
-        self._write_slowly: Callable[[Any], Coroutine[Any, Any, Response]]
+        self._done = None
 
-    def reply(
-        self,
-        pending: Pending,
-        write: Callable[[Any], Response | None],
-        write_slowly: Callable[[Any], Coroutine[Any, Any, Response]],
-    ) -> Self:
+    def reply(self, pending: Pending, write: Callable[[Any], Written]) -> Self:
         """The call as the reply of its handler, which ends its record. ``write`` makes the response of the result, or
-        raises ServingError; None means that this takes long, and then ``write_slowly`` makes it."""
-        self._pending, self._write, self._write_slowly = pending, write, write_slowly
+        raises ServingError."""
+        self._pending, self._write = pending, write
         return self
 
-    def then(self, done: Callable[[Answer], None]) -> None:
-        self._done = done
+    def then(self, done: Callable[[Any], None]) -> None:
         self._calls.add(self)
-        self._pending.then(self._model_ended)
-
-    def cancel(self) -> None:
-        if self._done is not None:
-            self._done = None
-            self._stop(asyncio.CancelledError())
+        super().then(partial(self.finish, done))
 
     def limit(self, deadline: float) -> None:
         """Brings the deadline forward, once the body has said so."""
@@ -82,10 +65,9 @@ class HttpCall(Reply):
 
     def end(self, reason: ServingError) -> None:
         """Cancels the block, which then raises ``reason``, or ends the reply with it. Only the first reason counts."""
-        done, self._done = self._done, None
+        done = self._stop(reason)
         if done is not None:
-            self._stop(reason)
-            done(self.finish(reason))
+            done(reason)
         elif self._reason is None and self._task is not None:
             self._reason = reason
             self._task.cancel()
@@ -110,38 +92,25 @@ class HttpCall(Reply):
 
     # A reply.
 
-    def _model_ended(self) -> None:
-        if self._done is None:
-            return
-        try:
-            result = self._pending.result()
-            response = self._write(result)
-        except Exception as error:
-            self._finish(error)
-            return
-        if response is not None:
-            self._finish(response)
-        else:
-            self._task = task = asyncio.create_task(self._write_slowly(result))
+    def _finish(self, answer: Any) -> None:
+        if isinstance(answer, CoroutineType):
+            self._task = task = asyncio.create_task(answer)
             task.add_done_callback(self._written)
+        elif self._done is not None:
+            self._calls.remove(self)
+            super()._finish(answer)
 
     def _written(self, task: asyncio.Task[Response]) -> None:
         if not task.cancelled():
             self._finish(task.exception() or task.result())
 
-    def _finish(self, result: Any) -> None:
-        done, self._done = self._done, None
+    def _stop(self, reason: BaseException) -> Callable[[Any], None] | None:
+        done = super()._stop(reason)
         if done is not None:
             self._calls.remove(self)
-            self._record.end(result if isinstance(result, BaseException) else None)
-            done(self.finish(result))
-
-    def _stop(self, reason: BaseException) -> None:
-        self._calls.remove(self)
-        self._pending.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        self._record.end(reason)
+            if self._task is not None:
+                self._task.cancel()
+        return done
 
 
 class HttpCalls:
@@ -154,7 +123,7 @@ class HttpCalls:
         self._in_flight: set[HttpCall] = set()
         self._refuses = False
         self._left = Condition()
-        """Notified whenever a call has ended."""
+        """Notified whenever the last call has ended."""
 
     def call(self, request: Request, record: RecordedRequest, seconds: float | None = CONFIGURED) -> HttpCall:
         """A call whose time, ``seconds`` (None: without a limit), runs from the arrival of its request's head.
@@ -175,7 +144,8 @@ class HttpCalls:
         self._in_flight.discard(call)
         if self._deadlines is not None:
             self._deadlines.discard(call)
-        self._left.notify()
+        if not self._in_flight:
+            self._left.notify()
 
     async def drain(self, grace: float) -> None:
         """Returns when the calls in flight are answered; after ``grace`` seconds they are answered UNAVAILABLE, as are

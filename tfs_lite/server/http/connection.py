@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -38,13 +38,11 @@ from tfs_lite.server.http.head_checks import (
 )
 from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
 from tfs_lite.server.http.message import (
-    Answer,
     CutShort,
     Handler,
     Header,
     Headers,
     IncomingBody,
-    Reply,
     Request,
     RequestHead,
     Response,
@@ -52,7 +50,9 @@ from tfs_lite.server.http.message import (
 )
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.backlog import Backlog
+from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
+from tfs_lite.transport.table import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -90,17 +90,18 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: Connection) -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """On the event loop; nothing here blocks."""
+class Connection(OneWaiter, asyncio.Protocol):
+    """On the event loop; nothing here blocks. The task that sends an answer waits while the client does not read."""
 
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
-        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed"),
+        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue"),
         *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
+        super().__init__()
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -128,10 +129,9 @@ class Connection(asyncio.Protocol):
         self._keep_alive = True
         self._head_only = False
         self._may_continue = False  # the client waits for 100 before it sends the body
-        self._work: asyncio.Task[None] | Reply | None = None  # None: it has not been started
+        self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
-        self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
         self._unsent = 0  # bytes that the client had not read at the last check
         self._unsent_since = 0.0
         self._write_timeout = 0.0
@@ -176,8 +176,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        if self._resumed is not None and not self._resumed.done():
-            self._resumed.set_result(None)
+        self.wake()
 
     def data_received(self, data: bytes) -> None:
         if self._broken or self._lingering:
@@ -401,7 +400,8 @@ class Connection(asyncio.Protocol):
         if self._current is request:
             self._go_on(refusal)
 
-    def _go_on(self, answer: Answer) -> None:
+    def _go_on(self, answer: Any) -> None:
+        """Sends an :data:`Answer`, when it is there."""
         if isinstance(answer, Response) and not self.writing_paused:
             self._finish(answer)
         elif isinstance(answer, Reply):
@@ -532,8 +532,7 @@ class Connection(asyncio.Protocol):
 
     async def _until_drained(self) -> None:
         while self.writing_paused:
-            self._resumed = self._loop.create_future()
-            await self._resumed
+            await self.sleep()
 
     def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
         lines, closes = header_lines(headers)

@@ -9,11 +9,12 @@ Everything here is used on the event loop only.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.transport.condition import OneWaiter
+from tfs_lite.transport.table import Reply
 
 Header: TypeAlias = tuple[bytes, bytes]
 """Name in lower case, and value."""
@@ -40,12 +41,12 @@ class Headers:
         return name.encode("latin-1") in self.fields
 
 
-class IncomingBody:
+class IncomingBody(OneWaiter):
     """The bytes of a request's body, in the order in which they come. ``complete``: all have come; ``held``: bytes that
     were not taken yet. The connection calls ``feed`` and ``end``; it reads no more while ``held`` is above its bound,
     until ``on_taken`` says that there is room again. ``on_wanted`` is called when a handler waits for more."""
 
-    __slots__ = ("_chunks", "_waiter", "complete", "held", "on_taken", "on_wanted")
+    __slots__ = ("_chunks", "complete", "held", "on_taken", "on_wanted")
 
     def __init__(
         self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore, whole: bytes | None = None
@@ -56,16 +57,16 @@ class IncomingBody:
         self.on_wanted = on_wanted
         self.on_taken = on_taken
         self._chunks = [whole] if whole else []
-        self._waiter: asyncio.Future[None] | None = None
+        super().__init__()
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
         self.held += len(data)
-        self._wake()
+        self.wake()
 
     def end(self) -> None:
         self.complete = True
-        self._wake()
+        self.wake()
 
     async def next(self) -> bytes:
         """Bytes that follow those from before; empty at the end. One caller at a time."""
@@ -73,11 +74,7 @@ class IncomingBody:
             if self.complete:
                 return b""
             self.on_wanted()
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self.sleep()
         return self.take()
 
     def take(self) -> bytes:
@@ -91,10 +88,6 @@ class IncomingBody:
     def put_back(self, data: bytes) -> None:
         """Undoes ``take``, before more has come."""
         self._chunks, self.held = [data] if data else [], len(data)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class RequestHead:
@@ -175,23 +168,6 @@ class CutShort(Exception):
     """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
 
 
-class Reply:
-    """A response that is on its way and needs no task. ``finish`` makes the answer of the response or the failure that
-    the reply has come to; who passes the reply on sets it."""
-
-    __slots__ = ("finish",)
-
-    finish: Callable[[Response | Exception], Answer]
-
-    def then(self, done: Callable[[Answer], None]) -> None:
-        """``done`` is called once, with the finished answer, unless ``cancel`` comes before. Called once."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """The client waits no more. Does nothing when the reply has ended."""
-        raise NotImplementedError
-
-
-Answer: TypeAlias = Response | Reply | Awaitable[Response | Stream]
+Answer: TypeAlias = Response | Reply[Any] | Awaitable[Response | Stream]
+"""A response that is ready; one that is on its way, as an answer; or a coroutine, which runs as a task."""
 Handler: TypeAlias = Callable[[Request], Answer]
-"""Returns a coroutine, which runs as a task, or a :class:`Reply`; also a response that is ready."""

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
+from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.compression import ENCODINGS
-from tfs_lite.server.http.message import Answer, Reply, Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Request, Response, Stream
 from tfs_lite.server.http.replies import failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 
@@ -26,7 +27,7 @@ A = TypeVar("A")
 P = TypeVar("P")
 R = TypeVar("R", bound=Response | Stream)
 RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Response | Stream]]
-Shortcut: TypeAlias = Callable[[Request, P], Reply | None]
+Shortcut: TypeAlias = Callable[[Request, P], HttpCall | None]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -187,12 +188,15 @@ class Router:
             await self._bodies.pack(response, request.headers.get("accept-encoding"), found.api.encodings)
         return self._open(found.api, response)
 
-    def _finish(self, request: Request, found: Found, result: Response | Exception) -> Answer:
+    def _finish(
+        self, request: Request, found: Found, done: Callable[[Answer], None], result: Response | Exception
+    ) -> None:
         if isinstance(result, Exception):
-            return self._fail(request, result)
-        if found.packs and len(result.body) > SMALLEST_ANSWER:
-            return self._packed(request, found, result)
-        return self._open(found.api, result) if self._cors else result
+            done(self._fail(request, result))
+        elif found.packs and len(result.body) > SMALLEST_ANSWER:
+            done(self._packed(request, found, result))
+        else:
+            done(self._open(found.api, result) if self._cors else result)
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""

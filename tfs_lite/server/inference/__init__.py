@@ -3,6 +3,5 @@
 predict_reader     Predict requests, parsed once and recognised by their bytes from then on
 predictor          name, version or label -> handle -> checks -> the servable's scheduler
 pending            a request that is queued -> its answer, or its parts -> the front end
-reply              the answer of such a request as the transport takes it without a task
 classify_regress   Classify, Regress and MultiInference on top of it
 """

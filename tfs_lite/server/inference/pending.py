@@ -14,7 +14,7 @@ import itertools
 import operator
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.runtime.event_loop import CompletionQueue
+from tfs_lite.transport.condition import OneWaiter
 
 Part: TypeAlias = Mapping[str, Array] | Piece
 """One of several answers of a model, or the next piece of a text."""
@@ -133,7 +134,7 @@ arrivals = itertools.count()
 """Numbers parts of all requests as they come, so that a caller with several requests can keep their order."""
 
 
-class PendingRequest:
+class PendingRequest(OneWaiter):
     """A request whose calls are queued, or about to be. ``done``, ``part`` and ``piece`` are the servable's, on any
     thread; everything else happens on the loop. The caller awaits the answer, or takes the parts and then may await the
     answer, and cancels, which the end of a ``with`` block does. Nothing is given out after that. The deadline is the
@@ -143,7 +144,7 @@ class PendingRequest:
 
     __slots__ = (
         *("_calls", "_failure", "_handle", "_in_flight", "_left", "_on_end", "_outputs", "_over", "_record", "_room"),
-        *("_slots", "_submitting", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
+        *("_slots", "_submitting", "_taken", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
     def __init__(
@@ -175,7 +176,7 @@ class PendingRequest:
         self.arrival = 0
         """The number of the part that was taken last, by ``arrivals``."""
         self._taken = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter = None
         self._submitting: list[tuple[int, Mapping[str, Tensor] | Status]] | None = None
         """The answers that the servable has given at once, while it is given the calls; None afterwards."""
 
@@ -232,7 +233,8 @@ class PendingRequest:
     def result(self) -> Inference:
         """The answer of a request that has ended: all answers in order, or the first failure, which has cancelled the
         other calls. Raises ServingError. ``run_seconds`` of the record are those of all calls."""
-        self.check()
+        if self._failure is not None:
+            self.check()
         return Inference(self.id, self.runs, self._outputs)
 
     async def answer(self) -> Inference:
@@ -245,10 +247,6 @@ class PendingRequest:
         except BaseException:
             self.cancel()
             raise
-
-    def parts(self) -> AsyncIterator[Part]:
-        """The parts in order, as :meth:`next` gives them."""
-        return _Parts(self)
 
     async def next(self) -> Part | None:
         """The next part; None when the request has ended. To ask for it means that the one before was sent, which lets
@@ -275,14 +273,11 @@ class PendingRequest:
         at a time."""
         if self._waiting or self._over:
             return True
-        self._waiter = self._in_flight.loop.create_future()
         try:
             async with asyncio.timeout(seconds):
-                await self._waiter
+                await self.sleep()
         except TimeoutError:
             return False
-        finally:
-            self._waiter = None
         return True
 
     def take(self) -> list[Part]:
@@ -348,7 +343,7 @@ class PendingRequest:
                 self._fail(error)
                 return
         self._waiting.append((part, size, next(arrivals)))
-        self._wake()
+        self.wake()
 
     def _sent(self) -> None:
         if self._slots is not None:
@@ -373,37 +368,16 @@ class PendingRequest:
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
-        self._wake()
+        if self._waiter is not None:
+            self.wake()
         on_end, self._on_end = self._on_end, None
         if on_end is not None and not self._in_flight.loop.is_closed():
             on_end()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _set(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
-
-
-class _Parts:
-    """Iterates over the parts of a request. No generator, which would have to be closed."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: PendingRequest) -> None:
-        self._request = request
-
-    def __aiter__(self) -> _Parts:
-        return self
-
-    async def __anext__(self) -> Part:
-        part = await self._request.next()
-        if part is None:
-            raise StopAsyncIteration
-        return part
 
 
 def _size(part: Part) -> int:

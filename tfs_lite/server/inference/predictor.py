@@ -25,7 +25,7 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
-from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.pending import ClientRoom, Inference, InFlight, PendingRequest
 
@@ -42,7 +42,7 @@ Plan: TypeAlias = Callable[[Mapping[str, Signature]], Sequence[Run] | Awaitable[
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """What a request has in addition to its inputs, as the calls of :mod:`tfs_lite.core.model` and
-    :mod:`tfs_lite.core.generation` define it. The caller takes parts (``PendingRequest.parts``) of a decoupled model
+    :mod:`tfs_lite.core.generation` define it. The caller takes parts (``PendingRequest.next``) of a decoupled model
     with ``in_parts``, of a language model with ``in_pieces``; ``room`` bounds those that wait, in bytes. Models ignore
     what is for another kind of model."""
 
@@ -155,62 +155,18 @@ class Predictor:
         if self._in_flight is None:  # the first request, when there is a loop
             self._in_flight = InFlight(self._metrics, self._on_call)
         request = PendingRequest(handle, runs, record, self._in_flight, options.room)
-        now = monotonic()
-        make_call = _generation_call if traits.generates else _predict_call
-        calls = [
-            make_call(request, index, run, self._inputs(signatures, run), deadline, now, options)
-            for index, run in enumerate(runs)
-        ]
+        now, calls = monotonic(), list[ServableCall]()
+        for index, run in enumerate(runs):
+            signature, done = signatures[run.signature], partial(request.done, index)
+            inputs = run.inputs if run.fits is signature else call_inputs(signature, run, self._max_bytes)
+            call = run.signature, inputs, run.outputs, deadline, done, options.priority, options.timeout, now
+            if traits.generates:
+                on_piece = request.piece if options.in_pieces else None
+                calls.append(
+                    GenerationCall(*call, texts=options.texts, on_piece=on_piece, parameters=options.parameters)
+                )
+            else:
+                on_part = request.part if options.in_parts else None
+                calls.append(PredictCall(*call, sequence=options.sequence, on_part=on_part))
         request.submit(calls, options.in_parts)
         return request
-
-    def _inputs(self, signatures: Mapping[str, Signature], run: Run) -> Mapping[str, Array]:
-        signature = signatures[run.signature]
-        return run.inputs if run.fits is signature else call_inputs(signature, run, self._max_bytes)
-
-
-def _predict_call(
-    request: PendingRequest,
-    index: int,
-    run: Run,
-    inputs: Mapping[str, Array],
-    deadline: float | None,
-    now: float,
-    options: CallOptions,
-) -> ServableCall:
-    return PredictCall(
-        run.signature,
-        inputs,
-        run.outputs,
-        deadline,
-        partial(request.done, index),
-        options.priority,
-        options.timeout,
-        now,
-        sequence=options.sequence,
-        on_part=request.part if options.in_parts else None,
-    )
-
-
-def _generation_call(
-    request: PendingRequest,
-    index: int,
-    run: Run,
-    inputs: Mapping[str, Array],
-    deadline: float | None,
-    now: float,
-    options: CallOptions,
-) -> ServableCall:
-    return GenerationCall(
-        run.signature,
-        inputs,
-        run.outputs,
-        deadline,
-        partial(request.done, index),
-        options.priority,
-        options.timeout,
-        now,
-        texts=options.texts,
-        on_piece=request.piece if options.in_pieces else None,
-        parameters=options.parameters,
-    )

@@ -80,7 +80,7 @@ class PredictStreamedService:
             ):
                 reader.cancel_later(pending)
                 has_text = TEXT_OUTPUT in pending.servable.signatures[pending.runs[0].signature].output_names
-                async for piece in pending.parts():
+                while (piece := await pending.next()) is not None:
                     yield self._write(pending, piece_outputs(cast("Piece", piece), has_text))
         except RequestCancelled:
             yield self._write(pending, {FINISH_REASON: _text_array(CANCELLED)})

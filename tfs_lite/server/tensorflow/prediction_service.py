@@ -31,7 +31,7 @@ from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.inference.predict_reader import PredictReader
 from tfs_lite.server.inference.predictor import Lookup, Predictor
-from tfs_lite.server.inference.reply import ModelReply
+from tfs_lite.server.runtime.reply import ModelReply
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.transport.table import CallContext, Method, Reply, unary
 
@@ -81,7 +81,7 @@ class PredictionService:
             unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
         ]
 
-    def predict(self, data: bytes, context: CallContext) -> Reply:
+    def predict(self, data: bytes, context: CallContext) -> Reply[bytes]:
         parsed = self._reader.read(data)
         record = self._metrics.record("Predict", parsed.name)
 

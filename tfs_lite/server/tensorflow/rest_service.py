@@ -40,7 +40,8 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.message import Headers, Reply, Request, Response
+from tfs_lite.server.http.calls import HttpCall, Written
+from tfs_lite.server.http.message import Headers, Request, Response
 from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
@@ -100,7 +101,7 @@ class RestService:
         self._log = log
         self._check_method_names = settings.check_method_names
 
-    def begin_predict(self, request: Request, ref: ModelRef) -> Reply | None:
+    def begin_predict(self, request: Request, ref: ModelRef) -> HttpCall | None:
         """Queues the prediction at once; None, with nothing done, unless its body is small and has come. Raises
         ServingError."""
         data = self._http.bodies.small(request)
@@ -116,7 +117,7 @@ class RestService:
             record.end(error)
             raise
         sent = _Sent(ref, body.rows, len(data), format)
-        return call.reply(pending, partial(self._write, sent), partial(self._write_slowly, sent))
+        return call.reply(pending, partial(self._write, sent))
 
     async def predict(self, request: Request, ref: ModelRef) -> Response:
         """Of any body. Raises ServingError."""
@@ -130,14 +131,14 @@ class RestService:
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             sent = _Sent(ref, parsed[0].rows, size, format)
             inference = await self._predictor.infer(ref, self._plan(parsed, size), record, call.deadline)
-            return self._write(sent, inference) or await self._write_slowly(sent, inference)
+            written = self._write(sent, inference)
+            return written if isinstance(written, Response) else await written
 
-    def _write(self, sent: _Sent, inference: Inference) -> Response | None:
-        """None: it takes long."""
+    def _write(self, sent: _Sent, inference: Inference) -> Written:
         data = print_plain(inference.output, sent.rows) if sent.format is JSON else None
         if data is None:
             if _are_large(inference.output):
-                return None
+                return self._write_slowly(sent, inference)
             data = sent.print(inference)
         return self._answer(sent, inference, data)
 

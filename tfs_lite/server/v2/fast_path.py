@@ -21,8 +21,9 @@ from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest, Unfit, plain_fo
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
 from tfs_lite.server.inference.pending import Inference, PendingRequest
 from tfs_lite.server.inference.predictor import Predictor
-from tfs_lite.server.inference.reply import ModelReply
+from tfs_lite.server.runtime.reply import ModelReply
 from tfs_lite.server.v2.inference import V2Inference
+from tfs_lite.transport.table import Reply
 
 LESSONS = 64
 """How many forms are learned at once."""
@@ -81,7 +82,9 @@ class V2FastPath:
         await self._inference.decode_texts(request)
         return await self._inference.begin(request, record, deadline).answer()
 
-    def reply_plain(self, request: PlainRequest, record: RecordedRequest, deadline: float | None) -> ModelReply | None:
+    def reply_plain(
+        self, request: PlainRequest, record: RecordedRequest, deadline: float | None
+    ) -> Reply[bytes] | None:
         """The answer as a message of gRPC, whose ``record`` ends with it. None, with nothing queued and the record as
         it was, if the request does not fit. Raises ServingError."""
         try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
@@ -36,29 +36,32 @@ class V2GrpcService:
         self._fast = fast
 
     def methods(self) -> list[Method]:
+        """The name of a method is that of its request."""
         rows = {
-            "ServerLive": self.server_live,
-            "ServerReady": self.server_ready,
-            "ModelReady": self.model_ready,
-            "ServerMetadata": self.server_metadata,
-            "ModelMetadata": self.model_metadata,
-            METHOD: self.model_infer,
-            "ModelConfig": self.model_config,
-            "ModelStatistics": self.model_statistics,
-            "RepositoryIndex": self.repository_index,
-            "RepositoryModelLoad": self.repository_model_load,
-            "RepositoryModelUnload": self.repository_model_unload,
-            "SystemSharedMemoryStatus": self.system_shared_memory_status,
-            "SystemSharedMemoryRegister": self.system_shared_memory_register,
-            "SystemSharedMemoryUnregister": self.system_shared_memory_unregister,
-            "CudaSharedMemoryStatus": self.cuda_shared_memory_status,
-            "CudaSharedMemoryRegister": self.cuda_shared_memory_register,
-            "CudaSharedMemoryUnregister": self.cuda_shared_memory_unregister,
-            "TraceSetting": self.trace_setting,
-            "LogSettings": self.log_settings,
+            v2.ServerLiveRequest: self.server_live,
+            v2.ServerReadyRequest: self.server_ready,
+            v2.ModelReadyRequest: self.model_ready,
+            v2.ServerMetadataRequest: self.server_metadata,
+            v2.ModelMetadataRequest: self.model_metadata,
+            v2.ModelConfigRequest: self.model_config,
+            v2.ModelStatisticsRequest: self.model_statistics,
+            v2.RepositoryIndexRequest: self.repository_index,
+            v2.RepositoryModelLoadRequest: self.repository_model_load,
+            v2.RepositoryModelUnloadRequest: self.repository_model_unload,
+            v2.SystemSharedMemoryStatusRequest: self.system_shared_memory_status,
+            v2.SystemSharedMemoryRegisterRequest: self.system_shared_memory_register,
+            v2.SystemSharedMemoryUnregisterRequest: self.system_shared_memory_unregister,
+            v2.CudaSharedMemoryStatusRequest: self.cuda_shared_memory_status,
+            v2.CudaSharedMemoryRegisterRequest: self.cuda_shared_memory_register,
+            v2.CudaSharedMemoryUnregisterRequest: self.cuda_shared_memory_unregister,
+            v2.TraceSettingRequest: self.trace_setting,
+            v2.LogSettingsRequest: self.log_settings,
         }
-        table = [unary(f"{SERVICE}/{name}", handler, refusable=name == METHOD) for name, handler in rows.items()]
-        return [*table, bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer)]
+        return [
+            unary(f"{SERVICE}/{METHOD}", self.model_infer, refusable=True),
+            bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer),
+            *[_method(kind, answer) for kind, answer in rows.items()],
+        ]
 
     # Inference.
 
@@ -90,107 +93,88 @@ class V2GrpcService:
 
     # Health and metadata.
 
-    async def server_live(self, data: bytes, context: CallContext) -> bytes:
-        parse(v2.ServerLiveRequest, data)
-        return _bytes(v2.ServerLiveResponse(live=self._control.server_live()))
+    async def server_live(self, request: Message) -> Message:
+        return v2.ServerLiveResponse(live=self._control.server_live())
 
-    async def server_ready(self, data: bytes, context: CallContext) -> bytes:
-        parse(v2.ServerReadyRequest, data)
-        return _bytes(v2.ServerReadyResponse(ready=self._control.server_ready()))
+    async def server_ready(self, request: Message) -> Message:
+        return v2.ServerReadyResponse(ready=self._control.server_ready())
 
-    async def model_ready(self, data: bytes, context: CallContext) -> bytes:
+    async def model_ready(self, request: Message) -> Message:
         """A model that is not known is not ready: clients raise on any status but OK."""
-        request = parse(v2.ModelReadyRequest, data)
         try:
             ready = self._control.model_ready(request.name, parse_version(request.version))
         except ServingError as error:
             if error.code is not StatusCode.NOT_FOUND:
                 raise
             ready = False
-        return _bytes(v2.ModelReadyResponse(ready=ready))
+        return v2.ModelReadyResponse(ready=ready)
 
-    async def server_metadata(self, data: bytes, context: CallContext) -> bytes:
-        parse(v2.ServerMetadataRequest, data)
-        return _bytes(self._control.server_metadata())
+    async def server_metadata(self, request: Message) -> Message:
+        return self._control.server_metadata()
 
-    async def model_metadata(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.ModelMetadataRequest, data)
-        return _bytes(self._control.model_metadata(request.name, parse_version(request.version)))
+    async def model_metadata(self, request: Message) -> Message:
+        return self._control.model_metadata(request.name, parse_version(request.version))
 
-    async def model_config(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.ModelConfigRequest, data)
+    async def model_config(self, request: Message) -> Message:
         config = self._control.model_config(request.name, parse_version(request.version))
-        return _bytes(v2.ModelConfigResponse(config=config))
+        return v2.ModelConfigResponse(config=config)
 
-    async def model_statistics(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.ModelStatisticsRequest, data)
-        return _bytes(self._control.statistics(request.name or None, parse_version(request.version)))
+    async def model_statistics(self, request: Message) -> Message:
+        return self._control.statistics(request.name or None, parse_version(request.version))
 
     # The model repository.
 
-    async def repository_index(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.RepositoryIndexRequest, data)
+    async def repository_index(self, request: Message) -> Message:
         _check_repository(request)
-        return _bytes(self._control.index(request.ready))
+        return self._control.index(request.ready)
 
-    async def repository_model_load(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.RepositoryModelLoadRequest, data)
+    async def repository_model_load(self, request: Message) -> Message:
         _check_repository(request)
         await self._control.load(request.model_name, translate.load_parameters(request))
-        return _bytes(v2.RepositoryModelLoadResponse())
+        return v2.RepositoryModelLoadResponse()
 
-    async def repository_model_unload(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.RepositoryModelUnloadRequest, data)
+    async def repository_model_unload(self, request: Message) -> Message:
         _check_repository(request)
         await self._control.unload(request.model_name, translate.unload_dependents(request))
-        return _bytes(v2.RepositoryModelUnloadResponse())
+        return v2.RepositoryModelUnloadResponse()
 
     # Shared memory.
 
-    async def system_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.SystemSharedMemoryStatusRequest, data)
+    async def system_shared_memory_status(self, request: Message) -> Message:
         found = translate.regions(self._control.memory.system_status(request.name or None))
-        return _bytes(v2.SystemSharedMemoryStatusResponse(regions=found))
+        return v2.SystemSharedMemoryStatusResponse(regions=found)
 
-    async def system_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.SystemSharedMemoryRegisterRequest, data)
+    async def system_shared_memory_register(self, request: Message) -> Message:
         self._control.memory.system_register(translate.system_region(request))
-        return _bytes(v2.SystemSharedMemoryRegisterResponse())
+        return v2.SystemSharedMemoryRegisterResponse()
 
-    async def system_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.SystemSharedMemoryUnregisterRequest, data)
+    async def system_shared_memory_unregister(self, request: Message) -> Message:
         self._control.memory.system_unregister(request.name or None)
-        return _bytes(v2.SystemSharedMemoryUnregisterResponse())
+        return v2.SystemSharedMemoryUnregisterResponse()
 
-    async def cuda_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.CudaSharedMemoryStatusRequest, data)
+    async def cuda_shared_memory_status(self, request: Message) -> Message:
         found = translate.regions(self._control.memory.cuda_status(request.name or None))
-        return _bytes(v2.CudaSharedMemoryStatusResponse(regions=found))
+        return v2.CudaSharedMemoryStatusResponse(regions=found)
 
-    async def cuda_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.CudaSharedMemoryRegisterRequest, data)
+    async def cuda_shared_memory_register(self, request: Message) -> Message:
         self._control.memory.cuda_register(translate.cuda_region(request), request.raw_handle)
-        return _bytes(v2.CudaSharedMemoryRegisterResponse())
+        return v2.CudaSharedMemoryRegisterResponse()
 
-    async def cuda_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.CudaSharedMemoryUnregisterRequest, data)
+    async def cuda_shared_memory_unregister(self, request: Message) -> Message:
         self._control.memory.cuda_unregister(request.name or None)
-        return _bytes(v2.CudaSharedMemoryUnregisterResponse())
+        return v2.CudaSharedMemoryUnregisterResponse()
 
     # Settings.
 
-    async def trace_setting(self, data: bytes, context: CallContext) -> bytes:
-        request, settings = parse(v2.TraceSettingRequest, data), self._control.settings
-        model = request.model_name or None
+    async def trace_setting(self, request: Message) -> Message:
+        settings, model = self._control.settings, request.model_name or None
         changes = translate.trace_changes(request)
         found = settings.update_trace_settings(model, changes) if changes else settings.trace_settings(model)
-        return _bytes(translate.trace_settings(found))
+        return translate.trace_settings(found)
 
-    async def log_settings(self, data: bytes, context: CallContext) -> bytes:
-        changes, settings = translate.log_changes(parse(v2.LogSettingsRequest, data)), self._control.settings
-        return _bytes(
-            translate.log_settings(settings.update_log_settings(changes) if changes else settings.log_settings())
-        )
+    async def log_settings(self, request: Message) -> Message:
+        changes, settings = translate.log_changes(request), self._control.settings
+        return translate.log_settings(settings.update_log_settings(changes) if changes else settings.log_settings())
 
 
 def _check_repository(request: Message) -> None:
@@ -198,6 +182,11 @@ def _check_repository(request: Message) -> None:
         raise ServingError(StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
-def _bytes(message: Message) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded
+def _method(kind: Any, answer: Callable[[Message], Awaitable[Message]]) -> Method:
+    """The method that answers requests of this kind."""
+
+    async def handle(data: bytes, context: CallContext) -> bytes:
+        encoded: bytes = (await answer(parse(kind, data))).SerializeToString()
+        return encoded
+
+    return unary(f"{SERVICE}/{kind.DESCRIPTOR.name.removesuffix('Request')}", handle)

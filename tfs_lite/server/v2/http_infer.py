@@ -23,11 +23,11 @@ from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.plain import PlainRequest
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
+from tfs_lite.server.http.calls import HttpCall, Written
 from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.message import Reply, Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, Stream
 from tfs_lite.server.http.replies import JSON, error_text, failure_of
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath, answer_to_plain
 from tfs_lite.server.v2.http_paths import Target
@@ -46,7 +46,7 @@ class V2HttpInfer:
         self._http = http
         self._fast = fast
 
-    def begin_plain(self, request: Request, target: Target) -> Reply | None:
+    def begin_plain(self, request: Request, target: Target) -> HttpCall | None:
         """Queues a plain request at once; None, with nothing done, unless it is one and has come."""
         fast, http = self._fast, self._http
         body = http.bodies.small(request)
@@ -66,7 +66,7 @@ class V2HttpInfer:
         if pending is None:
             request.body.put_back(body)
             return None
-        return call.reply(pending, partial(self._write_plain, sent), partial(self._write_plain_slowly, sent))
+        return call.reply(pending, lambda inference: self._write(answer_to_plain(sent, inference), sent.binary_outputs))
 
     async def infer(self, request: Request, target: Target) -> Response:
         """Any request."""
@@ -77,21 +77,15 @@ class V2HttpInfer:
             self._inference.admit(target.name, target.version, record, call.deadline)
             sent = await self._http.bodies.read(request, self._reader(request, target))
             answer = await self._fast.answer(sent, record, call.deadline)
-            return self._write(answer, sent.binary_outputs) or await self._write_slowly(answer, sent.binary_outputs)
+            written = self._write(answer, sent.binary_outputs)
+            return written if isinstance(written, Response) else await written
 
-    def _write(self, answer: InferAnswer, binary: bool) -> Response | None:
-        """None: it takes long."""
+    def _write(self, answer: InferAnswer, binary: bool) -> Written:
         written = self._fast.http_answers.write(answer, binary)
-        return None if written is None else v2_success(written)
+        return self._write_slowly(answer, binary) if written is None else v2_success(written)
 
     async def _write_slowly(self, answer: InferAnswer, binary: bool) -> Response:
         return v2_success(await self._http.run(True, lambda: write_answer(answer, binary)))
-
-    def _write_plain(self, sent: PlainRequest, inference: Inference) -> Response | None:
-        return self._write(answer_to_plain(sent, inference), sent.binary_outputs)
-
-    async def _write_plain_slowly(self, sent: PlainRequest, inference: Inference) -> Response:
-        return await self._write_slowly(answer_to_plain(sent, inference), sent.binary_outputs)
 
     async def generate(self, request: Request, target: Target) -> Response:
         """The one answer of a model, also of a decoupled one; a language model's is whole. INTERNAL if there is none or

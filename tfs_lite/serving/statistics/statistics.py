@@ -122,11 +122,6 @@ class _Version:
     """Requests that succeeded and are to be counted: the times of all, in the queue and in the model, and of the last
     those before and after the run."""
 
-    def notes(self, call: ServableCall) -> bool:
-        """Whether a call that has succeeded is one of the many, which are counted together."""
-        plain = type(call) is PredictCall and call.part_seconds is None and not call.cached
-        return plain and not self.ensemble
-
     def add_up(self) -> None:
         count = len(self.noted)
         if not count:
@@ -180,7 +175,7 @@ class InferenceStatistics:
         version = self._versions.get(servable_id)
         if version is None:
             return
-        if not failed and version.notes(call):
+        if type(call) is PredictCall and call.part_seconds is None and not (failed or call.cached or version.ensemble):
             version.noted.append((seconds, call.queue_seconds, call.run_seconds, call.copy_seconds))
             if len(version.noted) >= MOST_NOTED:
                 with self._lock:

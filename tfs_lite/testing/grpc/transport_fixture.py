@@ -49,7 +49,7 @@ class Refused(Exception):
         self.code = code
 
 
-class HeldReply(Reply):
+class HeldReply(Reply[bytes]):
     """Ends when the test says so."""
 
     def __init__(self, service: Service, request: bytes) -> None:
@@ -154,7 +154,7 @@ class Service:
             return None  # type: ignore[return-value]
         raise Refused(int(code), text)
 
-    def reply(self, data: bytes, context: CallContext) -> Reply:
+    def reply(self, data: bytes, context: CallContext) -> Reply[bytes]:
         held = HeldReply(self, data)
         self.replies.append(held)
         return held

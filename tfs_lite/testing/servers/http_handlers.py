@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from tfs_lite.server.http.message import Answer, Handler, Reply, Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Handler, Request, Response, Stream
+from tfs_lite.transport.table import Reply
 
 
 async def response_to(handler: Handler, request: Request) -> Response | Stream:

@@ -170,7 +170,7 @@ class Call(CallContext):
         self.metadata = head.metadata
         self.trailers = []
         self._acquired = False
-        self._handler: asyncio.Future[bytes | None] | Reply | None = None
+        self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False
         self._unread = 0
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
+from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, CallOwner, OneRequestCall, widen_window
 from tfs_lite.transport.grpc.codes import OK, UNAVAILABLE
 from tfs_lite.transport.grpc.head import RequestHead
@@ -22,14 +23,14 @@ WAITING_COST = 112
 """Bytes of memory that a waiting message takes in addition to its own; an empty one is only 5 bytes on the wire."""
 
 
-class ResponseSender:
+class ResponseSender(OneWaiter):
     """Sends what a handler yields; the handler continues when all of it has been written to the socket."""
 
-    __slots__ = ("_call", "_writable")
+    __slots__ = ("_call",)
 
     def __init__(self, call: Call) -> None:
+        super().__init__()
         self._call = call
-        self._writable: asyncio.Future[None] | None = None
 
     async def send(self, messages: AsyncIterator[bytes]) -> None:
         """Sends all ``messages``. The handler's generator is closed in any case."""
@@ -38,7 +39,7 @@ class ResponseSender:
             async for message in messages:
                 self._send(message)
                 if self._call.stream.queue:
-                    await self._wait()
+                    await self.sleep()
                     count = 0
                 elif (count := count + 1) == YIELD_EVERY:
                     await asyncio.sleep(0)
@@ -48,10 +49,6 @@ class ResponseSender:
             if close is not None:
                 await close()
 
-    def on_writable(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
     def _send(self, message: bytes) -> None:
         call = self._call
         if call.done:
@@ -60,13 +57,6 @@ class ResponseSender:
         call.send_headers()
         call.common.numbers.messages_sent += 1
         call.connection.data(call.stream, PREFIX.pack(0, len(message)) + message)
-
-    async def _wait(self) -> None:
-        self._writable = self._call.common.loop.create_future()
-        try:
-            await self._writable
-        finally:
-            self._writable = None
 
 
 class ServerStreamCall(OneRequestCall):
@@ -79,7 +69,7 @@ class ServerStreamCall(OneRequestCall):
         self._answers = ResponseSender(self)
 
     def on_writable(self) -> None:
-        self._answers.on_writable()
+        self._answers.wake()
 
     async def call_handler(self) -> None:
         handler: Any = self.method.handler
@@ -117,7 +107,7 @@ class StreamedCall(Call):
         self._requests.stop()
 
     def on_writable(self) -> None:
-        self._answers.on_writable()
+        self._answers.wake()
 
     def close(self) -> None:
         self._requests.close()
@@ -139,7 +129,7 @@ class StreamedCall(Call):
             raise MessageFault(UNAVAILABLE, SHUTTING_DOWN)
 
 
-class RequestStream:
+class RequestStream(OneWaiter):
     """The client's messages, as the handler's iterator. It ends when the client half-closes the call, or after ``stop``
     (``stopped``). One reader at a time.
 
@@ -147,9 +137,10 @@ class RequestStream:
     to the window when it is taken; the bytes of an unfinished one at once, but only while no whole one waits.
     """
 
-    __slots__ = ("_assembler", "_call", "_credited", "_ended", "_queue", "_waiter", "stopped")
+    __slots__ = ("_assembler", "_call", "_credited", "_ended", "_queue", "stopped")
 
     def __init__(self, call: Call) -> None:
+        super().__init__()
         self._call = call
         self._assembler = Assembler(call.common.limits.max_receive_message)
         self._queue: deque[tuple[bool, bytes, int]] = deque()
@@ -157,7 +148,6 @@ class RequestStream:
         self._credited = 0
         """Bytes of the unfinished message that were credited."""
         self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
         self.stopped = False
 
     def feed(self, data: bytes, ended: bool) -> None:
@@ -175,19 +165,19 @@ class RequestStream:
             self._ended = True
         elif not self._queue:
             self._credit_unfinished()
-        self._wake()
+        self.wake()
 
     def stop(self) -> None:
         """Ends the iterator after the messages that wait, unless the client has half-closed the call already."""
         if not self._ended:
             self.stopped = True
-            self._wake()
+            self.wake()
 
     def close(self) -> None:
         """Ends the iterator at once: the call is over."""
         self._ended = True
         self._queue.clear()
-        self._wake()
+        self.wake()
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -196,7 +186,9 @@ class RequestStream:
         while not self._queue:
             if self._ended or self.stopped:
                 raise StopAsyncIteration
-            await self._wait()
+            if self._waiter is not None:
+                raise RuntimeError("two readers of one stream of requests")
+            await self.sleep()
         call = self._call
         compressed, message, uncredited = self._queue[0]
         size = len(message) + PREFIX_SIZE
@@ -215,16 +207,3 @@ class RequestStream:
         call.connection.credit(call.stream, assembler.held - self._credited)
         self._credited = assembler.held
         widen_window(call, assembler)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        if self._waiter is not None:
-            raise RuntimeError("two readers of one stream of requests")
-        self._waiter = self._call.common.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None

@@ -262,7 +262,8 @@ class Connection(Generic[T]):
         elif not ended or fields is None or check_trailers(fields) is not None or stream.expects > 0:
             self._fault(stream, StreamFault(ErrorCode.PROTOCOL_ERROR, "malformed trailers"))
         else:
-            self._end(stream, b"")
+            stream.ended = True
+            self._events.on_data(stream, b"", True)
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         if number == 0:
@@ -284,11 +285,10 @@ class Connection(Generic[T]):
         if len(data) != size:
             self.credit(stream, size - len(data))
         if ended:
-            self._end(stream, data)
-            return
-        if not data:
+            stream.ended = True
+        elif not data:
             self._rates.take("empty_frames")
-        self._events.on_data(stream, data, False)
+        self._events.on_data(stream, data, ended)
 
     def _on_late_data(self, number: int, size: int, ended: bool) -> None:
         if number > self.last_stream or number % 2 == 0:
@@ -297,10 +297,6 @@ class Connection(Generic[T]):
             self._refuse(number, ErrorCode.STREAM_CLOSED)
         elif not self._closed_streams.accept(number, size, ended):
             self._rates.take("unexpected_frames")
-
-    def _end(self, stream: Stream, data: bytes) -> None:
-        stream.ended = True
-        self._events.on_data(stream, data, True)
 
     def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:

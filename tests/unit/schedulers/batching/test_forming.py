@@ -48,7 +48,7 @@ class Batcher:
     def arrive(self, new: Job) -> None:
         new.enqueued = self.clock.monotonic()
         assert self._queue.refusal(new) is None
-        other = len(self._queue) > 0 and self._queue.last_key != new.key
+        other = self._queue.head is not None and self._queue.head.key != new.key
         self._queue.add(new)
         self.clock.call_later(self._queue.next_expiry - new.enqueued, self._ask)
         if self._eager or other or self._queue.rows >= self._waits.wake_rows:

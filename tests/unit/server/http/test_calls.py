@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestMetrics
-from tfs_lite.server.http.calls import CONFIGURED, HttpCall, HttpCalls
+from tfs_lite.server.http.calls import CONFIGURED, HttpCall, HttpCalls, Written
 from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response
 from tfs_lite.server.http.replies import HttpError
 
@@ -169,16 +169,16 @@ class Replied:
         self.ended, self.may_write = asyncio.Event(), asyncio.Event()
         record = RequestMetrics(self.registry, lambda name: True).record("Predict", "m", "REST")
         request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic())
-        self.reply = calls.call(request, record, seconds).reply(self.model, self._write, self._write_slowly)
-        self.reply.finish = lambda result: result
+        self.reply = calls.call(request, record, seconds).reply(self.model, self._write)
+        self.reply.finish = lambda done, result: done(cast(Any, result))
         self.reply.then(self._done)
 
     def _done(self, result: Any) -> None:
         self.results.append(result)
         self.ended.set()
 
-    def _write(self, answer: bytes) -> Response | None:
-        return None if answer == b"large" else Response(answer)
+    def _write(self, answer: bytes) -> Written:
+        return self._write_slowly(answer) if answer == b"large" else Response(answer)
 
     async def _write_slowly(self, answer: bytes) -> Response:
         await self.may_write.wait()

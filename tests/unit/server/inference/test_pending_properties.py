@@ -150,7 +150,7 @@ class PendingMachine(RuleBasedStateMachine):
             self.outcome = StatusCode.DEADLINE_EXCEEDED
 
     async def _all_parts(self, request: PendingRequest) -> None:
-        async for part in request.parts():
+        while (part := await request.next()) is not None:
             self.taken.append(part.tokens[0] if isinstance(part, Piece) else int(part["n"][0]))
             self.holds = True
             sent = request.keep() if self.keeps else ignore
