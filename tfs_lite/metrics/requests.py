@@ -41,6 +41,8 @@ REST = "REST"
 UNKNOWN = "unknown"
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 PREDICTIONS = (*GRPC_METHODS, "MultiInference", "ModelInfer", "PredictStreamed", "Completions", "ChatCompletions")
+UNARY = (*GRPC_METHODS, "MultiInference", "ModelInfer", "GetModelMetadata", "GetModelStatus")
+"""Methods of gRPC whose calls are one counted request each."""
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 MOST_NOTED = 64
 """Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
@@ -155,6 +157,12 @@ class RequestMetrics:
         self._noted.append((kind, seconds, record.run_seconds))
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
+
+    def cancelled_early(self, path: str) -> None:
+        """Counts a gRPC call whose client cancelled it before any of it was read; no model is known of it."""
+        method = path.rpartition("/")[2]
+        if method in UNARY:
+            self.observe(RequestRecord(method, "", GRPC), StatusCode.CANCELLED, 0.0)
 
     def _add_up(self) -> None:
         """Called under the lock."""

@@ -176,6 +176,7 @@ class Endpoints:
             arguments=settings.grpc_arguments,
             tls=settings.tls,
             max_concurrent_calls=options.grpc_max_threads or None,
+            cancelled_early=self._core.request_metrics.cancelled_early,
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))

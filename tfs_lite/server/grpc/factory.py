@@ -4,7 +4,7 @@ and neither is imported before it is chosen."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -38,8 +38,10 @@ def make_grpc_server(
     arguments: Arguments = (),
     tls: TlsFile | None = None,
     max_concurrent_calls: int | None = None,
+    cancelled_early: Callable[[str], None] = lambda path: None,
 ) -> GrpcTransport:
-    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers."""
+    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. ``cancelled_early``: see
+    :class:`NativeGrpcServer`; gRPC's library does not tell of such calls."""
     if name == NATIVE:
         from tfs_lite.server.grpc.native_server import NativeGrpcServer
 
@@ -49,6 +51,7 @@ def make_grpc_server(
             arguments=arguments,
             tls=partial(tls.context, GRPC) if tls else None,
             max_concurrent_calls=max_concurrent_calls,
+            cancelled_early=cancelled_early,
         )
     from tfs_lite.server.grpc.grpcio_server import GrpcServer, dynamic_credentials
 

@@ -25,7 +25,8 @@ class NativeGrpcServer:
 
     ``arguments`` are gRPC options that override ours; those without effect here are ignored, and INVALID_ARGUMENT names
     one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
-    is refused with RESOURCE_EXHAUSTED; health and reflection do not count.
+    is refused with RESOURCE_EXHAUSTED; health and reflection do not count. ``cancelled_early`` is called with the path
+    of a call that its client cancels before its handler has begun.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class NativeGrpcServer:
         arguments: Arguments = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
+        cancelled_early: Callable[[str], None] = lambda path: None,
     ) -> None:
         admission = AdmissionControl(max_concurrent_calls)
-        hooks = Hooks(admission.acquire, admission.release, explain)
+        hooks = Hooks(admission.acquire, admission.release, explain, cancelled_early)
         self._tls = tls
         self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls)
         self._shares_port = shares_port(arguments)

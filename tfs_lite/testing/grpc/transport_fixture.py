@@ -78,7 +78,8 @@ class Service:
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
         self.happened: Counter[str] = Counter()
-        """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended."""
+        """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended; ``early PATH``: calls
+        that were cancelled before their handler began."""
         self.refusing: Refused | None = None
         self.stubborn = False
         """``wait`` goes on after it was cancelled, until the gate is open."""
@@ -100,7 +101,7 @@ class Service:
         ]
 
     def hooks(self) -> Hooks:
-        return Hooks(self._acquire, self._release, self._explain)
+        return Hooks(self._acquire, self._release, self._explain, self._cancelled_early)
 
     def open(self) -> None:
         assert self._loop is not None
@@ -115,6 +116,9 @@ class Service:
 
     def _release(self) -> None:
         self.happened["released"] += 1
+
+    def _cancelled_early(self, path: str) -> None:
+        self.happened[f"early {path}"] += 1
 
     def _explain(self, path: str, error: Exception) -> tuple[int, str]:
         if isinstance(error, Refused):

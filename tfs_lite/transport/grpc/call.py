@@ -10,6 +10,7 @@ keeps its place on the connection until the handler has really ended. All on the
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Hooks:
     release: Callable[[], None]
     explain: Callable[[str, Exception], tuple[int, str]]
     """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
+    cancelled_early: Callable[[str], None]
+    """Called with the path of a call that its client cancels before its handler has begun. Must not raise."""
 
 
 class Common:
@@ -169,6 +172,8 @@ class Call(CallContext):
         """Cancels the handler: the client has reset the stream, or the connection has ended."""
         if not self.done:
             self._set_status(CANCELLED)
+            if not self._has_begun():
+                self.common.hooks.cancelled_early(self.path)
             self._cancel()
 
     def expire(self) -> None:
@@ -293,6 +298,13 @@ class Call(CallContext):
         if self.deadline is not None:
             self.common.deadlines.discard(self)
 
+    def _has_begun(self) -> bool:
+        """Whether any of the handler has run; a task that was made may not have."""
+        handler = self._handler
+        if isinstance(handler, asyncio.Task):
+            return inspect.getcoroutinestate(handler.get_coro()) != inspect.CORO_CREATED
+        return handler is not None
+
     def _cancel(self) -> None:
         handler = self._handler
         if handler is None:
@@ -361,6 +373,9 @@ class OneRequestCall(Call):
     async def inflate(self) -> None:
         """Inflates a ``compressed`` message before it is taken. Raises MessageFault."""
         self._message = await self.common.inflater.inflate(self._message or b"", self.head.encoding)
+
+    def _has_begun(self) -> bool:
+        return self._message is None and super()._has_begun()  # else it may still be inflated
 
     def _collect(self, data: bytes, ended: bool) -> None:
         assembler = self._assembler

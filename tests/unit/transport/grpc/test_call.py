@@ -204,6 +204,43 @@ def test_client_that_cancels_cancels_the_handler(server: TransportFixture, chann
     assert server.numbers.calls == {(WAIT, 1): 1}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_call_that_is_cancelled_before_its_handler_is_told_to_the_owner(server: TransportFixture, whole: bool) -> None:
+    raw = server.dial()
+    fields = [(name, ECHO.encode() if name == b":path" else value) for name, value in h2.REQUEST]
+    for stream in (1, 3):
+        raw.send(raw.peer.open(stream, fields), h2.data(stream, message(b"x"), ended=whole), h2.rst_stream(stream))
+    wait_until(lambda: server.numbers.calls == {(ECHO, 1): 2}, "the calls have ended")
+    assert server.service.happened[f"early {ECHO}"] == 2
+    assert server.service.contexts == []
+
+
+def test_call_whose_task_has_not_run_yet_is_told_as_well(server: TransportFixture) -> None:
+    server.dial().request(1, ECHO, end=False)
+    wait_until(lambda: server.numbers.streams == 1, "the call waits for its message")
+
+    async def cancel_at_once() -> None:
+        (call,) = server.transport.common.calls
+        call.receive(message(b"x"), True)
+        call.start()
+        call.reset()
+
+    server.run(cancel_at_once())
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
+    assert server.service.happened[f"early {ECHO}"] == 1
+    assert server.service.contexts == []
+
+
+@pytest.mark.parametrize("path", [WAIT, REPLY])
+def test_call_whose_handler_has_begun_is_not_told(server: TransportFixture, path: str) -> None:
+    raw = server.dial()
+    raw.request(1, path, message(b"x"))
+    wait_until(lambda: server.service.happened["started"], "the handler runs")
+    raw.send(h2.rst_stream(1))
+    wait_until(lambda: server.numbers.calls == {(path, 1): 1}, "the call has ended")
+    assert not server.service.happened[f"early {path}"]
+
+
 def test_connection_that_is_lost_cancels_its_handlers(server: TransportFixture) -> None:
     raw = server.dial()
     for stream in (1, 3, 5):
