@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -302,7 +302,7 @@ class Call(CallContext):
         """Whether any of the handler has run; a task that was made may not have."""
         handler = self._handler
         if isinstance(handler, asyncio.Task):
-            return inspect.getcoroutinestate(handler.get_coro()) != inspect.CORO_CREATED
+            return inspect.getcoroutinestate(cast("Coroutine[Any, Any, Any]", handler.get_coro())) != inspect.CORO_CREATED
         return handler is not None
 
     def _cancel(self) -> None:
