@@ -302,7 +302,8 @@ class Call(CallContext):
         """Whether any of the handler has run; a task that was made may not have."""
         handler = self._handler
         if isinstance(handler, asyncio.Task):
-            return inspect.getcoroutinestate(cast("Coroutine[Any, Any, Any]", handler.get_coro())) != inspect.CORO_CREATED
+            coroutine = cast("Coroutine[Any, Any, Any]", handler.get_coro())
+            return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
         return handler is not None
 
     def _cancel(self) -> None:
