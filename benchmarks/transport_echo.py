@@ -73,7 +73,7 @@ async def serve_native(port: int) -> None:
         return 13, "internal error"
 
     rows = [*(unary(path, same) for path in UNARY), server_stream(MANY, many)]
-    server = Server(rows, Limits(max_receive_message=LARGEST), Hooks(enter, leave, explain))
+    server = Server(rows, Limits(max_receive_message=LARGEST), Hooks(enter, leave, explain, lambda path: None))
     listener = socket.create_server(("127.0.0.1", port), backlog=4096)
     listener.setblocking(False)
     await server.start([listener])

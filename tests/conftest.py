@@ -6,6 +6,7 @@ one bad model never disturbs another, and ``served`` checks after every test tha
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from tfs_lite.testing.grpc.grpc_choice import choose
 
         choose(name)
+
+
+def pytest_collection_finish() -> None:
+    """Exempts the tests and what they have imported from garbage collection: every unload and every stop of a server in
+    this process collects, and would visit millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -18,11 +18,12 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.lifecycle.servables import run_alone
+from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
 
 ID = ServableId("m", 1)
 PATIENCE = 60
-CYCLES = 10
+CYCLES = 10 if is_soak() else 4
 BIG = 12_500_000
 """Floats of the big model: 50 MB."""
 SLACK = 40 << 20

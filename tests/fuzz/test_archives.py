@@ -5,7 +5,6 @@ Every hostile archive tries to leave a file behind; none may.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import pickle
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters import memory
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.core.servable import ServableId
@@ -37,14 +35,6 @@ def originals(tmp_path_factory):
         artefact: WRITERS[platform](tmp_path_factory.mktemp(platform), 0.0) / artefact
         for platform, artefact in ARTEFACTS.items()
     }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def settled(originals):
-    """Collecting garbage after each failed load takes as long as there are objects; torch's are let alone."""
-    memory.freeze_gc()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def run_demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         timeout=LONGEST,
-        env={"TMPDIR": str(directory), "PATH": "/usr/bin:/bin", "HOME": str(directory)},
+        env={"TMPDIR": str(directory), "PATH": "/usr/bin:/bin", "HOME": str(directory), "OMP_NUM_THREADS": "1"},
         check=False,
     )
 

@@ -18,8 +18,8 @@ from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-LARGE = Size(slots=8, length=1024, layers=4, heads=4, head_size=128)
-HUGE = Size(slots=24, length=1024, layers=4, heads=4, head_size=128)
+LARGE = Size(slots=4, length=1024, layers=4, heads=4, head_size=256)
+HUGE = Size(slots=12, length=1024, layers=4, heads=4, head_size=256)
 ROOM = LARGE.cache_bytes * 3 // 2
 """For one large model, and not for two; the weights are next to nothing."""
 LONG = 700
@@ -49,7 +49,7 @@ class MemoryFixture:
         return chunk.version, chunk.text
 
 
-def _serve(repository: Path, policy: str) -> Iterator[MemoryFixture]:
+def _serve(repository: Path, policy: str, **env: str) -> Iterator[MemoryFixture]:
     publish_language(repository / "small", 1)
     flags = (
         f"--model_repository={repository}",
@@ -59,7 +59,7 @@ def _serve(repository: Path, policy: str) -> Iterator[MemoryFixture]:
         "--ready_requires_all_models",
         "--rest_api_timeout_in_ms=0",
     )
-    with ServerProcess(*flags, env=calm_environment() | ONE_HEAP) as server, Probe(server) as probe:
+    with ServerProcess(*flags, env=calm_environment() | env) as server, Probe(server) as probe:
         yield MemoryFixture(server, probe, repository)
     assert server.exit_code == 0
 
@@ -71,7 +71,7 @@ def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryFixtur
 
 @pytest.fixture(scope="module")
 def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryFixture]:
-    yield from _serve(tmp_path_factory.mktemp("resource"), "resource")
+    yield from _serve(tmp_path_factory.mktemp("resource"), "resource", **ONE_HEAP)
 
 
 def test_version_whose_cache_fits_nowhere_is_refused_and_the_old_one_goes_on(available):

@@ -15,9 +15,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance, unsuppor
 
 from tfs_lite.server.http_app import DESCRIBED
 from tfs_lite.server.openapi import document
+from tfs_lite.testing.profiles import is_soak
 
 SEED = 20
-EXAMPLES = 8
+EXAMPLES = 30 if is_soak() else 2
 """Random ones for each route, beside those that follow from the description."""
 
 

@@ -1,6 +1,5 @@
 """The client against a small real gRPC server that keeps what it was asked."""
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.servers.process import free_ports
 
 BATCH = SymbolicDim("x_0")
 
@@ -307,9 +307,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 
 
 def test_a_server_that_starts_late_is_waited_for() -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("localhost", 0))
-        port = reserved.getsockname()[1]
+    (port,) = free_ports(1)
     with Client(f"localhost:{port}", connect_timeout=30) as client, ThreadPoolExecutor(1) as pool:
         status = pool.submit(client.status, "echo")
         server = EchoServer(port)

@@ -20,10 +20,18 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
+IMPORTS: dict[str, list[tuple[str, str]]] = {}
+"""Of the modules that were read already."""
 
 
-def imports_of(module: str) -> Iterator[tuple[str, str]]:
+def imports_of(module: str) -> list[tuple[str, str]]:
     """The modules of the package that ``module`` imports, anywhere in its text, with the names that it takes."""
+    if module not in IMPORTS:
+        IMPORTS[module] = list(_read_imports(module))
+    return IMPORTS[module]
+
+
+def _read_imports(module: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:

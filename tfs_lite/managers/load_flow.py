@@ -235,7 +235,8 @@ class LoadFlow:
             if delay is None:
                 self._end(load, status)
         cause = None if isinstance(error, ServingError) else error
-        tries = f"attempt {load.failures} of {retry.max_attempts}"
+        ends_early = delay is None and load.failures < retry.max_attempts
+        tries = f"attempt {load.failures}" + (", not retried" if ends_early else f" of {retry.max_attempts}")
         logger.warning("loading %s failed (%s): %s", harness.id, tries, status, exc_info=cause)
         if delay is None:
             self._report_end(load)

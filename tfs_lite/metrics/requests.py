@@ -41,6 +41,8 @@ REST = "REST"
 UNKNOWN = "unknown"
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 PREDICTIONS = (*GRPC_METHODS, "MultiInference", "ModelInfer", "PredictStreamed", "Completions", "ChatCompletions")
+UNARY = (*GRPC_METHODS, "MultiInference", "ModelInfer", "GetModelMetadata", "GetModelStatus")
+"""Methods of gRPC whose calls are one counted request each."""
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 MOST_NOTED = 64
 """Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
@@ -156,12 +158,13 @@ class RequestMetrics:
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
 
-    def refused_unread(self, method: str, count: int) -> None:
-        """Counts calls of gRPC that were refused as UNAVAILABLE by their heads, which do not tell the model."""
-        kind = (method, UNKNOWN, GRPC, None, StatusCode.UNAVAILABLE)
-        self._noted.extend([(kind, 0.0, 0.0)] * count)
-        if len(self._noted) >= MOST_NOTED:
-            self._guard.add_up_now()
+    def unread(self, path: str, code: int, count: int) -> None:
+        """Counts calls of gRPC that have ended before anything of them was read; so the model is not known."""
+        method = path.rpartition("/")[2]
+        if method in UNARY:
+            self._noted.extend([((method, UNKNOWN, GRPC, None, StatusCode(code)), 0.0, 0.0)] * count)
+            if len(self._noted) >= MOST_NOTED:
+                self._guard.add_up_now()
 
     def _add_up(self) -> None:
         """Called under the lock."""

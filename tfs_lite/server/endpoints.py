@@ -173,7 +173,7 @@ class Endpoints:
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
-        options, settings, metrics = self._core.options, self._settings, self._core.request_metrics
+        options, settings = self._core.options, self._settings
         server = make_grpc_server(
             options.grpc_server,
             self._grpc_methods(),
@@ -182,7 +182,7 @@ class Endpoints:
             tls=settings.tls,
             max_concurrent_calls=options.grpc_max_threads or None,
             backlog=self._backlog,
-            on_refused=lambda path, count: metrics.refused_unread(path.rpartition("/")[2], count),
+            on_unread=self._core.request_metrics.unread,
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tfs_lite.core.servable import ServableId
@@ -62,6 +64,27 @@ def test_predicate_sees_each_failure_and_may_end_the_retries(make_basic) -> None
     basic = make_basic(should_retry_model_load=should_retry, load_retry_interval=0)
     loader = basic.load_now(1, FakeLoader(failures=-1))
     assert (loader.loads, seen) == (2, [StatusCode.UNAVAILABLE] * 2)
+
+
+def test_log_says_which_attempt_failed_of_how_many(make_basic, caplog) -> None:
+    basic = make_basic(load_retry_interval=0, max_num_load_retries=1)
+    basic.load_now(1, FakeLoader(failures=-1))
+    assert tries(caplog) == ["attempt 1 of 2", "attempt 2 of 2"]
+
+
+def test_log_does_not_promise_attempts_that_do_not_come(make_basic, caplog) -> None:
+    basic = make_basic(should_retry_model_load=lambda status: status.code is not StatusCode.INVALID_ARGUMENT)
+    basic.load_now(1, FakeLoader(failures=-1, failure=FATAL))
+    assert tries(caplog) == ["attempt 1, not retried"]
+    caplog.clear()
+    basic.begin(2, FakeLoader(failures=-1))
+    basic.manager.set_aspired(ServableId("m", 2), False)
+    basic.loads.finish()
+    assert tries(caplog) == ["attempt 1, not retried"]
+
+
+def tries(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [found[1] for found in map(re.compile(r" failed \((.*?)\): ").search, caplog.messages) if found]
 
 
 def test_predicate_that_refuses_unknown_does_not_cancel_a_good_load(make_basic) -> None:

@@ -85,6 +85,19 @@ def test_version_that_comes_and_goes_again_counts_once(metrics: RequestMetrics, 
     assert 'version="1"' in page(registry)
 
 
+def test_call_that_ended_unread_is_a_request_of_an_unknown_model(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    for path in ("/tensorflow.serving.PredictionService/Predict", "/inference.GRPCInferenceService/ModelInfer"):
+        metrics.unread(path, 1, 1)
+    assert count(registry, "CANCELLED", version="", model="unknown") == 1
+    other = ("/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ModelStreamInfer")
+    before = page(registry)
+    for path in other:
+        metrics.unread(path, 1, 1)
+    assert page(registry) == before, "such calls are never counted, or each of their requests is"
+
+
 def fail(metrics: RequestMetrics, error: BaseException, deadline: float | None = None) -> None:
     with metrics.record("Predict", "m") as record:
         record.version, record.deadline = 1, deadline

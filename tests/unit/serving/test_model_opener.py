@@ -66,30 +66,32 @@ X = np.zeros(1, np.float32)
 REASON = "loaded by torch's loader in a process: operator odd.number is not known"
 
 
-@pytest.fixture
-def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform as another distribution registers it, for this process and those of models."""
-    installed = tmp_path / "installed"
+    installed = tmp_path_factory.mktemp("installed")
     description = installed / "odd_numbers-1.0.dist-info"
     description.mkdir(parents=True)
     (installed / "odd_numbers.py").write_text(NUMBERS)
     (description / "METADATA").write_text("Metadata-Version: 2.1\nName: odd_numbers\nVersion: 1.0\n")
     (description / "entry_points.txt").write_text(f"[{GROUP}]\nnumbers = odd_numbers:PLATFORM\n")
-    monkeypatch.syspath_prepend(str(installed))
-    monkeypatch.delitem(sys.modules, "odd_numbers", raising=False)
-    (entry,) = entry_points(group=GROUP)
-    platform = entry.load()
-    assert isinstance(platform, Platform)
-    return platform
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(installed))
+        patch.delitem(sys.modules, "odd_numbers", raising=False)
+        (entry,) = entry_points(group=GROUP)
+        platform = entry.load()
+        assert isinstance(platform, Platform)
+        yield platform
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(scope="module", params=["thread", "process"])
 def worker(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def opener(worker: str) -> Iterator[ModelOpener]:
+@pytest.fixture(scope="module")
+def opener(worker: str, numbers: Platform) -> Iterator[ModelOpener]:
+    """Starting the processes of one takes seconds."""
     found = ModelOpener(worker)
     yield found
     found.close()
@@ -104,7 +106,7 @@ def number(directory: Path, *more: str, instances: int = 1) -> OpenRequest:
     return OpenRequest(ServableId("m", 1), files, torch.device("cpu"), False, settings)
 
 
-@pytest.mark.parametrize("worker", ["process"])
+@pytest.mark.parametrize("worker", ["process"], indirect=True)
 def test_language_model_is_opened_here_although_workers_are_processes(tmp_path: Path, opener: ModelOpener) -> None:
     directory = publish_language(tmp_path / "base", 1, Size())
     request = OpenRequest(ServableId("m", 1), read_version(str(directory)), torch.device("cpu"), False)

@@ -80,7 +80,7 @@ def test_calls_that_would_begin_too_late_are_refused_and_those_before_them_answe
         stream: (0, "") if place < ALWAYS_TAKEN else (UNAVAILABLE, OVERLOADED) for place, stream in enumerate(streams)
     }
     refused = FLOOD - ALWAYS_TAKEN
-    wait_until(lambda: server.service.refused == {ECHO: refused}, "the owner was told")
+    wait_until(lambda: server.service.unread == {(ECHO, UNAVAILABLE): refused}, "the owner was told")
     assert server.numbers.calls == {(ECHO, 0): ALWAYS_TAKEN, (ECHO, UNAVAILABLE): refused}
     assert server.numbers.resets_sent == 0
 
@@ -100,7 +100,7 @@ def test_calls_without_a_deadline_are_never_too_late(server: TransportFixture) -
     with busy(server):
         streams = flood(raw)
     assert set(statuses(raw, streams).values()) == {(0, "")}
-    assert server.service.refused == {}
+    assert server.service.unread == {}
 
 
 def test_calls_of_other_methods_are_answered_in_the_flood(server: TransportFixture) -> None:

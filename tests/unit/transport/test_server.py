@@ -189,7 +189,7 @@ def test_connection_that_does_not_begin_is_closed(loop: str, sent: bytes) -> Non
 
 
 def test_silent_client_is_asked_and_closed_if_it_says_nothing(loop: str) -> None:
-    with TransportFixture(loop, Limits(keepalive_time=0.1, keepalive_timeout=0.5)) as server:
+    with TransportFixture(loop, Limits(keepalive_time=0.1, keepalive_timeout=2.0)) as server:
         silent, alive = opened(server), opened(server)
         for _ in range(8):
             alive.send(h2.ping(alive.read_until(is_ping).payload, ack=True))
@@ -227,7 +227,7 @@ def test_call_that_outlasts_the_grace_of_an_old_connection_is_cut(loop: str) -> 
     ids=["behind a frame", "inside a frame"],
 )
 def test_request_that_stalls_is_answered_and_does_not_end_the_connection(loop: str, beginning: bytes) -> None:
-    with TransportFixture(loop, Limits(handshake_timeout=0.1, request_timeout=0.5)) as server:
+    with TransportFixture(loop, Limits(handshake_timeout=0.5, request_timeout=1.0)) as server:
         raw = waits(server)
         raw.request(3, ECHO, end=False)
         raw.send(beginning)
@@ -325,7 +325,7 @@ def test_tls_without_http2_is_closed(loop: str) -> None:
 
 def test_client_that_does_not_speak_tls_is_closed(loop: str) -> None:
     certificates = Certificates()
-    limits = Limits(handshake_timeout=0.3)
+    limits = Limits(handshake_timeout=2.0)  # the client at the end has no more time either
     with TransportFixture(loop, limits, tls=lambda: certificates.context) as server:
         silent, plain = server.dial(preface=False), server.dial()
         assert silent.rest() == []

@@ -41,10 +41,10 @@ def make_grpc_server(
     tls: TlsFile | None = None,
     max_concurrent_calls: int | None = None,
     backlog: Backlog | None = None,
-    on_refused: Callable[[str, int], None] = ignore,
+    on_unread: Callable[[str, int, int], None] = ignore,
 ) -> GrpcTransport:
-    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. gRPC's library makes no use
-    of ``backlog`` and ``on_refused``."""
+    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. ``backlog`` and
+    ``on_unread``: see :class:`NativeGrpcServer`; gRPC's library has neither."""
     if name == NATIVE:
         from tfs_lite.server.grpc.native_server import NativeGrpcServer
 
@@ -55,7 +55,7 @@ def make_grpc_server(
             tls=partial(tls.context, GRPC) if tls else None,
             max_concurrent_calls=max_concurrent_calls,
             backlog=backlog,
-            on_refused=on_refused,
+            on_unread=on_unread,
         )
     from tfs_lite.server.grpc.grpcio_server import GrpcServer, dynamic_credentials
 

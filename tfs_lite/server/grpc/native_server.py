@@ -28,7 +28,8 @@ class NativeGrpcServer:
     ``arguments`` are gRPC options that override ours; those without effect here are ignored, and INVALID_ARGUMENT names
     one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
     is refused with RESOURCE_EXHAUSTED; health and reflection do not count. Calls wait in the ``backlog``, which others
-    may share (None: one of its own); ``on_refused`` is told of how many calls of a path were refused by their heads.
+    may share (None: one of its own). ``on_unread`` is told of calls that end before their handler begins, with path,
+    gRPC's code and their number.
     """
 
     def __init__(
@@ -40,10 +41,10 @@ class NativeGrpcServer:
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
         backlog: Backlog | None = None,
-        on_refused: Callable[[str, int], None] = ignore,
+        on_unread: Callable[[str, int, int], None] = ignore,
     ) -> None:
         admission = AdmissionControl(max_concurrent_calls)
-        hooks = Hooks(admission.acquire, admission.release, explain, on_refused)
+        hooks = Hooks(admission.acquire, admission.release, explain, on_unread)
         self._tls = tls
         self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls, backlog=backlog)
         self._shares_port = shares_port(arguments)

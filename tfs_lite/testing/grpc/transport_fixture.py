@@ -80,8 +80,8 @@ class Service:
         self.contexts: list[CallContext] = []
         self.happened: Counter[str] = Counter()
         """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended."""
-        self.refused: Counter[str] = Counter()
-        """Calls that were refused by their heads, by path."""
+        self.unread: Counter[tuple[str, int]] = Counter()
+        """Calls that ended before their handler began, by path and code."""
         self.refusing: Refused | None = None
         self.stubborn = False
         """``wait`` goes on after it was cancelled, until the gate is open."""
@@ -103,7 +103,7 @@ class Service:
         ]
 
     def hooks(self) -> Hooks:
-        return Hooks(self._acquire, self._release, self._explain, self._refused)
+        return Hooks(self._acquire, self._release, self._explain, self._unread)
 
     def open(self) -> None:
         assert self._loop is not None
@@ -119,8 +119,8 @@ class Service:
     def _release(self) -> None:
         self.happened["released"] += 1
 
-    def _refused(self, path: str, count: int) -> None:
-        self.refused[path] += count
+    def _unread(self, path: str, code: int, count: int) -> None:
+        self.unread[path, code] += count
 
     def _explain(self, path: str, error: Exception) -> tuple[int, str]:
         if isinstance(error, Refused):

@@ -10,6 +10,7 @@ monitor says its exit code there. Both are 32-bit integers, signed, in the machi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -124,6 +125,8 @@ def main() -> None:
     import tfs_lite.cli.serve
     import tfs_lite.server.server  # noqa: F401
 
+    with contextlib.suppress(ImportError):  # for language models, if the extra is there
+        from transformers import LlamaForCausalLM  # noqa: F401
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors need not be waited for

@@ -33,6 +33,8 @@ from tfs_lite.testing.servers.fork_server import ForkedProcess, fork_server_of
 
 T = TypeVar("T")
 
+FIRST_PORT, PORT_SHARES, PORTS_OF_ONE = 15000, 34, 500
+"""The ports of tests are those up to 32000; each process takes a share."""
 READY_TIMEOUT = 90.0
 """Seconds; generous, because a test machine may be importing torch several times at once."""
 
@@ -51,12 +53,14 @@ def wait_until(predicate: Callable[[], T | None], what: str, timeout: float = 60
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Free loopback ports, below the range from which the kernel takes ports for outgoing calls."""
+    """Free loopback ports, below the range from which the kernel takes ports for outgoing calls. Processes that ask at
+    the same time mostly choose among different ones: a port is free until its server listens."""
     chooser = random.SystemRandom()
+    first = FIRST_PORT + os.getpid() % PORT_SHARES * PORTS_OF_ONE
     found: dict[int, socket.socket] = {}
     try:
         while len(found) < count:
-            port = chooser.randrange(15000, 32000)
+            port = chooser.randrange(first, first + PORTS_OF_ONE)
             probe = socket.socket()
             try:
                 probe.bind(("127.0.0.1", port))

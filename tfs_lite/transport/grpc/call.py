@@ -10,9 +10,10 @@ keeps its place on the connection until the handler has really ended. All on the
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -54,8 +55,9 @@ class Hooks:
     release: Callable[[], None]
     explain: Callable[[str, Exception], tuple[int, str]]
     """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
-    refused: Callable[[str, int], None]
-    """So many calls of a path were refused by their heads."""
+    unread: Callable[[str, int, int], None]
+    """So many calls of a path have ended with a code before their handlers began: their client cancelled them, they
+    were refused by their heads, or the rest of them was late or wrong."""
 
 
 class Common:
@@ -114,7 +116,7 @@ class Common:
         refused, self._refused = self._refused, Counter()
         for path, count in refused.items():
             self.numbers.calls[path, UNAVAILABLE] += count
-            self.hooks.refused(path, count)
+            self.hooks.unread(path, UNAVAILABLE, count)
 
 
 class CallOwner(Protocol):
@@ -198,7 +200,7 @@ class Call(CallContext):
         """Cancels the handler: the client has reset the stream, or the connection has ended."""
         if not self.done:
             self._set_status(CANCELLED)
-            self._cancel()
+            self._cancel(CANCELLED)
 
     def expire(self) -> None:
         self.abort(DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -207,7 +209,7 @@ class Call(CallContext):
         """Ends the call with this status and cancels the handler, unless it has a status already."""
         if not self.done:
             self.finish(code, text)
-            self._cancel()
+            self._cancel(code)
 
     def finish(self, code: int, text: str = "") -> None:
         """Sends the status after what was sent before, unless the call has one already."""
@@ -322,7 +324,18 @@ class Call(CallContext):
         if self.deadline is not None:
             self.common.deadlines.discard(self)
 
-    def _cancel(self) -> None:
+    def _has_begun(self) -> bool:
+        """Whether any of the handler has run; a task that was made may not have."""
+        handler = self._handler
+        if isinstance(handler, asyncio.Task):
+            coroutine = cast("Coroutine[Any, Any, Any]", handler.get_coro())
+            return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
+        return handler is not None
+
+    def _cancel(self, code: int) -> None:
+        """The call has ended with ``code``, whatever its handler does."""
+        if not self._has_begun():
+            self.common.hooks.unread(self.path, code, 1)
         handler = self._handler
         if handler is None:
             self.close()
@@ -390,6 +403,9 @@ class OneRequestCall(Call):
     async def inflate(self) -> None:
         """Inflates a ``compressed`` message before it is taken. Raises MessageFault."""
         self._message = await self.common.inflater.inflate(self._message or b"", self.head.encoding)
+
+    def _has_begun(self) -> bool:
+        return self._message is None and super()._has_begun()  # else it may still be inflated
 
     def _collect(self, data: bytes, ended: bool) -> None:
         assembler = self._assembler

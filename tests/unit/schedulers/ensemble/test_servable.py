@@ -137,7 +137,7 @@ class Shortcut:
 
 
 def test_stack_does_not_grow_with_steps_that_end_at_once(fixture: EnsembleFixture) -> None:
-    count = 200
+    count = 40
     servable = Shortcut(signature({"x": (2,)}, {"y": (2,)}), lambda inputs: {"y": inputs["x"] + 1})
     fixture.add(ServableId("a", 1), servable)
     steps = [step("a", {"x": f"t{number}"}, {"y": f"t{number + 1}"}) for number in range(count)]

@@ -90,7 +90,7 @@ def test_a_page_can_be_made_while_calls_are_counted() -> None:
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(8):
             page(numbers)
     finally:
         over.set()

@@ -27,6 +27,7 @@ from tfs_lite.serving.options import GRPCIO, NATIVE
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.testing.servers.in_process import serving
+from tfs_lite.testing.servers.process import free_ports
 from tfs_lite.transport.table import CallContext, unary
 
 
@@ -63,9 +64,7 @@ def test_any_address_of_this_machine_is_listened_on(loop_thread: Any, host: str)
 
 def test_a_start_that_fails_gives_back_what_it_had(loop_thread: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     with pytest.raises(ServingError, match="something that is no socket lies there"):
         served(loop_thread, port=port, path=str(tmp_path / "file"))
     with served(loop_thread, port=port) as server:

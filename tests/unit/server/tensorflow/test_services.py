@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +10,17 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.core.signature import REGRESS_METHOD
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_peer import Peer
 from tfs_lite.testing.servers.examples import rows
 from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
+from tfs_lite.testing.servers.process import wait_until
 
 PREDICTION, MODEL = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -272,6 +277,25 @@ def test_metrics_tell_of_versions_requests_and_memory(served: ServerFixture, cha
     assert 'tfs_lite_queue_depth{model="m",version="2"} 0.0' in page
     assert "tfs_lite_memory_total_bytes" in page
     assert "nobody" not in page
+
+
+def test_calls_that_are_cancelled_before_they_are_read_are_requests_too(served: ServerFixture) -> None:
+    def counts() -> list[float]:
+        names = "tfs_lite_requests_total", "tfs_lite_grpc_calls_total"
+        families = text_string_to_metric_families(httpx.get(served.url + "/metrics").text)
+        samples = [each for family in families for each in family.samples if each.labels.get("code") == "CANCELLED"]
+        return [sum(each.value for each in samples if each.name == name) for name in names]
+
+    path = f"{PREDICTION}/Predict".encode()
+    peer, asked = Peer(), h2.message(predict_request().SerializeToString())
+    fields = [(name, path if name == b":path" else value) for name, value in h2.REQUEST]
+    before = counts()
+    with socket.create_connection(served.target.rsplit(":", 1)) as client:
+        client.sendall(h2.PREFACE + peer.settings())
+        for stream in (1, 3, 5):
+            client.sendall(peer.open(stream, fields) + h2.data(stream, asked, ended=True) + h2.rst_stream(stream))
+        wait_until(lambda: counts()[1] == before[1] + 3, "the transport has counted them")
+    assert counts()[0] == before[0] + 3
 
 
 def test_http_shows_the_same_states(served: ServerFixture) -> None:

@@ -19,6 +19,7 @@ from tfs_lite.testing.grpc.http2_peer import message
 from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, REPLY, WAIT, Refused, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.grpc import call as call_module
+from tfs_lite.transport.grpc.codes import CANCELLED, DEADLINE_EXCEEDED
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
@@ -202,6 +203,51 @@ def test_client_that_cancels_cancels_the_handler(server: TransportFixture, chann
     future.cancel()
     wait_until(lambda: server.service.happened["cancelled"], "the handler is cancelled")
     assert server.numbers.calls == {(WAIT, 1): 1}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_call_that_is_cancelled_before_its_handler_is_told_to_the_owner(server: TransportFixture, whole: bool) -> None:
+    raw = server.dial()
+    fields = [(name, ECHO.encode() if name == b":path" else value) for name, value in h2.REQUEST]
+    for stream in (1, 3):
+        raw.send(raw.peer.open(stream, fields), h2.data(stream, message(b"x"), ended=whole), h2.rst_stream(stream))
+    wait_until(lambda: server.numbers.calls == {(ECHO, 1): 2}, "the calls have ended")
+    assert server.service.unread == {(ECHO, CANCELLED): 2}
+    assert server.service.contexts == []
+
+
+def test_call_whose_task_has_not_run_yet_is_told_as_well(server: TransportFixture) -> None:
+    server.dial().request(1, ECHO, end=False)
+    wait_until(lambda: server.numbers.streams == 1, "the call waits for its message")
+
+    async def cancel_at_once() -> None:
+        (call,) = server.transport.common.calls
+        call.receive(message(b"x"), True)
+        call.start()
+        call.reset()
+
+    server.run(cancel_at_once())
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
+    assert server.service.unread == {(ECHO, CANCELLED): 1}
+    assert server.service.contexts == []
+
+
+def test_call_whose_message_does_not_come_in_time_is_told_with_its_code(server: TransportFixture) -> None:
+    fields = [(name, ECHO.encode() if name == b":path" else value) for name, value in h2.REQUEST]
+    raw = server.dial()
+    raw.send(raw.peer.open(1, [*fields, (b"grpc-timeout", b"20m")]), h2.data(1, message(b"xyz")[:-1]))
+    wait_until(lambda: server.service.unread == {(ECHO, DEADLINE_EXCEEDED): 1}, "the owner was told")
+    assert server.service.contexts == []
+
+
+@pytest.mark.parametrize("path", [WAIT, REPLY])
+def test_call_whose_handler_has_begun_is_not_told(server: TransportFixture, path: str) -> None:
+    raw = server.dial()
+    raw.request(1, path, message(b"x"))
+    wait_until(lambda: server.service.happened["started"], "the handler runs")
+    raw.send(h2.rst_stream(1))
+    wait_until(lambda: server.numbers.calls == {(path, 1): 1}, "the call has ended")
+    assert not server.service.unread
 
 
 def test_connection_that_is_lost_cancels_its_handlers(server: TransportFixture) -> None:
