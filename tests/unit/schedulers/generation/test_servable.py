@@ -158,12 +158,15 @@ class ServableFixture:
         assert self.model.complaints == []
 
 
-def threads() -> list[str]:
-    return sorted(each.name for each in threading.enumerate() if each.name.startswith("tfs-"))
+@pytest.fixture
+def threads() -> Callable[[], list[str]]:
+    """The names of the threads that the test has started and that still run."""
+    before = set(threading.enumerate())
+    return lambda: sorted(each.name for each in {*threading.enumerate()} - before if each.name.startswith("tfs-"))
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., ServableFixture]]:
+def make(threads) -> Iterator[Callable[..., ServableFixture]]:
     fixtures = []
 
     def made(**options: Any) -> ServableFixture:
@@ -476,7 +479,7 @@ def test_steps_and_texts_are_reported(make):
     assert [(report.outcome, report.usage.output) for report in texts] == [("length", 3)]
 
 
-def test_models_of_one_process_take_turns_and_others_have_their_own_thread(make, monkeypatch):
+def test_models_of_one_process_take_turns_and_others_have_their_own_thread(make, threads, monkeypatch):
     monkeypatch.setattr(HashModel, "shares_compute", False)
     make()
     assert threads() == ["tfs-steps-m-1"]
