@@ -13,10 +13,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from google.protobuf import any_pb2, wrappers_pb2
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+
+from tfs_lite.protocols.dtypes import Array
 
 DESCRIPTORS = Path(__file__).with_name("descriptors.binpb")
 """Compiled from ``protos/`` by ``tfs_lite.protocols.build``."""
@@ -38,3 +42,20 @@ POOL = _load()
 def message_class(full_name: str) -> Any:
     """The class of one message, e.g. ``tensorflow.serving.PredictRequest``. KeyError if there is none."""
     return GetMessageClass(POOL.FindMessageTypeByName(full_name))
+
+
+_NUMBERS: dict[int, type[np.generic]] = {
+    FieldDescriptor.CPPTYPE_BOOL: np.bool_,
+    FieldDescriptor.CPPTYPE_INT32: np.int32,
+    FieldDescriptor.CPPTYPE_INT64: np.int64,
+    FieldDescriptor.CPPTYPE_UINT32: np.uint32,
+    FieldDescriptor.CPPTYPE_UINT64: np.uint64,
+    FieldDescriptor.CPPTYPE_FLOAT: np.float32,
+    FieldDescriptor.CPPTYPE_DOUBLE: np.float64,
+}
+
+
+def numbers_in(message: Any, field: str) -> Array:
+    """The values of a repeated field of numbers, in the field's own type. numpy has to be told: the fields of
+    protobuf 6 do not say their type to it."""
+    return np.asarray(getattr(message, field), _NUMBERS[message.DESCRIPTOR.fields_by_name[field].cpp_type])

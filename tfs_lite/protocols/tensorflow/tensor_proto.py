@@ -16,6 +16,7 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.descriptors import numbers_in
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, MAX_RANK, Array, from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.varints import decode_varint, encode_varints
@@ -175,7 +176,7 @@ def _typed_values(tensor: Message, dtype: DataType) -> Array:
         return strings
     if isinstance(field, bytes):
         return np.frombuffer(field, numpy_dtype)
-    values = np.asarray(field)
+    values = numbers_in(tensor, _FIELDS[dtype])
     if dtype in _COMPLEX:
         return values[: values.size // 2 * 2].view(numpy_dtype)
     if dtype in _BIT_PATTERNS:

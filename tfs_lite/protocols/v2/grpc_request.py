@@ -15,6 +15,7 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.descriptors import numbers_in
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
@@ -201,9 +202,9 @@ def _typed_values(contents: Message, datatype: str, name: str) -> Array:
             raise invalid_argument(f"unexpected {found} for input '{name}' of datatype {datatype}, {wanted}")
     if expected is None:
         raise invalid_argument(f"input '{name}' of datatype {datatype} must be sent in raw_input_contents")
-    values = getattr(contents, expected)
     if dtype is not DataType.STRING:
-        return np.asarray(values).astype(to_numpy(dtype), copy=False)
+        return numbers_in(contents, expected).astype(to_numpy(dtype), copy=False)
+    values = getattr(contents, expected)
     texts = np.empty(len(values), object)
     texts[:] = values
     return texts
