@@ -4,7 +4,7 @@ import asyncio
 import time
 from math import inf
 
-from tfs_lite.transport.condition import Condition
+from tfs_lite.transport.condition import Condition, OneWaiter
 
 
 async def test_wait_returns_at_once_for_what_is_done_even_after_its_end() -> None:
@@ -40,3 +40,28 @@ async def test_end_that_is_brought_forward_ends_the_wait() -> None:
     ends[0] = 0.0
     condition.notify()
     assert not await wait
+
+
+async def test_one_waiter_sleeps_until_the_next_word() -> None:
+    waiter = OneWaiter()
+    waiter.wake()  # nobody sleeps: forgotten
+    for _ in range(2):
+        sleeper = asyncio.ensure_future(waiter.sleep())
+        await asyncio.sleep(0)
+        assert not sleeper.done()
+        waiter.wake()
+        waiter.wake()
+        await sleeper
+
+
+async def test_one_waiter_that_is_cancelled_leaves_its_place() -> None:
+    waiter = OneWaiter()
+    cancelled = asyncio.ensure_future(waiter.sleep())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    waiter.wake()
+    after = asyncio.ensure_future(waiter.sleep())
+    await asyncio.sleep(0)
+    waiter.wake()
+    await after

@@ -57,7 +57,7 @@ class IncomingBody(OneWaiter):
         self.on_wanted = on_wanted
         self.on_taken = on_taken
         self._chunks = [whole] if whole else []
-        super().__init__()
+        self._waiter = None
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
