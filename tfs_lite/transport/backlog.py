@@ -70,7 +70,7 @@ class Backlog:
 
     def __init__(self, expected: ExpectedWait | None = None) -> None:
         self._expected = expected or ExpectedWait()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._scheduled = False
         self._turn_ended: float | None = None
         """When the last turn ended, if it has left something."""
@@ -79,7 +79,7 @@ class Backlog:
         """Whether a request that arrives now, and has ``left`` seconds, is to be refused."""
         return self._expected.is_too_long(len(self._waiting), left)
 
-    def put(self, begin: Callable[[], None]) -> None:
+    def put(self, begin: Callable[[], object]) -> None:
         """Calls ``begin`` after those before it and in a later turn of the loop: what has come at once begins together,
         so that work for a thread is handed over at once, and the thread does not compete for the interpreter's lock
         with the reading."""
