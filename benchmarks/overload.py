@@ -2,8 +2,8 @@
 
     python benchmarks/overload.py [--models convnet,mlp] [--workers thread,process] [--seconds 60] [--times 3]
 
-``convnet`` overloads the model, which is what queues are for; ``mlp`` overloads the gRPC front end, which pays as much
-for a refusal as for an answer. For each model and kind of worker, one server on its own core with batching: its
+``convnet`` overloads the model, which is what queues are for; ``mlp`` overloads the front end, where a refusal has to
+be much cheaper than an answer. For each model and kind of worker, one server on its own core with batching: its
 capacity (64 callers, closed loop), then its p99 at half of that (open loop, arrivals independent of answers), then
 ``--times`` that capacity for ``--seconds``, then again half of it at once. Every request has a deadline, as clients
 should have.

@@ -1,5 +1,5 @@
-"""Requests that have arrived and have not begun: in which order they begin, and which of them are refused because they
-would begin too late. One backlog for all servers on one event loop.
+"""Predictions that have arrived and have not begun: in which order they begin, and which of them are refused because
+they would begin too late. One backlog for all servers on one event loop.
 
     the head of a request -> is_too_long -> refused, by its head alone
                                          -> the rest of it arrives -> put -> [backlog] -> begun, some in each turn
@@ -7,7 +7,8 @@ would begin too late. One backlog for all servers on one event loop.
 A server that is asked more than it can do, and begins whatever has arrived, answers everything too late. So a request
 is refused as soon as its head says that it has less time than it would need to wait. The wait is the number of those
 before it times the time that the loop has lately taken for one. Nobody is overtaken: what was taken begins in the order
-of arrival, and what is refused would have been late. Requests without a time limit are never too late.
+of arrival, and what is refused would have been late. Requests without a time limit are never too late. Health checks,
+probes and the like do not wait here: their servers begin them in the next turn.
 
 A refusal helps only if it is much cheaper than an answer, so nothing but the head is read for it; and only if it comes
 soon, so a turn of the loop begins requests for a few milliseconds, and then reads what has come meanwhile.
@@ -32,7 +33,7 @@ FIRST_SECONDS = 1e-4
 RECENT_SECONDS = 1.0
 """What is older than so many seconds with a backlog hardly counts. A single turn says little: some begin more than they
 answer, and others answer what was begun before."""
-TURN_SECONDS = 0.005
+TURN_SECONDS = 0.003
 """How long a turn of the loop begins requests ..."""
 SHARE = 1 / 4
 """... or for this share of its time, if that is longer: even a flood of what is to be refused leaves it so much."""
@@ -69,7 +70,7 @@ class Backlog:
 
     def __init__(self, expected: ExpectedWait | None = None) -> None:
         self._expected = expected or ExpectedWait()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._scheduled = False
         self._turn_ended: float | None = None
         """When the last turn ended, if it has left something."""
@@ -78,10 +79,10 @@ class Backlog:
         """Whether a request that arrives now, and has ``left`` seconds, is to be refused."""
         return self._expected.is_too_long(len(self._waiting), left)
 
-    def put(self, begin: Callable[[], None]) -> None:
-        """Calls ``begin``, which must not raise, after those before it and in a later turn of the loop: what has come
-        at once begins together, so that work for a thread is handed over at once, and the thread does not compete for
-        the interpreter's lock with the reading."""
+    def put(self, begin: Callable[[], object]) -> None:
+        """Calls ``begin`` after those before it and in a later turn of the loop: what has come at once begins together,
+        so that work for a thread is handed over at once, and the thread does not compete for the interpreter's lock
+        with the reading."""
         self._waiting.append(begin)
         if not self._scheduled:
             self._schedule()
@@ -94,13 +95,18 @@ class Backlog:
         waiting, begun, now = self._waiting, 0, monotonic()
         others = 0.0 if self._turn_ended is None else now - self._turn_ended
         most, ends = len(waiting), now + max(TURN_SECONDS, others * SHARE / (1 - SHARE))
-        while begun < most and now < ends:
-            waiting.popleft()()
-            begun += 1
-            now = monotonic()
+        try:
+            while begun < most and now < ends:
+                begun += 1
+                waiting.popleft()()
+                now = monotonic()
+        finally:
+            self._end_turn(begun, now)
+
+    def _end_turn(self, begun: int, now: float) -> None:
         if self._turn_ended is not None:
             self._expected.took(begun, now - self._turn_ended)
         self._scheduled = False
-        self._turn_ended = now if waiting else None
-        if waiting:
+        self._turn_ended = now if self._waiting else None
+        if self._waiting:
             self._schedule()

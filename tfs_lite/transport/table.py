@@ -87,7 +87,8 @@ UNAVAILABLE, whatever the handler answers."""
 @dataclass(frozen=True, slots=True)
 class Method:
     """One row of the table. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has.
-    ``refusable``: a call is refused when it comes if it would begin too late for its deadline (:mod:`backlog`)."""
+    ``refusable``: its calls wait for their turn, and one is refused when it comes if that would be too late for its
+    deadline (:mod:`backlog`). Others are never refused, and wait for nothing."""
 
     path: str
     kind: CallKind

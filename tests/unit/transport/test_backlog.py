@@ -110,6 +110,21 @@ async def test_request_that_comes_while_others_begin_begins_in_a_later_turn() ->
     assert begun == [1, 2, 3]
 
 
+async def test_request_that_fails_to_begin_holds_up_no_other() -> None:
+    backlog, begun, told = Backlog(), list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    error = RuntimeError("a mistake")
+
+    def fail() -> None:
+        raise error
+
+    backlog.put(fail)
+    backlog.put(partial(begun.append, 1))
+    await turns(2)
+    assert told == [error]
+    assert begun == [1]
+
+
 async def test_request_is_refused_while_so_many_wait_that_it_would_begin_too_late_and_then_no_more() -> None:
     backlog = Backlog(ExpectedWait(0.001))
     for _ in range(200):

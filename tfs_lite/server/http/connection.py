@@ -2,8 +2,8 @@
 
     data_received -> the parser -> requests, one after the other -> the handler -> the response -> the next
 
-A request is given to the handler from the backlog of the loop, where it is put when its head is complete and those
-before it are answered, or it is refused then because too much is there.
+A request is given to the handler when its head is complete and those before it are answered: a POST from the backlog
+of the loop, or it is refused because too much waits there, any other in the next turn of the loop.
 A head that the parser has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait: some are
 parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as its
 handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its own
@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, cast
 
 import httptools
@@ -164,11 +165,11 @@ class Connection(OneWaiter, asyncio.Protocol):
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
-        """A client that has closed its side gets no more answers but those that are made at once: a handler begins in
-        the turn of the loop after its request has come, and its task in the next."""
+        """A client that has closed its side gets no more answers but those that are made at once: when its request has
+        left the backlog the handler begins, and its task in the next turn of the loop."""
         if not self._transport.can_write_eof():  # TLS has no half-closed connections
             return False
-        self._loop.call_soon(self._loop.call_soon, self._transport.close)
+        self._owner.backlog.put(partial(self._loop.call_soon, self._loop.call_soon, self._transport.close))
         return True
 
     def pause_writing(self) -> None:
@@ -379,8 +380,9 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
         self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
         self._since = request.arrived
-        refusal = self._owner.refusal(request)
-        if refusal is None:
+        if request.head.method != "POST":  # a probe, a page: no prediction
+            self._loop.call_soon(self.start)
+        elif (refusal := self._owner.refusal(request)) is None:
             self._owner.backlog.put(self.start)
         else:
             self._loop.call_soon(self._refuse_by_head, request, refusal)

@@ -62,8 +62,8 @@ class HttpServer:
         backlog: Backlog | None = None,
         refusal: Callable[[Request], Response | None] = _take,
     ) -> None:
-        """``backlog`` is that of the loop, which others may share; None: one of its own. ``refusal`` is asked about
-        every request when it could be put there: the answer to one that is refused, None for one that is taken."""
+        """``backlog`` is that of the loop, which others may share; None: one of its own. ``refusal`` is asked
+        about every POST before it is put there: the answer to one that is refused, None for one that is taken."""
         self.handler = handler
         self.refusal = refusal
         self.backlog = backlog or Backlog()

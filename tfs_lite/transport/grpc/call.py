@@ -64,7 +64,8 @@ class Common:
     """What all calls of one started server share.
 
     ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
-    ``draining`` no more requests of streams are read. Handlers begin from the ``backlog``.
+    ``draining`` no more requests of streams are read. Handlers of refusable methods begin from the ``backlog``, others
+    in the next turn of the loop.
     """
 
     def __init__(
@@ -245,7 +246,8 @@ class Call(CallContext):
 
     def begin_handler(self) -> None:
         self.waiting_since = 0.0
-        self.common.backlog.put(self.start)
+        begin_soon = self.common.backlog.put if self.method.refusable else self.common.soon
+        begin_soon(self.start)
 
     def start(self) -> None:
         """Starts the handler, unless the call has ended meanwhile."""
