@@ -10,7 +10,8 @@ import numpy as np
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import Tensor
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
-from tfs_lite.workers.arena import Arena, TensorLocation, end_of, lay_out_shapes
+from tfs_lite.workers.arena import Arena
+from tfs_lite.workers.tensors import TensorLocation, end_of, lay_out_shapes
 
 
 class Staging:
