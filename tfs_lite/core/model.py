@@ -22,8 +22,8 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class WorkerLost(ServingError):
-    """The process that ran the model has died, with whatever it was running. UNAVAILABLE. ``unread`` means that it cannot
-    have read the request: it is safe to run it elsewhere."""
+    """The process that ran the model has died, with whatever it was running. UNAVAILABLE. ``unread`` means that it
+    cannot have read the request: it is safe to run it elsewhere."""
 
     def __init__(self, message: str, unread: bool = False) -> None:
         super().__init__(StatusCode.UNAVAILABLE, message)
