@@ -54,7 +54,8 @@ class ReconnectingModel(Model):
 
     Threads: as :class:`~tfs_lite.core.model.Model`, with ``lanes`` threads inside ``run``. The process is not trusted:
     it is given up if it breaks the protocol. ``restarts`` counts how often the model was opened again after its process
-    was lost. Requests wait for a connection that is being made again within ``max_wait`` seconds.
+    was lost, ``ongoing`` is how many requests were in the process when it answered last. Requests wait for a connection
+    that is being made again within ``max_wait`` seconds.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ReconnectingModel(Model):
         self._words = words
         self._label = remote.label
         self._max_wait = max_wait
+        self.ongoing = 0
         self._changed = threading.Condition()  # guards what follows
         self._connection: Connection | None = None
         self._restarter: threading.Thread | None = None
@@ -131,12 +133,6 @@ class ReconnectingModel(Model):
             return self._restarts
 
     @property
-    def ongoing(self) -> int:
-        """How many requests were in the process when it last answered."""
-        with self._changed:
-            return max((channel.ongoing for channel in self._connection.runs), default=0) if self._connection else 0
-
-    @property
     def worker(self) -> WorkerStatus:
         return WorkerStatus(self._words.kind, self.alive, self.pid, self.restarts, self._description.reason)
 
@@ -149,8 +145,16 @@ class ReconnectingModel(Model):
         declared = find_signature(self.signatures, signature)
         wanted = outputs or (() if self.has_item_steps else declared.output_names)
         lane = self._lanes.mine()
+
+        def call(connection: Connection) -> Mapping[str, Tensor]:
+            channel = connection.runs[lane]
+            try:
+                return channel.call(RUN, signature, inputs, wanted)
+            finally:
+                self.ongoing = channel.ongoing
+
         try:
-            return self._call(lambda connection: connection.runs[lane].call(RUN, signature, inputs, wanted))
+            return self._call(call)
         finally:
             self._lanes.give_back()
 

@@ -235,27 +235,14 @@ def test_request_while_no_replica_is_there_is_refused_at_once_and_is_safe_elsewh
 @pytest.mark.parametrize("function", ["make", "make_items"])
 def test_frozen_replica_is_lost_when_it_does_not_answer_a_ping(open_replica, start, way, function):
     replica, following = start(), start()
-    opened = open_replica(function, way=way, replicas=[replica, following], near={"health_check_timeout": 1.0})
+    opened = open_replica(function, way=way, replicas=[replica, following], near={"health_check_timeout": 3.0})
     with ThreadPoolExecutor(1) as pool:
         replica.signal(signal.SIGSTOP)
         answer = pool.submit(opened.model.run, "", {"x": ROW}, ())
-        with pytest.raises(WorkerLost, match="not answering for 1 s"):
+        with pytest.raises(WorkerLost, match="not answering for 3 s"):
             answer.result(60)
     assert opened.model.recover(NEVER)
     assert where(opened.model) == following.address.pid
-
-
-def test_replica_whose_model_runs_for_long_goes_on_answering_pings(open_replica, tmp_path):
-    opened = open_replica(options={"gate": str(tmp_path)}, near={"health_check_timeout": 3.0})
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(opened.model.run, "gate", {"x": ROW}, ())
-        wait_until((tmp_path / "entered").exists, "it runs")
-        assert opened.place.losses == []
-        with pytest.raises(TimeoutError):
-            answer.result(7)
-        (tmp_path / "open").touch()
-        np.testing.assert_array_equal(answer.result(60)["y"], ROW)
-    assert opened.model.restarts == 0
 
 
 def test_replica_whose_connection_alone_was_lost_is_used_again_and_opens_nothing_anew(open_replica, start, tmp_path):
