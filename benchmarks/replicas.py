@@ -4,8 +4,8 @@
 
 Batches of 4 KB, 150 KB and 4.8 MB, put together in the memory that the model offers, as the batching scheduler does it;
 the model looks at the first column and answers with it. Sides: a worker process (shared memory), a replica of this host
-through shared memory, through frames over a UNIX socket, and through frames over TCP on loopback. They take turns within
-each round; figures are medians over rounds, ratios those of one round.
+through shared memory, through frames over a UNIX socket, and through frames over TCP on loopback. They take turns
+within each round; figures are medians over rounds, ratios those of one round.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 The thread that calls ``serve`` opens the model and runs it, one request at a time. One thread accepts connections; each
 connection has a thread that reads, answers pings whatever the model does, and runs ``preprocess`` and ``postprocess``.
+The only connection that asks for runs is lent to the model's thread, which then waits for its requests itself, as a
+worker process does: that saves two changes of threads. With several, the next request is read while one runs.
 
 Nothing about it is Ray's: any process can host one. What is to be opened comes over a connection, and so a refusal is a
 status. A connection that does not know the secret, or is not understood, is closed; the others go on. A replica ends
@@ -17,6 +19,7 @@ import logging
 import os
 import platform
 import secrets
+import select
 import selectors
 import socket
 import sys
@@ -83,6 +86,15 @@ class _Opening:
 
 
 @dataclass(slots=True, eq=False)
+class _Loan:
+    """A connection that the thread of the model reads until ``returned``. ``failure`` is what ended it."""
+
+    session: _Session
+    returned: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Run:
     """A request for the thread of the model. ``done`` is released when there are results or there is a failure."""
 
@@ -119,12 +131,16 @@ class Replica:
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
         self._limit = limit
-        self._clock = clock or SystemClock()
+        self._own_clock = None if clock else SystemClock()
+        self._clock: Clock = clock or self._own_clock  # type: ignore[assignment]
         self._exit = exit
-        self._jobs: SimpleQueue[_Opening | _Run | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Opening | _Run | _Loan | None] = SimpleQueue()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()  # guards what follows
         self._opening: _Opening | None = None
         self._ongoing = 0
+        self._askers: set[_Session] = set()
+        self._lent = False
         self._epoch = 0
         self._sessions: set[_Session] = set()
         self._strangers: deque[_Session] = deque()
@@ -151,6 +167,8 @@ class Replica:
         while (job := self._jobs.get()) is not None:
             if isinstance(job, _Opening):
                 self._open(job)
+            elif isinstance(job, _Loan):
+                self._serve_directly(job)
             else:
                 self._run(job)
         self._clean_up()
@@ -167,7 +185,8 @@ class Replica:
         logger.info("replica %s ends: %s", self._name, cause)
         self._listener.close()
         self._watchdog = self._clock.call_later(CLOSE_SECONDS, self._give_up)
-        self._jobs.put(None)
+        with self._lock:
+            self._put(None)
 
     def about(self) -> dict[str, object]:
         """What is known of it, as plain data. ``model`` is None until the model is open."""
@@ -204,6 +223,7 @@ class Replica:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
+            self._askers.discard(session)
             alone = not self._sessions and not self._cause
             drained = alone and self._draining
             if alone and not drained:
@@ -225,7 +245,7 @@ class Replica:
             opening = self._opening
             if opening is None and not self._cause:
                 opening = self._opening = _Opening(function, arguments, label)
-                self._jobs.put(opening)
+                self._put(opening)
         if opening is None:
             raise ConnectionClosed
         if (opening.function, opening.arguments) != (function, arguments):
@@ -234,9 +254,9 @@ class Replica:
         if opening.failure is not None:
             raise opening.failure
 
-    def run(self, message: Message, inputs: Mapping[str, Tensor], done: threading.Lock) -> Mapping[str, Tensor]:
-        """Has the model run, and waits for the results; ``done`` is the session's own, and held. FAILED_PRECONDITION
-        without a model, RESOURCE_EXHAUSTED if too many requests wait."""
+    def run(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Has the model run, and waits for the results. FAILED_PRECONDITION without a model, RESOURCE_EXHAUSTED if too
+        many requests wait."""
         self.model()
         with self._lock:
             if self._ongoing >= MAX_ONGOING:
@@ -244,15 +264,38 @@ class Replica:
             if self._cause:
                 raise ConnectionClosed(unread=True)
             self._ongoing += 1
-            run = _Run(message, inputs, done)
-            self._jobs.put(run)
-        done.acquire()
+            self._askers.add(session)
+            run = _Run(message, inputs, session.done)
+            self._put(run)
+        session.done.acquire()
         with self._lock:
             self._ongoing -= 1
         if run.failure is not None:
             raise run.failure
         assert run.results is not None
         return run.results
+
+    def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """For the thread of the model: runs it. Raises what it raises."""
+        model, _ = self.model()
+        self._ongoing = 1
+        try:
+            return run_request(model, message, inputs)
+        finally:
+            self._ongoing = 0
+
+    def lend(self, session: _Session) -> None:
+        """Lends the session's connection to the thread of the model if no other has asked for a run; returns when it
+        has been given back. Raises what ended it."""
+        with self._lock:
+            if self._askers != {session} or self._cause:
+                return
+            loan = _Loan(session)
+            self._put(loan)
+            self._lent = True
+        loan.returned.wait()
+        if loan.failure is not None:
+            raise loan.failure
 
     def model(self) -> tuple[Opened, str]:
         """The model, and how messages call it. FAILED_PRECONDITION if none is open."""
@@ -293,6 +336,28 @@ class Replica:
             run.failure = failure_from(error, label)
         run.done.release()
 
+    def _serve_directly(self, loan: _Loan) -> None:
+        """Answers the connection's requests until there is another job."""
+        poll = select.poll()
+        poll.register(loan.session.fileno(), select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        try:
+            while all(ready != self._wakeup for ready, _ in poll.poll()):
+                loan.session.answer_next(self.run_here)
+        except BaseException as error:
+            loan.failure = error
+        with self._lock:
+            self._lent = False
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wakeup)
+        loan.returned.set()
+
+    def _put(self, job: _Opening | _Run | _Loan | None) -> None:
+        """A job for the thread of the model. Holds the lock."""
+        self._jobs.put(job)
+        if self._lent:
+            os.eventfd_write(self._wakeup, 1)
+
     def _clean_up(self) -> None:
         """Requests that still wait find the connection closed."""
         with self._lock:
@@ -304,14 +369,20 @@ class Replica:
             close_model(opening.model, opening.label)
         while not self._jobs.empty():
             job = self._jobs.get()
+            if job is None:
+                continue
+            job.failure = ServingError(StatusCode.UNAVAILABLE, f"replica {self._name} has ended")
             if isinstance(job, _Run):
-                job.failure = ServingError(StatusCode.UNAVAILABLE, f"replica {self._name} has ended")
                 job.done.release()
-            elif job is not None:
-                job.failure = ServingError(StatusCode.UNAVAILABLE, f"replica {self._name} has ended")
+            elif isinstance(job, _Opening):
                 job.done.set()
+            else:
+                job.returned.set()
         if self._watchdog is not None:
             self._watchdog.cancel()
+        if self._own_clock is not None:
+            self._own_clock.close()
+        os.close(self._wakeup)
 
     # The thread that accepts.
 
@@ -341,6 +412,9 @@ class Replica:
             self.end(f"nobody has been connected for {self._orphan_seconds:g} s")
 
 
+_RunRequest = Callable[["_Session", Message, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
 class _Session:
     """One connection of a replica, and the thread that reads it."""
 
@@ -348,8 +422,8 @@ class _Session:
         self._replica = replica
         self._sock = sock
         self._closing = threading.Lock()  # guards the descriptor against end
-        self._done = threading.Lock()
-        self._done.acquire()
+        self.done = threading.Lock()  # held; released when a run of this session is done
+        self.done.acquire()
         self._epoch = 0
 
     def serve(self, secret: bytes, limit: int) -> None:
@@ -364,7 +438,8 @@ class _Session:
             )
             try:
                 while True:
-                    self._answer(*self._channel.receive())
+                    if self.answer_next(self._replica.run) == RUN:
+                        self._replica.lend(self)
             finally:
                 with self._closing:
                     self._channel.close()
@@ -384,13 +459,22 @@ class _Session:
         with self._closing, suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, message: Message, locations: list[TensorLocation]) -> None:
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def answer_next(self, run: _RunRequest) -> str:
+        """Receives a request and answers it; gives what it asked for. Raises ConnectionClosed, ProtocolError."""
+        message, locations = self._channel.receive()
+        self._answer(message, locations, run)
+        return message.what
+
+    def _answer(self, message: Message, locations: list[TensorLocation], run: _RunRequest) -> None:
         detail: object = None
         tensors: Mapping[str, Tensor] = {}
         try:
             if message.what == RUN:
                 inputs = self._channel.read(locations, copy=False)
-                tensors = self._replica.run(message, inputs, self._done)
+                tensors = run(self, message, inputs)
             elif message.what in (PREPROCESS, POSTPROCESS):
                 tensors = self._run_step(message, locations)
             else:

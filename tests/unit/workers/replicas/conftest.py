@@ -61,9 +61,7 @@ class OpenReplica:
 
 
 @pytest.fixture
-def open_replica(
-    start: Callable[..., HostedReplica], child_models: str
-) -> Iterator[Callable[..., OpenReplica]]:
+def open_replica(start: Callable[..., HostedReplica], child_models: str) -> Iterator[Callable[..., OpenReplica]]:
     """Opens a model of ``child_models`` in replicas, the first of which is started here unless there are others."""
     from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas
     from tfs_lite.workers.connection import RemoteModel

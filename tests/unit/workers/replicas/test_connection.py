@@ -64,9 +64,7 @@ def _outcome(end, part):
 @pytest.mark.parametrize("carrier", [FRAMES, MEMORY])
 def test_ends_that_know_the_secret_and_the_name_agree(ends, carrier):
     found = both(
-        ends,
-        lambda end: greet(end, Credentials(SECRET, 12), NAME, carrier),
-        lambda end: welcome(end, SECRET, NAME),
+        ends, lambda end: greet(end, Credentials(SECRET, 12), NAME, carrier), lambda end: welcome(end, SECRET, NAME)
     )
     assert found == [None, (12, carrier)]
 
@@ -111,7 +109,8 @@ def test_replica_that_only_sends_back_what_it_gets_is_refused(ends):
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3, b"TFSR\x02" + bytes(32), bytes(37), b"TFSR\x01" + bytes(100)]
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3, b"TFSR\x02" + bytes(32), bytes(37), b"TFSR\x01" + bytes(100)],
 )
 def test_stranger_learns_nothing(ends, sent):
     ours, theirs = ends
@@ -236,7 +235,9 @@ def test_large_and_small_messages_follow_one_another(ends, nbytes):
     x = np.arange(nbytes, dtype=np.uint8)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(3):
-            sending = pool.submit(ours.send, Message(1, "run"), {"x": x, "t": np.array([b"text"], dtype=object)[:nbytes]})
+            sending = pool.submit(
+                ours.send, Message(1, "run"), {"x": x, "t": np.array([b"text"], dtype=object)[:nbytes]}
+            )
             _, locations = theirs.receive()
             found = theirs.read(locations, copy=False)
             assert found["x"].tobytes() == x.tobytes()

@@ -1,4 +1,4 @@
-"""Models in replicas: what they answer over each kind of connection, and what becomes of them when replicas are lost."""
+"""Models in replicas: what they answer over each kind of connection, and what becomes of them when these are lost."""
 
 from __future__ import annotations
 
@@ -204,7 +204,9 @@ def test_replica_that_is_lost_in_a_run_fails_that_run_and_the_next_one_is_used(
     model, first = opened.model, opened.model.pid
     with pytest.raises(WorkerLost) as error:
         model.run(what, {"x": ROW}, ())
-    assert str(error.value) == f"model m version 1: its replica ended ({cause}); it is being placed again, try again later"
+    assert (
+        str(error.value) == f"model m version 1: its replica ended ({cause}); it is being placed again, try again later"
+    )
     opened.put(start())
     assert model.recover(NEVER)
     assert (model.alive, model.restarts) == (True, 1)
@@ -366,9 +368,7 @@ def test_close_ends_an_opening_and_a_wait_for_a_replica(open_replica, start, tmp
 
 def test_wrong_secret_gets_nothing(open_replica, start):
     replica = start()
-    message = refusal(
-        open_replica, replicas=[replica] * 3, near={"secret": b"x" * 32}, code=StatusCode.UNAVAILABLE
-    )
+    message = refusal(open_replica, replicas=[replica] * 3, near={"secret": b"x" * 32}, code=StatusCode.UNAVAILABLE)
     assert "it refused the greeting" in message
     assert where(open_replica(replicas=[replica]).model) == replica.address.pid
 
