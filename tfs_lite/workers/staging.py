@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -69,4 +68,4 @@ def _staged_location(
     if offset or tensor.nbytes > view.nbytes:
         return None
     dtype = from_numpy(tensor.dtype)
-    return replace(location, shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)
+    return location._replace(shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ Memory = mmap | memoryview
 _DTYPES = {dtype.value: dtype for dtype in DataType if dtype is not DataType.INVALID}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLocation:
+class TensorLocation(NamedTuple):
     """Where a tensor lies in a memory. ``offset`` and ``nbytes`` are in bytes."""
 
     name: str
@@ -42,43 +40,37 @@ class TensorLocation:
     @property
     def plain(self) -> tuple[str, int, tuple[int, ...], int, int]:
         """The location as it is sent in a message."""
-        return self.name, self.dtype.value, self.shape, self.offset, self.nbytes
+        return self.name, int(self.dtype), self.shape, self.offset, self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class FlatTensor:
+class FlatTensor(NamedTuple):
     """What to write for a tensor: ``array``; for texts ``array`` holds their lengths, and ``texts`` follows."""
 
     name: str
     dtype: DataType
     shape: tuple[int, ...]
+    nbytes: int
     array: Array
     texts: bytes | None = None
-
-    @property
-    def nbytes(self) -> int:
-        if self.texts is not None:
-            return self.array.nbytes + len(self.texts)
-        return math.prod(self.shape) * to_numpy(self.dtype).itemsize
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> list[FlatTensor]:
     """What to write for each. INVALID_ARGUMENT for an array of a type that no tensor has."""
-    return [_flat(name, tensor) for name, tensor in tensors.items()]
+    return [_flat(name, np.asarray(tensor)) for name, tensor in tensors.items()]
 
 
-def _flat(name: str, tensor: Tensor) -> FlatTensor:
-    array = np.asarray(tensor)
+def _flat(name: str, array: Array) -> FlatTensor:
     dtype = from_numpy(array.dtype)
     if dtype is not DataType.STRING:
-        return FlatTensor(name, dtype, array.shape, array)
+        return FlatTensor(name, dtype, array.shape, array.nbytes, array)
     texts = [text.encode() if isinstance(text, str) else bytes(text) for text in array.ravel().tolist()]
-    return FlatTensor(name, dtype, array.shape, np.fromiter(map(len, texts), np.int64, len(texts)), b"".join(texts))
+    lengths, joined = np.fromiter(map(len, texts), np.int64, len(texts)), b"".join(texts)
+    return FlatTensor(name, dtype, array.shape, lengths.nbytes + len(joined), lengths, joined)
 
 
 def lay_out(tensors: Iterable[FlatTensor], start: int = 0) -> list[TensorLocation]:
     """Locations for the tensors, one after the other, from byte ``start``."""
-    return _in_a_row(((tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in tensors), start)
+    return _in_a_row((tensor[:4] for tensor in tensors), start)
 
 
 def lay_out_shapes(shapes: Shapes) -> list[TensorLocation]:
@@ -92,7 +84,7 @@ def lay_out_shapes(shapes: Shapes) -> list[TensorLocation]:
 
 
 def end_of(locations: list[TensorLocation]) -> int:
-    return max((location.offset + location.nbytes for location in locations), default=0)
+    return max([location.offset + location.nbytes for location in locations], default=0)
 
 
 def view_tensor(memory: Memory, location: TensorLocation) -> Array:
@@ -117,7 +109,7 @@ def copy_tensor(memory: Memory, location: TensorLocation) -> Array:
 def read_locations(raw: object) -> list[TensorLocation]:
     """The locations in a message. ProtocolError unless names differ, dtypes are known and shapes fit the bytes. Whether
     they lie within the memory is the reader's to check."""
-    return _different(_read_location(*_fields(item, 5)) for item in _items(raw))
+    return _different([_read_location(*_fields(item, 5)) for item in _items(raw)])
 
 
 def read_sizes(raw: object, start: int) -> list[TensorLocation]:
@@ -126,9 +118,8 @@ def read_sizes(raw: object, start: int) -> list[TensorLocation]:
     locations = []
     for item in _items(raw):
         name, number, shape, nbytes = _fields(item, 4)
-        start = aligned(start)
-        locations.append(_read_location(name, number, shape, start, nbytes))
-        start += locations[-1].nbytes
+        locations.append(_read_location(name, number, shape, aligned(start), nbytes))
+        start = locations[-1].offset + locations[-1].nbytes
     return _different(locations)
 
 
@@ -171,18 +162,18 @@ def _fields(raw: object, count: int) -> list[Any]:
     return raw
 
 
-def _different(locations: Iterable[TensorLocation]) -> list[TensorLocation]:
-    found = list(locations)
-    if len({location.name for location in found}) != len(found):
+def _different(locations: list[TensorLocation]) -> list[TensorLocation]:
+    if len(locations) > 1 and len({location.name for location in locations}) != len(locations):
         raise ProtocolError("two tensors of one name")
-    return found
+    return locations
 
 
 def _read_location(name: object, number: object, shape: object, offset: object, nbytes: object) -> TensorLocation:
     if not isinstance(name, str) or not isinstance(shape, list) or len(shape) > _MAX_RANK:
         raise ProtocolError("a tensor without a name or a shape")
-    if not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in (*shape, offset, nbytes)):
-        raise ProtocolError(f"sizes of tensor {name:.100} that are no sizes")
+    for size in (*shape, offset, nbytes):
+        if type(size) is not int or not 0 <= size <= _MAX_SIZE:
+            raise ProtocolError(f"sizes of tensor {name:.100} that are no sizes")
     assert isinstance(offset, int)
     assert isinstance(nbytes, int)
     dtype = read_dtype(number)

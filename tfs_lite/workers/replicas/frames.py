@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import ormsgpack
@@ -38,8 +38,7 @@ _LENGTH = struct.Struct("<I")
 Piece = bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What the head of a frame says. ``size``: the bytes of the whole frame."""
 
     message: Message
@@ -53,7 +52,7 @@ def pack(message: Message, tensors: Mapping[str, Tensor], limit: int, what: str)
     that no tensor has; ValueError if the head becomes too long."""
     number, kind, signature, wanted, extra = message
     flat = flatten(tensors)
-    sizes = [(tensor.name, tensor.dtype.value, tensor.shape, tensor.nbytes) for tensor in flat]
+    sizes = [(tensor.name, int(tensor.dtype), tensor.shape, tensor.nbytes) for tensor in flat]
     head = ormsgpack.packb((number, kind, signature, wanted, sizes, extra))
     if len(head) > MAX_HEAD:
         raise ValueError(f"a message of {len(head)} bytes; at most {MAX_HEAD} can be sent")

@@ -55,8 +55,8 @@ class ReplicaModel(ReconnectingModel):
 
     ``remote.function`` is called in the replica. ``epoch`` gives that of the leader that this server knows. ``lanes``
     is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
-    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). ``close`` hangs up, and leaves the replica to
-    whoever has placed it. While no replica is there, requests get WorkerLost at once.
+    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). ``close`` hangs up, and leaves the
+    replica to whoever has placed it. While no replica is there, requests get WorkerLost at once.
     """
 
     def __init__(
