@@ -23,7 +23,6 @@ from tfs_lite.workers.process import ProcessModel
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.supervisor import Supervisor
 
-
 ELSEWHERE = ("process", "replica over TCP", "replica over a UNIX socket", "replica in shared memory")
 CASES = [(writer, "here") for writer in WRITERS] + [
     (writer, where) for writer in ("pytorch_export", "python class") for where in ELSEWHERE

@@ -59,8 +59,11 @@ def read_message(raw: list[Any]) -> Message:
     number, what, signature, wanted, _, extra = raw
     if type(number) is not int or not isinstance(what, str) or not isinstance(signature, str):
         raise ProtocolError("no message")
-    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+    if not isinstance(wanted, list):
         raise ProtocolError("no names of outputs")
+    for name in wanted:
+        if not isinstance(name, str):
+            raise ProtocolError("no names of outputs")
     return Message(number, what, signature, wanted, extra)
 
 

@@ -284,6 +284,7 @@ class FrameChannel:
         self._limit = limit
         self._what = what
         self._stall = stall_seconds
+        _set_patience(sock, stall_seconds)  # for each call, so that a silent sender is not waited for much longer
         self._buffer = memoryview(mmap.mmap(-1, _FIRST_BYTES))
         self._local = sock.family == socket.AF_UNIX
         self._closing = Lock()  # guards the descriptor: shut_down must not use one that was closed
@@ -297,14 +298,7 @@ class FrameChannel:
             raise ConnectionClosed(unread=True) from None
 
     def receive(self) -> tuple[Message, list[TensorLocation]]:
-        try:
-            got = self._sock.recv_into(self._buffer)
-        except OSError as error:
-            # on one host the kernel says whether the request was read; a reset from afar may have any cause
-            raise ConnectionClosed(self._local and isinstance(error, ConnectionResetError)) from None
-        if not got:
-            raise ConnectionClosed
-        got = self._fill(got, LENGTH_BYTES)
+        got = self._fill(self._begin(), LENGTH_BYTES)
         end = head_end(self._buffer)
         got = self._fill(got, end)
         head = read_head(self._buffer[:end], self._limit)
@@ -337,6 +331,20 @@ class FrameChannel:
         with self._closing:
             self._sock.close()
 
+    def _begin(self) -> int:
+        """Waits for the next message; how many bytes of it came at once."""
+        while True:
+            try:
+                got = self._sock.recv_into(self._buffer)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                # on one host the kernel says whether the request was read; a reset from afar may have any cause
+                raise ConnectionClosed(self._local and isinstance(error, ConnectionResetError)) from None
+            if not got:
+                raise ConnectionClosed
+            return got
+
     def _fill(self, got: int, wanted: int) -> int:
         """Receives until ``wanted`` bytes are in the buffer; how many are there then."""
         if got >= wanted:
@@ -345,8 +353,19 @@ class FrameChannel:
             larger = memoryview(mmap.mmap(-1, 1 << (wanted - 1).bit_length()))
             larger[:got] = self._buffer[:got]
             self._buffer = larger
-        seconds = self._stall * max(1.0, (wanted - got) / (1 << 20))
-        receive_into(self._sock, self._buffer[got:wanted], seconds)
+        latest = time.monotonic() + self._stall * max(1.0, (wanted - got) / (1 << 20))
+        while got < wanted:
+            try:
+                piece = self._sock.recv_into(self._buffer[got:wanted], 0, socket.MSG_WAITALL)
+                if not piece:
+                    raise ConnectionClosed
+                got += piece
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise ConnectionClosed from None
+            if got < wanted and time.monotonic() > latest:
+                raise ProtocolError(f"{got} of {wanted} bytes of a message, and then nothing")
         return wanted
 
 

@@ -10,7 +10,7 @@ So whoever has the head knows how many bytes the frame has, and has checked them
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +20,12 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import (
+    ALIGNMENT,
     FlatTensor,
     TensorLocation,
     aligned,
     end_of,
     flatten,
-    lay_out,
     read_sizes,
     too_large,
 )
@@ -35,6 +35,7 @@ MAX_HEAD = 1 << 24
 """Bytes."""
 LENGTH_BYTES = 4
 _LENGTH = struct.Struct("<I")
+_ZEROS = bytes(ALIGNMENT)
 Piece = bytes | memoryview
 
 
@@ -52,14 +53,23 @@ def pack(message: Message, tensors: Mapping[str, Tensor], limit: int, what: str)
     that no tensor has; ValueError if the head becomes too long."""
     number, kind, signature, wanted, extra = message
     flat = flatten(tensors)
-    sizes = [(tensor.name, int(tensor.dtype), tensor.shape, tensor.nbytes) for tensor in flat]
+    sizes, nbytes = [], 0
+    for tensor in flat:
+        sizes.append((tensor.name, int(tensor.dtype), tensor.shape, tensor.nbytes))
+        nbytes = aligned(nbytes) + tensor.nbytes
+    if nbytes > limit:
+        raise too_large(what, nbytes, limit)
     head = ormsgpack.packb((number, kind, signature, wanted, sizes, extra))
     if len(head) > MAX_HEAD:
         raise ValueError(f"a message of {len(head)} bytes; at most {MAX_HEAD} can be sent")
+    pieces: list[Piece] = [_LENGTH.pack(len(head)) + head]
     end = LENGTH_BYTES + len(head)
-    locations = lay_out(flat, end)
-    _check_limit(locations, end, limit, what)
-    return [_LENGTH.pack(len(head)) + head, *_bodies(flat, locations, end)]
+    for tensor in flat:
+        start = aligned(end)
+        pieces.append(_ZEROS[end - start :] if start > end else b"")
+        pieces += _body(tensor)
+        end = start + tensor.nbytes
+    return pieces
 
 
 def head_end(frame: memoryview) -> int:
@@ -81,27 +91,15 @@ def read_head(frame: memoryview, limit: int) -> Head:
         raise ProtocolError("no message")
     locations = read_sizes(raw[4], len(frame))
     size = max(end_of(locations), len(frame))
-    if size - aligned(len(frame)) > limit:
-        raise ProtocolError(f"tensors of {size - aligned(len(frame))} bytes; at most {limit} are expected")
+    nbytes = size - aligned(len(frame))
+    if nbytes > limit:
+        raise ProtocolError(f"tensors of {nbytes} bytes; at most {limit} are expected")
     return Head(read_message(raw), locations, size)
 
 
-def _check_limit(locations: list[TensorLocation], start: int, limit: int, what: str) -> None:
-    nbytes = end_of(locations) - aligned(start)
-    if nbytes > limit:
-        raise too_large(what, nbytes, limit)
-
-
-def _bodies(tensors: list[FlatTensor], locations: list[TensorLocation], end: int) -> Iterator[Piece]:
-    for tensor, location in zip(tensors, locations, strict=True):
-        if location.offset > end:
-            yield bytes(location.offset - end)
-        end = location.offset + location.nbytes
-        if not location.nbytes:
-            continue
-        if tensor.texts is None:
-            array = np.ascontiguousarray(tensor.array, to_numpy(tensor.dtype))
-            yield array.reshape(-1).view(np.uint8).data
-        else:
-            yield tensor.array.tobytes()
-            yield tensor.texts
+def _body(tensor: FlatTensor) -> list[Piece]:
+    if not tensor.nbytes:
+        return []
+    if tensor.texts is not None:
+        return [tensor.array.tobytes(), tensor.texts]
+    return [np.ascontiguousarray(tensor.array, to_numpy(tensor.dtype)).reshape(-1).view(np.uint8).data]
