@@ -39,6 +39,7 @@ from tfs_lite.workers.wire import Message
 
 FRAMES, MEMORY = 0, 1
 """Carriers."""
+CONNECT_SECONDS = 2.0
 GREETING_SECONDS = 5.0
 """How long each step of the greeting may take."""
 STALL_SECONDS = 5.0
@@ -140,7 +141,7 @@ def _connect(address: ReplicaAddress) -> socket.socket:
             return sock
         except OSError:
             sock.close()
-    sock = socket.create_connection((address.host, address.port), GREETING_SECONDS)
+    sock = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
     sock.settimeout(None)
     tune(sock)
     return sock

@@ -131,8 +131,7 @@ class Replica:
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
         self._limit = limit
-        self._own_clock = None if clock else SystemClock()
-        self._clock: Clock = clock or self._own_clock  # type: ignore[assignment]
+        self._clock = clock or SystemClock()
         self._exit = exit
         self._jobs: SimpleQueue[_Opening | _Run | _Loan | None] = SimpleQueue()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -206,8 +205,10 @@ class Replica:
     # What sessions do, each on its thread.
 
     def admit(self, session: _Session, epoch: int) -> None:
-        """The session has shown that it knows the secret."""
+        """The session has shown that it knows the secret. ConnectionClosed if that took too long."""
         with self._lock:
+            if session not in self._strangers:
+                raise ConnectionClosed
             self._strangers.remove(session)
             self._epoch = max(self._epoch, epoch)
             self._sessions.add(session)
@@ -218,7 +219,7 @@ class Replica:
     def leave(self, session: _Session) -> None:
         """The session's connection has ended."""
         with self._lock:
-            with suppress(ValueError):
+            if session in self._strangers:
                 self._strangers.remove(session)
             if session not in self._sessions:
                 return
@@ -278,11 +279,13 @@ class Replica:
     def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the thread of the model: runs it. Raises what it raises."""
         model, _ = self.model()
-        self._ongoing = 1
+        with self._lock:
+            self._ongoing += 1
         try:
             return run_request(model, message, inputs)
         finally:
-            self._ongoing = 0
+            with self._lock:
+                self._ongoing -= 1
 
     def lend(self, session: _Session) -> None:
         """Lends the session's connection to the thread of the model if no other has asked for a run; returns when it
@@ -380,8 +383,6 @@ class Replica:
                 job.returned.set()
         if self._watchdog is not None:
             self._watchdog.cancel()
-        if self._own_clock is not None:
-            self._own_clock.close()
         os.close(self._wakeup)
 
     # The thread that accepts.
