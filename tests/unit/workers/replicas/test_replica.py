@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,9 +18,10 @@ from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import SECRET, ReplicaHost
 from tfs_lite.workers.channel import ConnectionClosed
 from tfs_lite.workers.replicas.connection import Credentials, boot_id, dial
+from tfs_lite.workers.replicas.near import tell
 from tfs_lite.workers.replicas.replica import CLOSE_SECONDS, MAX_ONGOING, MAX_STRANGERS, Replica
 from tfs_lite.workers.request_channel import RequestChannel
-from tfs_lite.workers.wire import DESCRIBE, OPEN, PING, RUN, read_description
+from tfs_lite.workers.wire import CLOSE, DESCRIBE, OPEN, PING, RUN, read_description
 
 NAME = "m/1/00000000/0#1"
 LIMIT = 1 << 20
@@ -225,3 +227,33 @@ def test_replica_opens_one_model_only(open_replica, start):
         open_replica, options={"a": 1}, replicas=[replica], code=StatusCode.FAILED_PRECONDITION
     )
     np.testing.assert_array_equal(model.run("", {"x": ROW}, ("y",))["y"], ROW)
+
+
+def test_servers_that_ask_one_replica_by_turns_and_at_once_get_their_own_answers(open_replica, start, way):
+    replica = start()
+    models = [open_replica(replicas=[replica], way=way).model for _ in range(3)]
+
+    def ask(model, first, count):
+        for number in range(first, first + count):
+            x = np.full((2, 3), number)
+            np.testing.assert_array_equal(model.run("", {"x": x}, ("y",))["y"], x)
+
+    ask(models[0], 0, 20)
+    with ThreadPoolExecutor(3) as pool:
+        for asking in [pool.submit(ask, model, 1000 * index, 200) for index, model in enumerate(models)]:
+            asking.result(120)
+    for index in (1, 0):
+        models[index].close()
+    ask(models[2], 0, 20)
+    again = open_replica(replicas=[replica], way=way).model
+    ask(again, 0, 5)
+    assert [model.restarts for model in models] == [0, 0, 0]
+
+
+def test_replica_ends_while_its_only_connection_waits_for_the_next_request(open_replica, start, way):
+    replica = start()
+    model = open_replica(replicas=[replica], way=way).model
+    for _ in range(3):
+        model.run("", {"x": ROW}, ())
+    tell(replica.address, Credentials(SECRET), CLOSE)
+    replica.wait()
