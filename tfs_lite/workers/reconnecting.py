@@ -138,13 +138,13 @@ class ReconnectingModel(Model):
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
         """Memory that needs no copy on its way to the process. RESOURCE_EXHAUSTED beyond the memory limit."""
-        return self._lanes.all[self._lanes.mine()].inputs.stage(shapes)
+        return self._lanes.stage(shapes)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """As every model. When the process was lost before it read the request, the next process runs it."""
         declared = find_signature(self.signatures, signature)
         wanted = outputs or (() if self.has_item_steps else declared.output_names)
-        lane = self._lanes.mine()
+        lane = self._lanes.enter()
 
         def call(connection: Connection) -> Mapping[str, Tensor]:
             channel = connection.runs[lane]
@@ -156,7 +156,7 @@ class ReconnectingModel(Model):
         try:
             return self._call(call)
         finally:
-            self._lanes.give_back()
+            self._lanes.leave(lane)
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         return self._step(PREPROCESS, signature, inputs, deadline)
@@ -307,26 +307,44 @@ class ReconnectingModel(Model):
 
 
 class _Lanes:
-    """Gives each thread a lane of its own from ``stage``, or ``run``, to the end of ``run``."""
+    """Gives each thread a lane of its own from ``stage``, or ``run``, to the end of ``run``. What was staged for a run
+    that never came may be given to another thread."""
 
     def __init__(self, lanes: tuple[Lane, ...]) -> None:
         self.all = lanes
-        self._idle = list(range(len(lanes)))  # taken and given back by single calls, which are atomic
-        self._threads = threading.local()
+        self._lock = threading.Lock()  # guards what follows
+        self._idle = list(range(len(lanes)))
+        self._staged: dict[int, int] = {}
 
-    def mine(self) -> int:
-        lane: int | None = getattr(self._threads, "lane", None)
-        if lane is None:
-            lane = self._threads.lane = self._idle.pop()
-        return lane
+    def stage(self, shapes: Shapes) -> dict[str, Tensor]:
+        thread = threading.get_ident()
+        with self._lock:
+            lane = self._staged.pop(thread, None)
+            if lane is None:
+                lane = self._take()
+            self._staged[thread] = lane
+        return self.all[lane].inputs.stage(shapes)
 
-    def give_back(self) -> None:
-        """Ends what was staged."""
-        lane = self._threads.lane
-        self._threads.lane = None
+    def enter(self) -> int:
+        """The number of the thread's lane, for a run."""
+        with self._lock:
+            lane = self._staged.pop(threading.get_ident(), None)
+            return self._take() if lane is None else lane
+
+    def leave(self, lane: int) -> None:
+        """Ends the run, and what was staged for it."""
         self.all[lane].inputs.forget()
-        self._idle.append(lane)
+        with self._lock:
+            self._idle.append(lane)
 
     def close(self) -> None:
         for lane in self.all:
             lane.close()
+
+    def _take(self) -> int:
+        """A lane that is idle, or the one that was staged first. Holds the lock."""
+        if self._idle:
+            return self._idle.pop()
+        lane = self._staged.pop(next(iter(self._staged)))
+        self.all[lane].inputs.forget()
+        return lane

@@ -21,7 +21,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -99,7 +99,7 @@ class ReplicaAddress:
 class Credentials:
     """The secret of the cluster, and under which epoch one speaks to a replica."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     epoch: int = 0
 
 

@@ -203,15 +203,17 @@ class _PlaceConnector:
         self._lock = threading.Lock()  # guards _watch
         self._watch: _Watch | None = None
         self._last: _ReplicaConnection | None = None
+        self._was_open = False
 
     def connect(self, lanes: tuple[Lane, ...]) -> Connection:
         last, self._last = self._last, None
         connection = None if last is None else self._connect_again(last, lanes)
         if connection is None:
-            if last is not None:
+            if last is not None and not self._given_up.is_set():
                 self._place.lost(last.address, last.verdict)
-            connection = self._connect_to_next(lanes, first=last is None)
+            connection = self._connect_to_next(lanes)
         self._last = connection
+        self._was_open = True
         return connection
 
     def give_up(self) -> None:
@@ -224,7 +226,7 @@ class _PlaceConnector:
     def _connect_again(self, last: _ReplicaConnection, lanes: tuple[Lane, ...]) -> _ReplicaConnection | None:
         """To the same replica, if only the connection was lost."""
         latest = time.monotonic() + SAME_REPLICA_SECONDS
-        while last.verdict == CLOSED and time.monotonic() < latest:
+        while last.verdict == CLOSED and time.monotonic() < latest and not self._given_up.is_set():
             try:
                 return self._open(last.address, lanes)
             except (ConnectionRefusedError, ServingError, ProtocolError):
@@ -233,14 +235,14 @@ class _PlaceConnector:
                 self._given_up.wait(RETRY_SECONDS)
         return None
 
-    def _connect_to_next(self, lanes: tuple[Lane, ...], first: bool) -> _ReplicaConnection:
+    def _connect_to_next(self, lanes: tuple[Lane, ...]) -> _ReplicaConnection:
         cause = ""
         for _ in range(OPEN_ATTEMPTS):
             address = self._place.address(self._given_up)
             try:
                 return self._open(address, lanes)
             except ServingError as refusal:
-                if not first:
+                if self._was_open:
                     self._place.lost(address, f"it refused: {refusal}")
                 raise
             except ProtocolError as error:
