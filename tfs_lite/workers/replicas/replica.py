@@ -18,34 +18,23 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import secrets
 import select
-import selectors
 import socket
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from queue import SimpleQueue
-from typing import Any
 
 from tfs_lite.core.clock import Clock, SystemClock, Timer
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.replicas.connection import (
-    MEMORY,
-    FrameChannel,
-    ReplicaAddress,
-    boot_id,
-    receive_memory,
-    tune,
-    welcome,
-)
+from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, ReplicaAddress, boot_id, receive_memory, welcome
+from tfs_lite.workers.replicas.facts import gpus, version_of
+from tfs_lite.workers.replicas.listener import Listener
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
 from tfs_lite.workers.tensor_channel import TensorChannel
 from tfs_lite.workers.tensors import TensorLocation
@@ -147,7 +136,7 @@ class Replica:
         self._draining = False
         self._cause = ""
         self._watchdog: Timer | None = None
-        self._listener = _Listener(bind, ports)
+        self._listener = Listener(bind, ports)
         tcp = self._listener.tcp.getsockname()
         self.address = ReplicaAddress(name, tcp[0], tcp[1], boot_id(), self._listener.unix_name, os.getpid())
 
@@ -196,8 +185,8 @@ class Replica:
             **self.address.plain,
             "state": state if model is not None else "opening" if opening else "placed",
             "python": platform.python_version(),
-            "versions": {name: _version(name) for name in ("torch", "numpy", "tfs-lite")},
-            "gpus": _gpus(),
+            "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
+            "gpus": gpus(),
             "facts": self._facts,
             "model": None if model is None else describe_model(model, model.resident_bytes()),
         }
@@ -516,81 +505,3 @@ def _texts(raw: object, count: int) -> list[str]:
     if not isinstance(raw, list) or len(raw) != count or not all(isinstance(text, str) for text in raw):
         raise ProtocolError("no texts")
     return raw
-
-
-class _Listener:
-    """The sockets that a replica listens on, and the end of its parent process."""
-
-    def __init__(self, bind: str, ports: range | None) -> None:
-        self.tcp = _listen(bind, ports)
-        self.unix_name = f"tfs-lite-replica-{secrets.token_hex(16)}"
-        self._unix = socket.socket(socket.AF_UNIX)
-        self._unix.bind(f"\0{self.unix_name}")
-        self._unix.listen()
-        self._wakeup, self._waker = socket.socketpair()
-        self._parent = _parent_descriptor()
-
-    def accept(self) -> Iterator[socket.socket]:
-        """Connections, until it is closed or the parent process has ended."""
-        with selectors.DefaultSelector() as selector:
-            for listener in (self.tcp, self._unix):
-                listener.setblocking(False)
-                selector.register(listener, selectors.EVENT_READ)
-            selector.register(self._wakeup, selectors.EVENT_READ)
-            if self._parent is not None:
-                selector.register(self._parent, selectors.EVENT_READ)
-            ended = False
-            while not ended:
-                ready = {key.fd for key, _ in selector.select()}
-                ended = bool(ready - {self.tcp.fileno(), self._unix.fileno()})
-                for listener in (self.tcp, self._unix):
-                    if not ended and listener.fileno() in ready:
-                        with suppress(OSError):
-                            sock, _ = listener.accept()
-                            sock.setblocking(True)
-                            if listener is self.tcp:
-                                tune(sock)
-                            yield sock
-        for end in (self.tcp, self._unix, self._wakeup):
-            end.close()
-        if self._parent is not None:
-            os.close(self._parent)
-
-    def close(self) -> None:
-        """Ends :meth:`accept`. Any thread."""
-        self._waker.close()
-
-
-def _parent_descriptor() -> int | None:
-    """It can be read when the parent process has ended; None for a parent outside of this container."""
-    try:
-        return os.pidfd_open(os.getppid())
-    except OSError:
-        return None
-
-
-def _listen(bind: str, ports: range | None) -> socket.socket:
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    failure: OSError | None = None
-    for port in ports or (0,):
-        try:
-            return socket.create_server((bind, port), family=family, backlog=128)
-        except OSError as error:
-            failure = error
-    raise failure or OSError("no port to listen on")
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _gpus() -> list[list[object]]:
-    """Uuid and bytes of each GPU that the model's torch has found."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return []
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [[str(gpu.uuid), int(gpu.total_memory)] for gpu in found]
