@@ -121,10 +121,25 @@ def dial(
     ``limit`` bytes each way; ``what`` names the tensors that are sent. ``shared``: shares the memory with a replica of
     this host. Raises OSError if nothing listens there; Refused; ProtocolError."""
     sock = _connect(address)
+    if not shared or sock.family != socket.AF_UNIX:
+        return _greet_for_frames(sock, address, credentials, limit, what)
     try:
-        if shared and sock.family == socket.AF_UNIX:
-            greet(sock, credentials, address.name, MEMORY)
-            return _share_memory(sock, lane, limit, what)
+        greet(sock, credentials, address.name, MEMORY)
+        return _share_memory(sock, lane, limit, what)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def dial_frames(address: ReplicaAddress, credentials: Credentials, limit: int = 0, what: str = "") -> FrameChannel:
+    """As :func:`dial` without shared memory; by default for messages without tensors."""
+    return _greet_for_frames(_connect(address), address, credentials, limit, what)
+
+
+def _greet_for_frames(
+    sock: socket.socket, address: ReplicaAddress, credentials: Credentials, limit: int, what: str
+) -> FrameChannel:
+    try:
         greet(sock, credentials, address.name, FRAMES)
         return FrameChannel(sock, limit, what)
     except BaseException:

@@ -21,7 +21,7 @@ from tfs_lite.core.status import ServingError
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
-from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refused, ReplicaAddress, dial
+from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refused, ReplicaAddress, dial, dial_frames
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import CLOSE, OPEN, PING, Description, Message, read_answer, read_description
@@ -33,7 +33,6 @@ SAME_REPLICA_SECONDS = 2.0
 RETRY_SECONDS = 0.1
 PING_SECONDS = 5.0
 """The longest time between two pings."""
-CONTROL_BYTES = 1 << 16
 CLOSED = "its connection was closed"
 GARBAGE = "it sent garbage"
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class ReplicaModel(ReconnectingModel):
 def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
     """Tells a replica to end (``wire.CLOSE``) or to end once nobody is connected (``wire.DRAIN``). Raises OSError if
     nothing listens there, ConnectionClosed, ProtocolError; FAILED_PRECONDITION if a later epoch has begun."""
-    channel = RequestChannel(dial(address, credentials, None, CONTROL_BYTES, "", shared=False))
+    channel = RequestChannel(dial_frames(address, credentials))
     try:
         channel.ask(what)
     except ConnectionClosed:  # it may have ended before it has answered
@@ -152,7 +151,7 @@ class _Opener:
         """``on_watch`` gets the watch as soon as there is one; its end ends the wait. Raises what the opening raised;
         OSError, ConnectionClosed, ProtocolError. A failure leaves nothing behind."""
         channels: list[RequestChannel] = []
-        watch = _Watch(self._dial_frames(address), self._timeout)
+        watch = _Watch(dial_frames(address, self._credentials()), self._timeout)
         on_watch(watch)
         try:
             description = self._ask_to_open(address, watch)
@@ -168,7 +167,7 @@ class _Opener:
         return _ReplicaConnection(address, watch, channels[:count], channels[count:], description)
 
     def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> Description:
-        channel = RequestChannel(self._dial_frames(address))
+        channel = RequestChannel(dial_frames(address, self._credentials()))
         watch.on_end(channel.shut_down)
         try:
             about: Any = channel.ask(OPEN, [self._remote.function, self._remote.arguments, self._remote.label])
@@ -183,11 +182,6 @@ class _Opener:
         limit = self._remote.memory_limit
         what = f"{self._remote.label}: the {'inputs of a run' if lane else 'tensors of a request'}"
         return RequestChannel(dial(address, self._credentials(), lane, limit, what, self._shared))
-
-    def _dial_frames(self, address: ReplicaAddress) -> FrameChannel:
-        channel = dial(address, self._credentials(), None, CONTROL_BYTES, "", shared=False)
-        assert isinstance(channel, FrameChannel)
-        return channel
 
 
 class _PlaceConnector:

@@ -17,7 +17,7 @@ from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import SECRET, ReplicaHost
 from tfs_lite.workers.channel import ConnectionClosed
-from tfs_lite.workers.replicas.connection import Credentials, boot_id, dial
+from tfs_lite.workers.replicas.connection import Credentials, boot_id, dial_frames
 from tfs_lite.workers.replicas.near import tell
 from tfs_lite.workers.replicas.replica import CLOSE_SECONDS, MAX_ONGOING, MAX_STRANGERS, Replica
 from tfs_lite.workers.request_channel import RequestChannel
@@ -29,7 +29,7 @@ ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def connect(address, epoch=0):
-    return RequestChannel(dial(address, Credentials(SECRET, epoch), None, LIMIT, "", shared=False))
+    return RequestChannel(dial_frames(address, Credentials(SECRET, epoch), LIMIT))
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ HOSTILE = {
 def test_connection_that_is_not_understood_is_closed_and_the_others_go_on(open_replica, start, message):
     replica = start()
     model = open_replica("make_items", replicas=[replica]).model
-    channel = dial(replica.address, Credentials(SECRET), None, LIMIT, "", shared=False)
+    channel = dial_frames(replica.address, Credentials(SECRET), LIMIT)
     packed = ormsgpack.packb(message)
     channel._sock.sendall(len(packed).to_bytes(4, "little") + packed)
     with pytest.raises(ConnectionClosed):
