@@ -260,10 +260,9 @@ def test_request_while_no_replica_is_there_is_refused_at_once_and_is_safe_elsewh
     assert error.value.unread
 
 
-@pytest.mark.parametrize("function", ["make", "make_items"])
-def test_frozen_replica_is_lost_when_it_does_not_answer_a_ping(open_replica, start, way, function):
+def test_frozen_replica_is_lost_when_it_does_not_answer_a_ping(open_replica, start, way):
     replica, following = start(), start()
-    opened = open_replica(function, way=way, replicas=[replica, following], near={"health_check_timeout": 3.0})
+    opened = open_replica(way=way, replicas=[replica, following], near={"health_check_timeout": 3.0})
     with ThreadPoolExecutor(1) as pool:
         replica.signal(signal.SIGSTOP)
         answer = pool.submit(opened.model.run, "", {"x": ROW}, ())

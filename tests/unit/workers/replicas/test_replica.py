@@ -120,7 +120,7 @@ def test_strangers_get_nothing_and_disturb_nobody(open_replica, start):
     for stranger in strangers[:8]:
         stranger.settimeout(60)
         assert stranger.recv(100) == b""
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"TFSR\x01" + bytes(32) + bytes(41), b"\xff" * 200_000):
+    for said in (b"GET / HTTP/1.1\r\n\r\n" * 3, b"TFSR\x01" + bytes(32) + bytes(41), b"\xff" * 200_000):
         with socket.create_connection(address, 60) as stranger:
             try:
                 stranger.sendall(said)
