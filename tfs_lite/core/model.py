@@ -22,13 +22,15 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class WorkerLost(ServingError):
-    """The process that ran the model has died, with whatever it was running. UNAVAILABLE."""
+    """The process that ran the model has died, with whatever it was running. UNAVAILABLE. ``unread`` means that it
+    cannot have read the request: it is safe to run it elsewhere."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, unread: bool = False) -> None:
         super().__init__(StatusCode.UNAVAILABLE, message)
+        self.unread = unread
 
-    def __reduce__(self) -> tuple[type[WorkerLost], tuple[str]]:  # type: ignore[override]
-        return type(self), (self.status.message,)
+    def __reduce__(self) -> tuple[type[WorkerLost], tuple[str, bool]]:  # type: ignore[override]
+        return type(self), (self.status.message, self.unread)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,326 @@
+"""A model in a replica, as the server sees it: the near end.
+
+    batching servable -> ReplicaModel (here) -> connections -> replica, on this host or another
+
+A :class:`ReplicaModel` is one place for a replica, whoever is in it now. Who is, and who comes next, the place says
+(:class:`Place`); this end connects, has the model opened, asks, and says when a replica is lost. One more connection
+beside those for requests is for signs of life: a process that has died closes it, a host that has vanished stops
+acknowledging, and one that is frozen does not answer its pings.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tfs_lite.core.model import WorkerLost
+from tfs_lite.core.status import ServingError
+from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
+from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.reconnecting import ReconnectingModel, Words
+from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refused, ReplicaAddress, dial, dial_frames
+from tfs_lite.workers.request_channel import RequestChannel
+from tfs_lite.workers.supervisor import Backoff
+from tfs_lite.workers.wire import CLOSE, OPEN, PING, Description, Message, read_answer, read_description
+
+OPEN_ATTEMPTS = 3
+"""How many replicas may be lost while they open the model."""
+SAME_REPLICA_SECONDS = 2.0
+"""For how long a replica is tried again whose connection was lost."""
+RETRY_SECONDS = 0.1
+PING_SECONDS = 5.0
+"""The longest time between two pings."""
+CLOSED = "its connection was closed"
+GARBAGE = "it sent garbage"
+logger = logging.getLogger(__name__)
+
+
+class Place(Protocol):
+    """Where a replica is wanted. Called by one :class:`ReplicaModel`, on one thread at a time."""
+
+    def address(self, give_up: threading.Event) -> ReplicaAddress:
+        """The replica that is in the place; waits for one until ``give_up`` is set. Raises ServingError."""
+
+    def lost(self, address: ReplicaAddress, cause: str) -> None:
+        """Nobody can ask that replica any more; the next ``address`` is another one's. At most once for each."""
+
+
+class ReplicaModel(ReconnectingModel):
+    """A model in a replica. The constructor waits for one, and raises what its opening raises; WorkerLost when
+    :data:`OPEN_ATTEMPTS` replicas were lost while they opened the model.
+
+    ``remote.function`` is called in the replica. ``epoch`` gives that of the leader that this server knows. ``lanes``
+    is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
+    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). ``close`` hangs up, and leaves the
+    replica to whoever has placed it. While no replica is there, requests get WorkerLost at once.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        remote: RemoteModel,
+        secret: bytes,
+        epoch: Callable[[], int] = lambda: 0,
+        lanes: int = 1,
+        health_check_timeout: float = 60.0,
+        backoff: Backoff | None = None,
+        shared_memory: bool = True,
+    ) -> None:
+        """``shared_memory``: of a replica on this host."""
+        opener = _Opener(remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory)
+        words = Words("ray", "replica", "placed again")
+        super().__init__(remote, _PlaceConnector(place, opener, remote.label), words, backoff, lanes, max_wait=0.0)
+
+
+def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
+    """Tells a replica to end (``wire.CLOSE``) or to end once nobody is connected (``wire.DRAIN``). Raises OSError if
+    nothing listens there, ConnectionClosed, ProtocolError; FAILED_PRECONDITION if a later epoch has begun."""
+    channel = RequestChannel(dial_frames(address, credentials))
+    try:
+        channel.ask(what)
+    except ConnectionClosed:  # it may have ended before it has answered
+        if what != CLOSE:
+            raise
+    finally:
+        channel.close()
+
+
+class _ReplicaConnection(Connection):
+    """A replica with the model open."""
+
+    def __init__(
+        self,
+        address: ReplicaAddress,
+        watch: _Watch,
+        runs: list[RequestChannel],
+        items: list[RequestChannel],
+        description: Description,
+    ) -> None:
+        super().__init__(runs, items, description)
+        self.address = address
+        self._watch = watch
+
+    @property
+    def pid(self) -> int | None:
+        return self.address.pid
+
+    @property
+    def verdict(self) -> str:
+        return self._watch.cause
+
+    def is_same_process(self, other: Connection) -> bool:
+        return isinstance(other, _ReplicaConnection) and other.address == self.address
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        self._watch.on_end(call)
+
+    def kill_for(self, garbage: ProtocolError) -> None:
+        logger.error("replica %s sent %s; it is given up", self.address.name, garbage)
+        self._watch.end(GARBAGE)
+
+    def cause(self) -> str:
+        self._watch.end(CLOSED)
+        return self._watch.cause
+
+    def free(self) -> None:
+        super().free()
+        self._watch.close()
+
+    def close(self) -> None:
+        self._watch.end("it is not needed any more")
+        self.free()
+
+
+class _Opener:
+    """Connects to a replica and has the model opened there."""
+
+    def __init__(
+        self, remote: RemoteModel, credentials: Callable[[], Credentials], timeout: float, shared: bool
+    ) -> None:
+        self._remote = remote
+        self._credentials = credentials
+        self._timeout = timeout
+        self._shared = shared
+
+    def open(
+        self, address: ReplicaAddress, lanes: tuple[Lane, ...], on_watch: Callable[[_Watch], None]
+    ) -> _ReplicaConnection:
+        """``on_watch`` gets the watch as soon as there is one; its end ends the wait. Raises what the opening raised;
+        OSError, ConnectionClosed, ProtocolError. A failure leaves nothing behind."""
+        channels: list[RequestChannel] = []
+        watch = _Watch(dial_frames(address, self._credentials()), self._timeout)
+        on_watch(watch)
+        try:
+            description = self._ask_to_open(address, watch)
+            steps = self._remote.item_channels if description.has_item_steps else 0
+            channels.extend(self._dial(address, lane) for lane in (*lanes, *[None] * steps))
+        except BaseException:
+            watch.end(CLOSED)
+            watch.close()
+            for channel in channels:
+                channel.close()
+            raise
+        count = len(lanes)
+        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description)
+
+    def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> Description:
+        channel = RequestChannel(dial_frames(address, self._credentials()))
+        watch.on_end(channel.shut_down)
+        try:
+            about: Any = channel.ask(OPEN, [self._remote.function, self._remote.arguments, self._remote.label])
+        finally:
+            channel.close()
+        if not isinstance(about, dict):
+            raise ProtocolError("no description of a replica")
+        return read_description(about.get("model"))
+
+    def _dial(self, address: ReplicaAddress, lane: Lane | None) -> RequestChannel:
+        """For runs with the memory of a lane, else for steps of requests."""
+        limit = self._remote.memory_limit
+        what = f"{self._remote.label}: the {'inputs of a run' if lane else 'tensors of a request'}"
+        return RequestChannel(dial(address, self._credentials(), lane, limit, what, self._shared))
+
+
+class _PlaceConnector:
+    """Connects to the replica in a place: to the same one again while it is there, else to the next."""
+
+    def __init__(self, place: Place, opener: _Opener, label: str) -> None:
+        self._place = place
+        self._opener = opener
+        self._label = label
+        self._given_up = threading.Event()
+        self._lock = threading.Lock()  # guards _watch
+        self._watch: _Watch | None = None
+        self._last: _ReplicaConnection | None = None
+        self._was_open = False
+
+    def connect(self, lanes: tuple[Lane, ...]) -> Connection:
+        last, self._last = self._last, None
+        connection = None if last is None else self._connect_again(last, lanes)
+        if connection is None:
+            if last is not None and not self._given_up.is_set():
+                self._place.lost(last.address, last.verdict)
+            connection = self._connect_to_next(lanes)
+        self._last = connection
+        self._was_open = True
+        return connection
+
+    def give_up(self) -> None:
+        self._given_up.set()
+        with self._lock:
+            watch = self._watch
+        if watch is not None:
+            watch.end("it is not needed any more")
+
+    def _connect_again(self, last: _ReplicaConnection, lanes: tuple[Lane, ...]) -> _ReplicaConnection | None:
+        """To the same replica, if only the connection was lost."""
+        latest = time.monotonic() + SAME_REPLICA_SECONDS
+        while last.verdict == CLOSED and time.monotonic() < latest and not self._given_up.is_set():
+            try:
+                return self._open(last.address, lanes)
+            except (ConnectionRefusedError, ServingError, ProtocolError):
+                return None
+            except (OSError, ConnectionClosed):
+                self._given_up.wait(RETRY_SECONDS)
+        return None
+
+    def _connect_to_next(self, lanes: tuple[Lane, ...]) -> _ReplicaConnection:
+        cause = ""
+        for _ in range(OPEN_ATTEMPTS):
+            address = self._place.address(self._given_up)
+            try:
+                return self._open(address, lanes)
+            except ServingError as refusal:
+                if self._was_open:
+                    self._place.lost(address, f"it refused: {refusal}")
+                raise
+            except ProtocolError as error:
+                logger.error("replica %s sent %s; it is given up", address.name, error)
+                cause = GARBAGE
+            except Refused:
+                cause = "it refused the greeting"
+            except ConnectionClosed:
+                cause = self._cause()
+            except OSError as error:
+                cause = f"it cannot be reached: {error.strerror or error}"
+            if self._given_up.is_set():
+                break
+            self._place.lost(address, cause)
+        raise WorkerLost(f"{self._label}: its replica ended while the model was opened ({cause})")
+
+    def _open(self, address: ReplicaAddress, lanes: tuple[Lane, ...]) -> _ReplicaConnection:
+        return self._opener.open(address, lanes, self._set_watch)
+
+    def _set_watch(self, watch: _Watch) -> None:
+        """Remembers it, so that :meth:`give_up` can end the opening."""
+        with self._lock:
+            self._watch = watch
+        if self._given_up.is_set():
+            watch.end("it is not needed any more")
+
+    def _cause(self) -> str:
+        with self._lock:
+            return (self._watch.cause if self._watch else "") or CLOSED
+
+
+class _Watch:
+    """A connection for signs of life, and the thread that waits for them. ``cause`` says why the replica was lost, or
+    is empty. Threads: any."""
+
+    def __init__(self, channel: FrameChannel, timeout: float) -> None:
+        """``timeout``: seconds for the answer to a ping; 0: no pings."""
+        self.cause = ""
+        self._channel = channel
+        self._timeout = timeout
+        self._lock = threading.Lock()  # guards cause and _calls
+        self._calls: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name="tfs-watch", daemon=True)
+        self._thread.start()
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Calls ``call`` once it has ended; at once if it has. The call must be short and must not raise."""
+        with self._lock:
+            if not self.cause:
+                self._calls.append(call)
+                return
+        call()
+
+    def end(self, cause: str) -> None:
+        """The replica is lost, or not needed. The first cause counts."""
+        with self._lock:
+            if self.cause:
+                return
+            self.cause = cause
+            calls, self._calls = self._calls, []
+        self._channel.shut_down()
+        for call in calls:
+            call()
+
+    def close(self) -> None:
+        """Frees the connection, after the end."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._channel.close()
+
+    def _run(self) -> None:
+        try:
+            self.end(self._wait_for_end())
+        except ConnectionClosed:
+            self.end(CLOSED)
+        except ProtocolError as error:
+            logger.error("a replica sent %s instead of a sign of life; it is given up", error)
+            self.end(GARBAGE)
+
+    def _wait_for_end(self) -> str:
+        number = 0
+        while not self._channel.wait(min(PING_SECONDS, self._timeout) if self._timeout else None):
+            number += 1
+            self._channel.send(Message(number, PING), {})
+            if not self._channel.wait(self._timeout):
+                return f"not answering for {self._timeout:g} s"
+            read_answer(self._channel.receive()[0], number)
+        self._channel.receive()
+        raise ProtocolError("a message that was not asked for")
