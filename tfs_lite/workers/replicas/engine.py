@@ -14,8 +14,7 @@ import enum
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
@@ -27,8 +26,6 @@ Resources = Mapping[str, float]
 """Amounts by name: ``num_cpus`` and ``num_gpus`` (fractions too), ``memory`` in bytes, others as the nodes call them.
 Of a resource that is not named there is nothing."""
 
-NOTHING: Resources = MappingProxyType({})
-NO_LABELS: Mapping[str, str] = MappingProxyType({})
 GPU_BYTES_LABEL = "tfs-lite/gpu-bytes"
 """The label by which a node says how many bytes of memory each of its GPUs has."""
 _NAME = re.compile(r"(?s)(.+)/(0|[1-9]\d*)/([^/#]+)/(0|[1-9]\d*)#(0|[1-9]\d*)")
@@ -110,7 +107,7 @@ class Node:
     host: str
     total: Resources
     free: Resources
-    labels: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=dict)
     alive: bool = True
     draining: bool = False
     drain_seconds: float | None = None
@@ -145,7 +142,7 @@ class Wish:
     needs: Resources
     node: str | None = None
     avoid: frozenset[str] = frozenset()
-    labels: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=dict)
     strategy: Strategy = Strategy.SPREAD
 
 

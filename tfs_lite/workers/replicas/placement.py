@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.workers.replicas.engine import (
     CPUS,
     GPUS,
     MEMORY,
-    NO_LABELS,
     GpuUse,
     Node,
     PlacedReplica,
@@ -58,7 +57,7 @@ class Requirements:
     """
 
     needs: Resources
-    labels: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=dict)
     strategy: Strategy = Strategy.SPREAD
     max_per_node: int = 0
     gpu_bytes: int = 0
@@ -395,7 +394,7 @@ class Room:
     def missing(self, place: WantedPlace) -> str:
         """What it waits for, in words; for a place without candidates."""
         needs = place.requirements.needs
-        matching = [node for node in self._usable if _matches(node.labels, place.requirements.labels)]
+        matching = [node for node in self._usable if fulfils_labels(node.labels, place.requirements.labels)]
         if not matching:
             labels = " and ".join(f"{key}={value}" for key, value in place.requirements.labels.items())
             return f"a node; {NO_NODE} has {labels}" if labels and self._usable else f"a node; {NO_NODE} is there"
@@ -444,7 +443,7 @@ class Room:
     def _obstacle(self, place: WantedPlace, node: Node) -> str:
         """Why the place may not be on this node, whatever is free there; empty if it may."""
         asked = place.requirements
-        if not _matches(node.labels, asked.labels):
+        if not fulfils_labels(node.labels, asked.labels):
             return f"other labels on {node.host}"
         if self._counts[place.slot.of, node.id] >= asked.most:
             return f"{asked.most} of the version on {node.host}"
@@ -525,7 +524,8 @@ def _why_not(node: Node | None) -> str:
     return f"node {node.host} drains" if node.alive else f"node {node.host} is lost"
 
 
-def _matches(labels: Mapping[str, str], demands: Mapping[str, str]) -> bool:
+def fulfils_labels(labels: Mapping[str, str], demands: Mapping[str, str]) -> bool:
+    """Whether a node with these labels may have a replica with these demands."""
     return all(_fulfils(labels.get(key), demand) for key, demand in demands.items())
 
 

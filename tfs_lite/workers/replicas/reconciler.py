@@ -75,7 +75,7 @@ _S = ReplicaState
 
 class ReplicaPlace(Place):
     """One place. The reconciler's lock guards its fields, and only the reconciler changes them; the methods that
-    :class:`~tfs_lite.workers.replicas.engine.Place` has, and ``listening``, are for any thread."""
+    :class:`~tfs_lite.workers.replicas.engine.Place` has are for any thread."""
 
     def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: Slot, life: int) -> None:
         self.owner, self.group, self.number, self.slot, self.life = owner, group, number, slot, life
@@ -112,11 +112,6 @@ class ReplicaPlace(Place):
 
     def address(self, give_up: threading.Event, wait_for_room: bool) -> ReplicaAddress:
         return self.owner._wait_for_address(self, give_up, wait_for_room)
-
-    @property
-    def listening(self) -> ReplicaAddress | None:
-        """What :meth:`address` would return now, without waiting."""
-        return self.current
 
     def holds(self, address: ReplicaAddress) -> bool:
         return self.current == address
@@ -225,6 +220,7 @@ class Reconciler:
         self._lives: dict[Slot, int] = {}
         self._known: set[tuple[str, int]] | None = set()
         self._nodes: tuple[Node, ...] = ()
+        self._told_to_end: set[str] = set()
         self._trouble = ""
         self._trouble_since = 0.0
         self._is_superseded = False
@@ -544,6 +540,7 @@ class Reconciler:
                 logger.info("the cluster can be reached again")
                 self._trouble = ""
             self._nodes = tuple(nodes)
+            self._told_to_end.intersection_update(replica.id for replica in replicas)
             now = self._clock.monotonic()
             places = {place.number: place for place in self._places()}
             for place in places.values():
@@ -562,7 +559,7 @@ class Reconciler:
             if action.place is not None:
                 self._lose(places[action.place.number], action.cause, action.failed)
                 self._is_wanted = True
-            return lambda: self._end_replica(action)
+            return (lambda: self._end_replica(action)) if action.id in by_id else None
         place = places[action.place.number]
         if isinstance(action, placement.MoveReplica):
             self._drain(place, by_id[place.held or ""], action.cause)
@@ -651,7 +648,10 @@ class Reconciler:
                 self._set_waits(place, place.waits, self._clock.monotonic())
 
     def _end_replica(self, action: placement.EndReplica) -> None:
-        logger.info("%s is ended: %s", action.name, action.cause)
+        """Again and again, until the engine does not list it any more: a frozen node hears it later."""
+        if action.id not in self._told_to_end:
+            self._told_to_end.add(action.id)
+            logger.info("%s is ended: %s", action.name, action.cause)
         self._engine.end(action.id)
 
     def _cut_off(self, cause: str) -> None:
