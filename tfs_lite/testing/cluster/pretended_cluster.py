@@ -314,7 +314,7 @@ class PretendedCluster:
         assert process.node is not None
         process.life, process.alone_since = Life.UP, self.clock.monotonic()
         host, number = process.node.host, int(process.id[1:])
-        process.address = ReplicaAddress(process.name, host, number, "boot", None, number, host)
+        process.address = ReplicaAddress(str(process.name), host, number, "boot", None, number)
         self._watch_orphan(process)
         self.changed()
 

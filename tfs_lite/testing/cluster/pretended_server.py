@@ -17,7 +17,7 @@ from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace, Repli
 from tfs_lite.workers.replicas.states import ReplicaEvent, VersionReplicas
 
 PING_SECONDS, PING_TIMEOUT = 10.0, 60.0
-RETRY_LOAD = 1.0
+RETRY_LOAD = 10.0
 AT_ONCE = threading.Event()
 AT_ONCE.set()
 
@@ -110,7 +110,7 @@ class NearEnd:
         if process.stuck:
             self._cluster.clock.call_later(1.0, lambda: self._open(address, process))
             return
-        status = self._cluster.refuses.get(address.node)
+        status = self._cluster.refuses.get(address.host)
         if status is not None and not process.opened:
             self._hang_up(tell=False)
             self.place.refused(address, status)

@@ -152,7 +152,8 @@ class ReplicaChecker:
             if _has_room(self._cluster.free(node), requirements.needs)
         ]
         all_at_once = requirements.strategy is Strategy.STRICT_SPREAD and not near_end.version.is_available
-        enough = len(rooms) >= (near_end.version.wanted.count if all_at_once else 1)
+        needed = len({each.place.slot for each in near_end.version.near_ends}) if all_at_once else 1
+        enough = len(rooms) >= needed
         self.expect(not enough, f"(6) {near_end.place} waits ({status.waits}), and there is room on {rooms}")
 
     def _on_nodes(self) -> dict[VersionKey, Counter[str]]:

@@ -81,17 +81,16 @@ class ReplicaName:
 class ReplicaAddress:
     """Where a replica listens. Equal addresses are the same process.
 
-    ``boot_id`` is that of its host, ``unix`` its abstract UNIX socket for near ends on the same host (None if it has
-    none), ``node`` the name of its host, for messages.
+    ``name`` is the replica's in words, ``boot_id`` that of its host, ``unix`` its abstract UNIX socket for near ends on
+    the same host (None if it has none).
     """
 
-    name: ReplicaName
+    name: str
     host: str
     port: int
     boot_id: str = ""
     unix: str | None = None
     pid: int | None = None
-    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,7 @@ class Place(Protocol):
     ``close`` once, at the end. Threads: any. Reports about an address that is not in the place any more do nothing.
     """
 
-    def address(self, give_up: threading.Event, wait_for_room: bool) -> ReplicaAddress:
+    def address(self, give_up: threading.Event, wait_for_room: bool = True) -> ReplicaAddress:
         """The replica in this place; blocks until there is one that listens.
 
         UNAVAILABLE with ``WAITS_FOR_PLACE``, at once, if no node has room and ``wait_for_room`` is False; UNAVAILABLE

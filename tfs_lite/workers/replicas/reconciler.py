@@ -85,6 +85,7 @@ class ReplicaPlace(Place):
         self.name = ReplicaName(slot, life)
         self.held: str | None = None
         self.lost_id: str | None = None
+        self.last_loss = ""
         self.wish: Wish | None = None
         self.node: str | None = None
         self.current: ReplicaAddress | None = None
@@ -110,7 +111,7 @@ class ReplicaPlace(Place):
 
     # Near ends.
 
-    def address(self, give_up: threading.Event, wait_for_room: bool) -> ReplicaAddress:
+    def address(self, give_up: threading.Event, wait_for_room: bool = True) -> ReplicaAddress:
         return self.owner._wait_for_address(self, give_up, wait_for_room)
 
     def holds(self, address: ReplicaAddress) -> bool:
@@ -120,7 +121,7 @@ class ReplicaPlace(Place):
         self.owner._report_opened(self, address, gpu)
 
     def refused(self, address: ReplicaAddress, status: Status) -> None:
-        self.owner._report_lost(self, address, f"refused on {address.node or address.host}: {status.message}")
+        self.owner._report_lost(self, address, f"refused: {status.message}")
 
     def lost(self, address: ReplicaAddress, cause: str) -> None:
         self.owner._report_lost(self, address, cause)
@@ -149,9 +150,17 @@ class ReplicaPlace(Place):
 
     def as_status(self, host: str) -> PlaceStatus:
         pid = self.current.pid if self.current else None
-        node = self.current.node if self.current and self.current.node else host
         return PlaceStatus(
-            self.name, self.state, self.since, self.cause, node, pid, self.restarts, self.waits, self.gpu
+            self.name,
+            self.state,
+            self.since,
+            self.cause,
+            host,
+            pid,
+            self.restarts,
+            self.last_loss,
+            self.waits,
+            self.gpu,
         )
 
 
@@ -392,7 +401,7 @@ class Reconciler:
         was_ready = place.ready_since is not None
         if failed and place.node is not None:
             place.avoid = frozenset({place.node}) if was_ready else place.avoid | {place.node}
-        place.lost_id = place.held
+        place.lost_id, place.last_loss = place.held, cause
         place.life = max(place.life, place.name.life + 1)
         place.due = now + (self._pause(place, now) if failed else 0.0)
         if failed and not was_ready:
@@ -429,7 +438,8 @@ class Reconciler:
         self._changed.notify_all()
 
     def _tell(self, place: ReplicaPlace, before: ReplicaState | None, cause: str) -> None:
-        event = ReplicaEvent(self._clock.time(), place.name, before, place.state, cause, place.node or "")
+        host = next((node.host for node in self._nodes if node.id == place.node), "")
+        event = ReplicaEvent(self._clock.time(), place.name, before, place.state, cause, host)
         self._outbox.append(lambda: self._on_event(event))
         self._outbox.append(place.group.on_change)
 
@@ -481,7 +491,7 @@ class Reconciler:
                     if place.held == event.id:
                         self._lose(place, event.cause, failed=True)
                     elif place.lost_id == event.id:
-                        place.cause = event.cause  # a near end has noticed before, without knowing why
+                        place.last_loss = event.cause  # a near end has noticed before, without knowing why
             elif isinstance(event, Unreachable):
                 self._cut_off(event.cause)
         self._deliver()
@@ -591,7 +601,7 @@ class Reconciler:
 
     def _look_at(self, place: ReplicaPlace, replica: PlacedReplica) -> None:
         """Notes where the replica is, and that it listens."""
-        place.node = replica.node
+        place.node = replica.node or (place.wish.node if place.wish else None)
         if replica.address is not None and place.current is None:
             place.current, place.start_due = replica.address, None
             self._move(place, _S.OPENING, "its process listens")

@@ -53,7 +53,7 @@ class ReplicaEvent:
 class PlaceStatus:
     """A place as a status shows it. ``since`` is when it came into this state, in seconds since the epoch; ``node`` the
     host's name; ``cause`` why it is in this state; ``waits`` what it waits for; ``restarts`` how many replicas it has
-    lost."""
+    lost, ``last_loss`` why the last one."""
 
     name: ReplicaName
     state: ReplicaState
@@ -62,6 +62,7 @@ class PlaceStatus:
     node: str = ""
     pid: int | None = None
     restarts: int = 0
+    last_loss: str = ""
     waits: str = ""
     gpu: GpuUse | None = None
 
@@ -93,7 +94,7 @@ class SetStatus:
         if not starting:
             return f"{self.up}/{self.wanted} up"
         moving = (ReplicaState.PLACING, ReplicaState.OPENING, ReplicaState.LOST)
-        causes = [place.cause for place in self.places if place.state in moving and place.restarts]
+        causes = [place.last_loss for place in self.places if place.state in moving and place.last_loss]
         return f"{self.up}/{self.wanted} up, {starting} starting{': ' * bool(causes)}{(causes or [''])[-1]}"
 
 
