@@ -254,6 +254,6 @@ def test_what_is_promised_of_replicas_holds_after_every_step(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("tfs_lite.workers.replicas.reconciler"), "disabled", True)
     runs = SeededRuns(
-        Replicas, "tests/simulation/test_replicas.py", runs=10, steps=60, batches=(2, 120), min_steps=(400, 50_000)
+        Replicas, "tests/simulation/test_replicas.py", runs=10, steps=60, batches=(1, 90), min_steps=(400, 50_000)
     )
     runs.check(request.config.getoption("--hypothesis-seed"))

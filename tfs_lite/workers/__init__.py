@@ -9,5 +9,6 @@ launch          starts the fork server: as a fork of the server itself, or as a 
 fork_server     the process that all processes of models are forked from
 child           the process of a model: it opens the model and answers the server's requests
 wire, channel   the messages between the two, and how they travel
+replicas        the same on other machines, where something else starts the processes
 priorities      the scheduling priority of a model's process while it loads and runs
 """

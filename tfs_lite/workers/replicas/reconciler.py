@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, Task
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, failed_precondition
 from tfs_lite.workers.replicas import placement
 from tfs_lite.workers.replicas.engine import (
     ClusterEngine,
@@ -191,7 +191,8 @@ class ReplicaSet:
             return tuple(self.members)
 
     def grow(self, count: int) -> tuple[ReplicaPlace, ...]:
-        """Wants ``count`` more replicas; returns their places. To want fewer, close places."""
+        """Wants ``count`` more replicas; returns their places. To want fewer, close places. FAILED_PRECONDITION once
+        all are closed."""
         return self._owner._grow(self, count)
 
     def status(self) -> SetStatus:
@@ -340,6 +341,8 @@ class Reconciler:
 
     def _grow(self, group: ReplicaSet, count: int) -> tuple[ReplicaPlace, ...]:
         with self._changed:
+            if self._sets.get(group.key) is not group:
+                raise failed_precondition(f"the replicas of {group.wanted.model} are not wanted any more")
             taken = {place.slot.index for place in group.members}
             free = (index for index in range(len(taken) + count) if index not in taken)
             added = tuple(self._add_place(group, next(free), "the version wants more") for _ in range(count))
@@ -517,14 +520,22 @@ class Reconciler:
             logger.error("a round over the replicas failed", exc_info=error)
         with self._changed:
             self._is_queued = False
-            again = self._is_wanted
-            if not again and not self._is_closed:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = self._clock.call_later(self._seconds_to_next(), self._wake)
+            again, delay = self._is_wanted, self._seconds_to_next()
         self._deliver()
         if again:
             self._wake()
+        else:
+            self._wake_later(delay)
+
+    def _wake_later(self, delay: float) -> None:
+        timer = self._clock.call_later(delay, self._wake)
+        with self._changed:
+            before, self._timer = self._timer, timer
+            is_over = self._is_closed or self._is_superseded
+        if before is not None:
+            before.cancel()
+        if is_over:
+            timer.cancel()
 
     def _run_round(self) -> None:
         try:

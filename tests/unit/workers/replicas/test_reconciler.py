@@ -330,6 +330,38 @@ def test_replica_without_a_place_to_go_stays_until_its_time_is_over() -> None:
     assert story.hosts() == ["b"]
 
 
+def test_successor_that_its_owner_gives_up_is_followed_by_another_one_after_a_pause() -> None:
+    story = Story(a=1, b=1)
+    story.begin(version())
+    old = story.process().node
+    assert old is not None
+    story.simulation.server.open_seconds = 1000.0
+    story.cluster.drain_node(old, None)
+    story.advance(1.0)
+    successor = story.version.near_ends[1]
+    assert successor.place.slot == story.near_end().place.slot
+    successor.close()
+    story.advance(0.05)
+    assert len(story.version.near_ends) == 1
+    story.simulation.server.open_seconds = 1.0
+    story.advance(10.0)
+    assert story.status == "1/1 up"
+    assert story.hosts() == [story.simulation.running()[0].node.host] != [old.host]  # type: ignore[union-attr]
+
+
+def test_replica_that_dies_while_it_moves_is_placed_once() -> None:
+    story = Story(a=1, b=1)
+    story.begin(version())
+    old = story.process()
+    assert old.node is not None
+    story.cluster.drain_node(old.node, None)
+    story.advance(1.0)
+    story.cluster.kill_process(old)
+    story.advance(10.0)
+    assert story.status == "1/1 up"
+    assert len(story.simulation.running()) == 1
+
+
 # The engine.
 
 
@@ -466,6 +498,21 @@ def test_replicas_of_versions_that_are_not_wanted_yet_stay_until_adoption_is_ove
     assert story.simulation.running() == []
 
 
+def test_adopted_replica_on_a_draining_node_serves_until_its_successor_is_ready() -> None:
+    story = Story(a=1, b=1)
+    story.begin(version())
+    old = story.process()
+    assert old.node is not None
+    story.simulation.server.crash()
+    story.cluster.drain_node(old.node, 60.0)
+    story.simulation.crash()
+    assert story.version.is_available
+    story.advance(10.0)
+    assert not old.running
+    assert story.status == "1/1 up"
+    assert story.events(S.LOST) == []
+
+
 def test_replicas_without_a_server_end_by_themselves() -> None:
     story = Story(a=4)
     story.begin(version(2))
@@ -518,6 +565,13 @@ def test_names_are_not_used_again_after_a_set_was_closed() -> None:
     again = reconciler.want(version())
     story.advance(3.0)
     assert [place.address(AT_ONCE).name for place in again.places] == ["m/1/aaaa/0#1"]
+
+
+def test_set_that_is_closed_does_not_grow() -> None:
+    group = Story(a=4).simulation.server.reconciler.want(version())
+    group.close()
+    with pytest.raises(ServingError, match="the replicas of m are not wanted any more"):
+        group.grow(1)
 
 
 def test_memory_of_gpus_is_shown_by_node_and_device() -> None:
