@@ -287,7 +287,7 @@ class _Planner:
             self._pending.append((place, replica))
             return
         node = self._nodes.get(target)
-        if node is not None and node.alive and not node.draining:
+        if node is not None and _is_usable(node):
             self._claim(place, replica, target)
             self.actions.append(KeepReplica(place))
         else:
@@ -351,9 +351,7 @@ class Room:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._all = nodes
-        self._usable = sorted(
-            (node for node in nodes if node.alive and not node.draining), key=lambda node: (node.host, node.id)
-        )
+        self._usable = sorted((node for node in nodes if _is_usable(node)), key=lambda node: (node.host, node.id))
         self._pending: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._charged: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._counts: dict[tuple[VersionKey, str], int] = defaultdict(int)
@@ -379,11 +377,11 @@ class Room:
 
     def candidates(self, place: WantedPlace) -> list[Node]:
         """The nodes with room for it."""
-        return [node for node in self._usable if not self._obstacle(place, node) and not self._short(place, node)]
+        return [node for node in self._usable if not self._short(place, node) and not self._obstacle(place, node)]
 
     def excluded(self, place: WantedPlace) -> frozenset[str]:
         """The nodes where it must not go even if the engine sees room there."""
-        return frozenset(node.id for node in self._all if node not in self._usable or self._obstacle(place, node))
+        return frozenset(node.id for node in self._all if not _is_usable(node) or self._obstacle(place, node))
 
     def choose(self, place: WantedPlace) -> Node | None:
         """The best node for it; None if none has room."""
@@ -515,6 +513,11 @@ def replica_needs(
     if needs[CPUS] <= 0:
         raise invalid_argument(f"{CPUS} is {_number(needs[CPUS])}; a replica needs a share of a CPU, however small")
     return needs
+
+
+def _is_usable(node: Node) -> bool:
+    """Whether new replicas may go there at all."""
+    return node.alive and not node.draining
 
 
 def _why_not(node: Node | None) -> str:

@@ -394,7 +394,7 @@ class Reconciler:
             place.successor.predecessor = None
         if place.predecessor is not None:
             place.predecessor.successor = None
-            place.predecessor.life = max(place.predecessor.life, place.life)
+            place.predecessor.life = max(place.predecessor.life, self._lives[place.slot])
             place.predecessor.move_due = self._clock.monotonic() + place.predecessor.moves.next(0.0)
 
     def _lose(self, place: ReplicaPlace, cause: str, failed: bool) -> None:
@@ -404,7 +404,9 @@ class Reconciler:
         was_ready = place.ready_since is not None
         if failed and place.node is not None:
             place.avoid = frozenset({place.node}) if was_ready else place.avoid | {place.node}
-        place.lost_id, place.last_loss = place.held, cause
+        if failed or place.current is not None:  # not a wish that is made anew
+            place.lost_id, place.last_loss = place.held, cause
+            place.restarts += 1
         place.life = max(place.life, place.name.life + 1)
         place.due = now + (self._pause(place, now) if failed else 0.0)
         if failed and not was_ready:
@@ -412,7 +414,6 @@ class Reconciler:
             if place.opening_losses > MAX_OPENING_LOSSES:
                 place.opening_losses = 0
                 place.failure = Status(StatusCode.UNAVAILABLE, f"{place.name} was lost while it opened: {cause}")
-        place.restarts += 1
         self._move(place, _S.LOST, cause)
         place.held = place.wish = place.node = place.current = place.gpu = place.start_due = place.ready_since = None
         place.waits = ""
