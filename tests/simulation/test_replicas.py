@@ -148,6 +148,11 @@ class Replicas(CountedMachine):
         self.cluster.start_seconds, self.simulation.server.open_seconds = start, opening
         self._go_on(0.0)
 
+    @rule(dies_after=st.sampled_from([None, None, 0.0, 1.0, 5.0]), seconds=SHORTLY)
+    def crash_again_and_again(self, dies_after: float | None, seconds: float) -> None:
+        self.cluster.dies_after = dies_after
+        self._go_on(seconds)
+
     # Nodes.
 
     @rule(host=st.sampled_from(HOSTS), total=TOTALS, seconds=SHORTLY)

@@ -99,12 +99,14 @@ class PretendedNode:
 
 class PretendedCluster:
     """All methods on one thread, with a clock that is moved by hand. ``refuses``: by host, the status with which
-    replicas there answer the opening of a version. ``start_seconds`` is how long a process takes to listen."""
+    replicas there answer the opening of a version. ``start_seconds`` is how long a process takes to listen, and
+    ``dies_after``, if it is not None, how long it lives from then on."""
 
     def __init__(self, clock: Clock, orphan_seconds: float = 600.0) -> None:
         self.clock = clock
         self.orphan_seconds = orphan_seconds
         self.start_seconds = 0.7
+        self.dies_after: float | None = None
         self.refuses: dict[str, Status] = {}
         self.epoch = 0
         self.trouble = ""
@@ -316,6 +318,8 @@ class PretendedCluster:
         host, number = process.node.host, int(process.id[1:])
         process.address = ReplicaAddress(str(process.name), host, number, "boot", None, number)
         self._watch_orphan(process)
+        if self.dies_after is not None:
+            self.clock.call_later(self.dies_after, lambda: self.kill_process(process, "signal 11"))
         self.changed()
 
     def _watch_orphan(self, process: Process) -> None:

@@ -114,6 +114,7 @@ class ReplicaSimulation:
         """Nothing fails any more, adoption ends, and time passes until everything has come to rest."""
         self._at_calls.clear()
         self.cluster.refuses.clear()
+        self.cluster.dies_after = None
         self.cluster.start_seconds = min(self.cluster.start_seconds, LONGEST_START)
         self.cluster.restore()
         for process in self.cluster.processes.values():
