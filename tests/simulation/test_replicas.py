@@ -96,7 +96,14 @@ class Replicas(CountedMachine):
         if more and len(version.near_ends) < 6:
             version.grow()
         elif not more:
-            version.shrink()
+            version.shrink(index)
+        self._go_on(seconds)
+
+    @rule(index=INDICES, seconds=SHORTLY)
+    def give_up_a_successor(self, index: int, seconds: float) -> None:
+        """The owner of a place that moves could not open the version in the new one."""
+        if moving := [near_end for near_end in self.simulation.server.near_ends if near_end.replaces is not None]:
+            _pick(moving, index).close()
         self._go_on(seconds)
 
     @rule(index=INDICES, seconds=SHORTLY)
@@ -208,7 +215,7 @@ class Replicas(CountedMachine):
             elif what == "hang" and running:
                 _pick(running, index).hangs = True
             elif what == "close" and near_ends:
-                _pick(near_ends, index).version.shrink()
+                _pick(near_ends, index).version.shrink(index)
             elif what == "node" and nodes:
                 self.cluster.drain_node(_pick(nodes, index), None)
 

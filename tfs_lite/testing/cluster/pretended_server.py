@@ -168,10 +168,12 @@ class PretendedVersion:
             self.near_ends += [NearEnd(self, place) for place in self.group.grow(1)]
             self._look_soon()
 
-    def shrink(self) -> None:
-        joined = [near_end for near_end in self.near_ends if not near_end.leaves]
-        if len(joined) > 1:
-            joined[-1].leave()
+    def shrink(self, index: int = -1) -> None:
+        """One of several that do not move leaves."""
+        replaced = [near_end.replaces for near_end in self.near_ends]
+        still = [each for each in self.near_ends if not (each.leaves or each.replaces or each in replaced)]
+        if len(still) > 1:
+            still[index % len(still)].leave()
 
     def drop(self) -> None:
         self.is_dropped = True

@@ -1,7 +1,8 @@
 """The checker of what is promised of replicas. It looks at the pretended cluster, not at what the reconciler knows.
 
 1. A replica with a request inside is never ended, unless its near end has given it up or its node must go.
-2. No two near ends of a server are in processes of one name; no place has two; no process opens a version twice.
+2. No two near ends of a server are in processes of one name; no server uses a name twice; no process opens a version
+   twice.
 3. Nothing is placed on a node that drains, is known to be dead, has no room or has as many of the version as it may.
 4. Replicas are not placed faster than the back-off allows.
 5. Before the end of adoption nothing of versions is ended that nobody has asked for.
@@ -37,13 +38,14 @@ class ReplicaChecker:
         self._asked: set[tuple[str, int]] = set()
         self._requirements: dict[VersionKey, Requirements] = {}
         self._shown: dict[str, Node] = {}
+        self._names: set[ReplicaName] = set()
         self._placed: dict[Slot, deque[float]] = defaultdict(deque)
 
     # What happens.
 
     def watch(self, server: PretendedServer) -> None:
         """From now on this server decides."""
-        self._server, self._adopting, self._asked = server, True, set()
+        self._server, self._adopting, self._asked, self._names = server, True, set(), set()
         self._placed.clear()
         server.engine.on_nodes = self._on_nodes_shown
         server.engine.on_place = self._on_place
@@ -69,6 +71,8 @@ class ReplicaChecker:
 
     def _on_place(self, wish: Wish) -> None:
         now, slot = self._clock.monotonic(), wish.name.slot
+        self.expect(wish.name not in self._names, f"(2) the name {wish.name} is used twice")
+        self._names.add(wish.name)
         times = self._placed[slot]
         times.append(now)
         while times[0] < now - RATE_SECONDS:
@@ -124,11 +128,15 @@ class ReplicaChecker:
         }
         waiting: set[ReplicaName] = set()
         for version in server.versions.values():
+            replaced = [near_end.replaces for near_end in version.near_ends]
             for near_end in version.near_ends:
                 if near_end.is_open:
+                    stays = near_end not in replaced and near_end.process and near_end.process.node
+                    moves = not stays or not stays.draining
+                    self.expect(moves, f"(6) {near_end.place} is on a draining node, and no other one is to come")
                     continue
                 waiting.add(near_end.place.name)
-                if near_end.place.successor is None:
+                if near_end not in replaced:
                     self._check_wait(near_end)
         for process in self._cluster.processes.values():
             reachable = process.node is None or not process.node.frozen

@@ -75,7 +75,8 @@ class WantedPlace:
 
     - ``held``: the id of the replica in it; None if it has none. ``wish``: what that replica was placed by; None if it
       was adopted. ``gpu``: what it has said of its GPU.
-    - ``life``: of the replica that is placed next, or more if the engine lists such lives. Older ones are not adopted.
+    - ``life``: of the replica that is placed next, or more if the engine lists such lives. ``oldest``: the first life
+      that may be adopted.
     - ``avoid``: nodes that have lost its last replicas. Others are better.
     - ``rests``: nothing is placed now, because its back-off is not over or its successor is to come.
     - ``ready``: its replica has opened the version. ``has_successor``: another place of the slot takes over.
@@ -89,6 +90,7 @@ class WantedPlace:
     wish: Wish | None = None
     gpu: GpuUse | None = None
     life: int = 0
+    oldest: int = 0
     avoid: frozenset[str] = frozenset()
     rests: bool = False
     ready: bool = False
@@ -212,22 +214,27 @@ class _Planner:
         self._empty.sort(key=lambda place: order[place.number])
 
     def adopt(self) -> None:
-        """Replicas whose name fits an empty place. Of several, one that listens is better, then one of a later life."""
+        """Replicas whose name fits an empty place. Of several, one that listens is better, then one of a later life.
+        Places with a choice come last, because each node may have so many of the version only."""
         found: dict[Slot, list[PlacedReplica]] = defaultdict(list)
         for replica in self._replicas:
             node = self._nodes.get(replica.node or "")
             if replica.id not in self._claimed and node is not None and node.alive:
                 found[replica.name.slot].append(replica)
-        empty, self._empty = self._empty, []
-        for place in empty:
-            fitting = [replica for replica in found[place.slot] if replica.name.life >= place.life]
-            if not fitting:
-                self._empty.append(place)
-                continue
-            best = max(fitting, key=lambda replica: (replica.address is not None, replica.name.life, replica.id))
-            found[place.slot].remove(best)
-            self._claim(place, best)
-            self.actions.append(AdoptReplica(place, best))
+        adopted: set[int] = set()
+        for place in sorted(self._empty, key=lambda place: len(found[place.slot])):
+            fitting = [replica for replica in found[place.slot] if self._may_adopt(place, replica)]
+            if fitting:
+                best = max(fitting, key=lambda replica: (replica.address is not None, replica.name.life, replica.id))
+                found[place.slot].remove(best)
+                self._claim(place, best)
+                self.actions.append(AdoptReplica(place, best))
+                adopted.add(place.number)
+        self._empty = [place for place in self._empty if place.number not in adopted]
+
+    def _may_adopt(self, place: WantedPlace, replica: PlacedReplica) -> bool:
+        count = self._room.count(place.slot.of, replica.node or "")
+        return replica.name.life >= place.oldest and count < place.requirements.most
 
     def end_unclaimed(self, known: Collection[tuple[str, int]] | None) -> None:
         wanted = {place.slot for place in self._wanted}

@@ -79,6 +79,7 @@ class ReplicaPlace(Place):
 
     def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: Slot, life: int) -> None:
         self.owner, self.group, self.number, self.slot, self.life = owner, group, number, slot, life
+        self.oldest = life
         self.state = _S.PLACING
         self.since = 0.0
         self.cause = ""
@@ -141,6 +142,7 @@ class ReplicaPlace(Place):
             wish=self.wish,
             gpu=self.gpu,
             life=self.life,
+            oldest=self.oldest,
             avoid=self.avoid,
             rests=waiting,
             ready=self.state in (_S.READY, _S.DRAINING),
@@ -394,7 +396,7 @@ class Reconciler:
             place.successor.predecessor = None
         if place.predecessor is not None:
             place.predecessor.successor = None
-            place.predecessor.life = max(place.predecessor.life, self._lives[place.slot])
+            place.predecessor.life = place.predecessor.oldest = self._lives[place.slot]
             place.predecessor.move_due = self._clock.monotonic() + place.predecessor.moves.next(0.0)
 
     def _lose(self, place: ReplicaPlace, cause: str, failed: bool) -> None:
@@ -407,7 +409,7 @@ class Reconciler:
         if failed or place.current is not None:  # not a wish that is made anew
             place.lost_id, place.last_loss = place.held, cause
             place.restarts += 1
-        place.life = max(place.life, place.name.life + 1)
+        place.oldest = place.life
         place.due = now + (self._pause(place, now) if failed else 0.0)
         if failed and not was_ready:
             place.opening_losses += 1
@@ -430,7 +432,7 @@ class Reconciler:
     def _keep_life(self, place: ReplicaPlace) -> None:
         """A name is never used again, also not after its place was closed."""
         self._lives.pop(place.slot, None)
-        self._lives[place.slot] = max(place.life, place.name.life + 1)
+        self._lives[place.slot] = place.life
         while len(self._lives) > MAX_LIVES:
             del self._lives[next(iter(self._lives))]
 
@@ -650,7 +652,7 @@ class Reconciler:
         with self._changed:
             if place.state is not _S.PLACING:  # closed meanwhile
                 return
-            place.name, place.life = wish.name, max(place.life, wish.name.life)
+            place.name, place.life = wish.name, wish.name.life + 1
         try:
             id = self._engine.place(wish)
         except Superseded:

@@ -234,8 +234,16 @@ def test_of_several_the_one_that_listens_is_adopted_then_the_latest() -> None:
     assert ends(actions) == dict.fromkeys(["old", "later"], "another replica has its place")
 
 
+def test_adoption_keeps_the_bound_of_a_node() -> None:
+    strict = replace(ONE_CPU, strategy=Strategy.STRICT_SPREAD)
+    found = [listed("x", 0, on="a"), listed("z-twin", 0, on="b"), listed("y", 1, on="b")]
+    actions = plan(places(2, strict), cpus(a=4, b=4), found)
+    assert {action.replica.id for action in actions if isinstance(action, AdoptReplica)} == {"x", "y"}
+    assert list(ends(actions)) == ["z-twin"]
+
+
 def test_lives_that_were_given_up_are_not_adopted() -> None:
-    actions = plan([replace(places(1)[0], life=4)], cpus(a=4), [listed("x", life=3)])
+    actions = plan([replace(places(1)[0], life=4, oldest=4)], cpus(a=4), [listed("x", life=3)])
     assert ends(actions) == {"x": "another replica has its place"}
     assert [str(action.wish.name) for action in actions if isinstance(action, PlaceReplica)] == ["m/1/aaaa/0#4"]
 
@@ -284,7 +292,7 @@ def test_ready_replica_of_a_draining_node_moves_once() -> None:
     (action,) = plan([held(0, "x")], nodes, [listed("x")])
     assert isinstance(action, MoveReplica)
     assert action.cause == "node a drains"
-    moving = [held(0, "x", has_successor=True), replace(places(1)[0], number=1, life=1)]
+    moving = [held(0, "x", has_successor=True), replace(places(1)[0], number=1, life=1, oldest=1)]
     actions = plan(moving, nodes, [listed("x")])
     assert placed_on(actions) == ["b"]
     assert ends(actions) == {}

@@ -567,6 +567,17 @@ def test_names_are_not_used_again_after_a_set_was_closed() -> None:
     assert [place.address(AT_ONCE).name for place in again.places] == ["m/1/aaaa/0#1"]
 
 
+def test_name_is_not_used_again_when_nobody_knows_what_became_of_it() -> None:
+    story = Story(a=4)
+    story.simulation.fail_at("place", "after")
+    story.cluster.start_seconds = 0.1
+    story.simulation.want(version())
+    story.cluster.kill_process(next(iter(story.cluster.processes.values())))
+    story.advance(10.0)
+    names = [str(process.name) for process in story.cluster.processes.values()]
+    assert len(names) == len(set(names)) == 2
+
+
 def test_set_that_is_closed_does_not_grow() -> None:
     group = Story(a=4).simulation.server.reconciler.want(version())
     group.close()
