@@ -155,7 +155,7 @@ class Replicas(CountedMachine):
         self.cluster.start_seconds, self.simulation.server.open_seconds = start, opening
         self._go_on(0.0)
 
-    @rule(dies_after=st.sampled_from([None, None, 0.0, 1.0, 5.0]), seconds=SHORTLY)
+    @rule(dies_after=st.sampled_from([None, 0.0, 1.0]), seconds=SECONDS)
     def crash_again_and_again(self, dies_after: float | None, seconds: float) -> None:
         self.cluster.dies_after = dies_after
         self._go_on(seconds)
@@ -191,6 +191,11 @@ class Replicas(CountedMachine):
             self.cluster.restore()
         else:
             self.cluster.cut_off("head unreachable")
+        self._go_on(seconds)
+
+    @rule(lost=st.booleans(), seconds=SHORTLY)
+    def lose_events(self, lost: bool, seconds: float) -> None:
+        self.cluster.loses_events = lost
         self._go_on(seconds)
 
     @rule(call=CALLS, moment=MOMENTS, seconds=SHORTLY)

@@ -100,7 +100,7 @@ class PretendedNode:
 class PretendedCluster:
     """All methods on one thread, with a clock that is moved by hand. ``refuses``: by host, the status with which
     replicas there answer the opening of a version. ``start_seconds`` is how long a process takes to listen, and
-    ``dies_after``, if it is not None, how long it lives from then on."""
+    ``dies_after``, if it is not None, how long it lives from then on. ``loses_events``: no engine hears of anything."""
 
     def __init__(self, clock: Clock, orphan_seconds: float = 600.0) -> None:
         self.clock = clock
@@ -110,6 +110,7 @@ class PretendedCluster:
         self.refuses: dict[str, Status] = {}
         self.epoch = 0
         self.trouble = ""
+        self.loses_events = False
         self.nodes: dict[str, PretendedNode] = {}
         self.processes: dict[str, Process] = {}
         self._numbers = itertools.count(1)
@@ -279,7 +280,7 @@ class PretendedCluster:
         self._send(Changed())
 
     def _send(self, event: EngineEvent) -> None:
-        if self.trouble and not isinstance(event, Unreachable):
+        if self.loses_events or (self.trouble and not isinstance(event, Unreachable)):
             return
         for watcher in list(self._watchers):
             watcher(event)
