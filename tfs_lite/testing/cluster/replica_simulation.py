@@ -114,6 +114,7 @@ class ReplicaSimulation:
     def settle(self) -> None:
         """Nothing fails any more, adoption ends, and time passes until everything has come to rest."""
         self._at_calls.clear()
+        self.finish_adoption()
         self.cluster.refuses.clear()
         self.cluster.dies_after = None
         self.cluster.start_seconds = min(self.cluster.start_seconds, LONGEST_START)
@@ -128,7 +129,6 @@ class ReplicaSimulation:
         if self.former is not None:
             self.former.crash()
             self.former = None
-        self.finish_adoption()
         self.advance(REST_SECONDS)
         self.cluster.loses_events = False
         self.checker.check_rest()
