@@ -44,6 +44,7 @@ class Reason(enum.Enum):
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
+    WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 
 
 @dataclass(frozen=True, slots=True)
