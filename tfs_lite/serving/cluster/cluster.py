@@ -1,0 +1,194 @@
+"""The cluster as this server sees it: what connects to it, what keeps its replicas, and what opens versions in them.
+
+    connect -> Cluster.start -> open (loaders)* -> finish_adoption -> stop_deciding -> close
+
+The engine starts and ends processes, the reconciler says which. A server that stops leaves its replicas: the next one
+adopts them, or they end by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tfs_lite.adapters.contract import OpenRequest, Platform
+from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.memory import bytes_to_reserve
+from tfs_lite.adapters.remote import OPEN_VERSION, describe
+from tfs_lite.config.replicas import ReplicaOptions
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.serving.cluster.replicas import ReplicatedVersion
+from tfs_lite.workers.connection import RemoteModel
+from tfs_lite.workers.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
+from tfs_lite.workers.replicas.generation import generation_of
+from tfs_lite.workers.replicas.near import ReplicaModel
+from tfs_lite.workers.replicas.placement import requirements_of
+from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
+from tfs_lite.workers.replicas.states import ClusterStatus, ReplicaEvent, SetStatus, VersionReplicas
+
+CPU, GPU = "cpu", "cuda:0"
+"""A replica with a GPU sees no other one."""
+logger = logging.getLogger(__name__)
+
+
+class ConnectedEngine(ClusterEngine, Protocol):
+    """An engine with what a server needs besides: the secret that its replicas know."""
+
+    @property
+    def secret(self) -> bytes: ...
+
+    def close(self) -> None:
+        """Leaves the cluster. The replicas stay."""
+
+
+class Cluster:
+    """Threads: any. ``wake`` is called with a version whose load waits for room, when another attempt may succeed;
+    ``on_event`` is told of every change of a replica."""
+
+    def __init__(
+        self,
+        engine: ConnectedEngine,
+        clock: Clock,
+        health_check_timeout: float,
+        gpu_fraction: float,
+        wake: Callable[[ServableId], None],
+        on_event: Callable[[ReplicaEvent], None],
+    ) -> None:
+        """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
+        if the cluster does not answer."""
+        self._engine = engine
+        self._health_check_timeout = health_check_timeout
+        self._gpu_fraction = gpu_fraction
+        self._wake = wake
+        self._first_nodes = engine.nodes()
+        self._executor = PoolExecutor("tfs-replicas", 1)
+        self._reconciler = Reconciler(engine, clock, self._executor, on_event)
+        self._lock = threading.Lock()  # guards _versions
+        self._versions: dict[VersionKey, ReplicatedVersion] = {}
+
+    def start(self) -> None:
+        self._reconciler.start()
+
+    def finish_adoption(self) -> None:
+        """Every model that is known at the start is available or has failed: what else an earlier server has left is
+        ended."""
+        self._reconciler.finish_adoption()
+
+    def stop_deciding(self) -> None:
+        """From now on replicas stay as they are, whatever is closed here."""
+        self._reconciler.close()
+
+    def close(self) -> None:
+        """After :meth:`stop_deciding`, once the last version was closed."""
+        self._executor.shutdown()
+        self._engine.close()
+
+    def status(self) -> ClusterStatus:
+        return self._reconciler.status()
+
+    def replicas(self) -> list[SetStatus]:
+        """Of every version that wants any."""
+        with self._lock:
+            versions = list(self._versions.values())
+        return [version.status() for version in versions if not version.ended]
+
+    # What loaders ask.
+
+    def open(
+        self, platform: Platform, request: OpenRequest, options: ReplicaOptions, *, keeps: bool
+    ) -> Sequence[ReplicaModel]:
+        """The instances of a version, or, with ``request.beside``, more of them. What is raised leaves nothing behind,
+        but with ``keeps`` a version that waits for room goes on waiting, until the next attempt or :meth:`give_up`."""
+        if platform.in_server or platform.open is None:
+            raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
+        if request.beside:
+            return self._opened(request).grow(options.count)
+        version = self._version(platform, request, options)
+        try:
+            return version.wait_open()
+        except ServingError as error:
+            if not (keeps and error.status.waits):
+                version.close()
+            raise
+        except BaseException:
+            version.close()
+            raise
+
+    def give_up(self, servable_id: ServableId) -> None:
+        """Gives back the replicas of a version that waits for room."""
+        for version in self._of(servable_id):
+            if not version.is_open:
+                version.close()
+
+    def _of(self, servable_id: ServableId) -> list[ReplicatedVersion]:
+        with self._lock:
+            self._versions = {key: version for key, version in self._versions.items() if not version.ended}
+            return [
+                version for key, version in self._versions.items() if key[:2] == (servable_id.name, servable_id.version)
+            ]
+
+    def _opened(self, request: OpenRequest) -> ReplicatedVersion:
+        key = _key(request)
+        for version in self._of(request.id):
+            if version.key == key and version.is_open:
+                return version
+        raise failed_precondition(f"{label_of(request.id)} has no replicas that more could join")
+
+    def _version(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> ReplicatedVersion:
+        """The one that waits, or another one; any that waits with other files or settings is given up."""
+        key = _key(request)
+        for version in self._of(request.id):
+            if not version.is_open:
+                if version.key == key and version.wants(options.count):
+                    return version
+                version.close()
+        made = self._make(platform, request, options, key)
+        with self._lock:
+            self._versions[key] = made
+        return made
+
+    def _make(
+        self, platform: Platform, request: OpenRequest, options: ReplicaOptions, key: VersionKey
+    ) -> ReplicatedVersion:
+        files, settings = request.files, request.settings
+        reserve = platform.reserve
+        on_device = reserve(files, settings, True) if reserve else bytes_to_reserve(files.unpacked_bytes)
+        requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
+        fraction = requirements.needs.get(GPUS, 0.0)
+        arguments = describe(
+            request,
+            platform.name,
+            device=GPU if on_gpu else CPU,
+            torch_threads=max(1, int(requirements.needs[CPUS])),
+            gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
+        )
+        remote = RemoteModel(label_of(request.id), OPEN_VERSION, arguments)
+
+        def make_model(place: ReplicaPlace) -> ReplicaModel:
+            return ReplicaModel(
+                place,
+                remote,
+                self._engine.secret,
+                lambda: self._engine.epoch,
+                lanes=options.lanes(on_gpu),
+                health_check_timeout=self._health_check_timeout,
+                in_background=True,
+            )
+
+        name, number, generation = key
+        wanted = VersionReplicas(name, number, generation, options.count, requirements)
+        keeps_sequences = settings.sequence_batching is not None
+        needed = options.count if keeps_sequences else options.ready
+        return ReplicatedVersion(self._reconciler, wanted, needed, make_model, lambda: self._wake(request.id))
+
+    def _nodes(self) -> Sequence[Node]:
+        return self._reconciler.status().nodes or self._first_nodes
+
+
+def _key(request: OpenRequest) -> VersionKey:
+    return request.id.name, request.id.version, generation_of(request)
