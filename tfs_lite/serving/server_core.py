@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -50,6 +51,9 @@ from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
 
+if TYPE_CHECKING:
+    from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,13 @@ class ServerCore:
     in the control mode explicit, ``services`` has what requests need beside the models.
     """
 
-    def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        registry: CollectorRegistry | None = None,
+        engine: ConnectedEngine | None = None,
+    ) -> None:
+        """``engine`` is the connection to a cluster; None: the one that the options name, if any."""
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
@@ -82,16 +92,18 @@ class ServerCore:
         self._resources = DeviceResources.measure(
             options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
+        self.cluster = self._join_cluster(engine)
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self.cluster)
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
+        beside = replace(settings, opens=self._opener.beside)
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
-            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
+            options, self._manager, self.states, self._journal, settings, self.clock, self._follower, beside
         )
         # What applies configs.
         self._labels = VersionLabels()
@@ -110,6 +122,15 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+
+    def _join_cluster(self, engine: ConnectedEngine | None) -> Cluster | None:
+        """Imports nothing that a server without a cluster does not need."""
+        if engine is None:
+            return None
+        from tfs_lite.serving.cluster.cluster import Cluster
+
+        options = self.options
+        return Cluster(engine, self.clock, 60.0, options.per_process_gpu_memory_fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -154,6 +175,8 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        if self.cluster is not None:
+            self.cluster.start()
         self._manager.start()
         self.sources.start()
 
@@ -169,7 +192,10 @@ class ServerCore:
         return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
 
     def end_first_load(self) -> None:
-        """From now on as many threads load as the options say."""
+        """The models known at the start are available or have failed. From now on as many threads load as the options
+        say, and replicas of other models, which an earlier server has left, are ended."""
+        if self.cluster is not None:
+            self.cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
     def wait_for_all(self) -> None:
@@ -197,12 +223,17 @@ class ServerCore:
         return self._waiter.closed
 
     def close(self, drain_timeout: float) -> None:
-        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
+        Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        if self.cluster is not None:
+            self.cluster.stop_deciding()
         self.sources.close()
         self.services.close()
         self._manager.close(drain_timeout)
         self._opener.close()
+        if self.cluster is not None:
+            self.cluster.close()
         self._monitor.close()
         self.request_logs.close()
         self.clock.close()
@@ -399,6 +430,8 @@ class ServerCore:
             self._follower.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
+            if self.cluster is not None:
+                self.cluster.give_up(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify()

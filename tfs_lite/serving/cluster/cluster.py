@@ -18,8 +18,9 @@ from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.memory import bytes_to_reserve
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
 from tfs_lite.config.replicas import ReplicaOptions
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.executor import PoolExecutor, Task
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.serving.cluster.replicas import ReplicatedVersion
@@ -33,6 +34,8 @@ from tfs_lite.workers.replicas.states import ClusterStatus, ReplicaEvent, SetSta
 
 CPU, GPU = "cpu", "cuda:0"
 """A replica with a GPU sees no other one."""
+BESIDE = "+"
+"""Ends the generation of a version that is loaded beside itself, with nothing changed but its number of replicas."""
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +60,7 @@ class Cluster:
         health_check_timeout: float,
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
-        on_event: Callable[[ReplicaEvent], None],
+        on_event: Callable[[ReplicaEvent], None] = ignore,
     ) -> None:
         """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
         if the cluster does not answer."""
@@ -120,10 +123,11 @@ class Cluster:
             raise
 
     def give_up(self, servable_id: ServableId) -> None:
-        """Gives back the replicas of a version that waits for room."""
+        """Gives back the replicas of a version that waits for room, without waiting for what it takes to close it."""
         for version in self._of(servable_id):
             if not version.is_open:
-                version.close()
+                version.withdraw()
+                self._executor.submit(Task("give up replicas", lambda: True, version.close, ignore))
 
     def _of(self, servable_id: ServableId) -> list[ReplicatedVersion]:
         with self._lock:
@@ -133,27 +137,29 @@ class Cluster:
             ]
 
     def _opened(self, request: OpenRequest) -> ReplicatedVersion:
-        key = _key(request)
+        generation = generation_of(request)
         for version in self._of(request.id):
-            if version.key == key and version.is_open:
+            if version.is_open and version.key[2].startswith(generation):
                 return version
-        raise failed_precondition(f"{label_of(request.id)} has no replicas that more could join")
+        raise failed_precondition("there are no replicas of it that more could join")
 
     def _version(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> ReplicatedVersion:
-        """The one that waits, or another one; any that waits with other files or settings is given up."""
-        key = _key(request)
+        """The one that waits, or another one; one that waits and differs is given up."""
+        generation = generation_of(request)
         for version in self._of(request.id):
-            if not version.is_open:
-                if version.key == key and version.wants(options.count):
+            if version.is_open and version.key[2] == generation:
+                generation += BESIDE
+            elif not version.is_open:
+                if (version.key[2], version.count) == (generation, options.count):
                     return version
                 version.close()
-        made = self._make(platform, request, options, key)
+        made = self._make(platform, request, options, generation)
         with self._lock:
-            self._versions[key] = made
+            self._versions[made.key] = made
         return made
 
     def _make(
-        self, platform: Platform, request: OpenRequest, options: ReplicaOptions, key: VersionKey
+        self, platform: Platform, request: OpenRequest, options: ReplicaOptions, generation: str
     ) -> ReplicatedVersion:
         files, settings = request.files, request.settings
         reserve = platform.reserve
@@ -180,15 +186,10 @@ class Cluster:
                 in_background=True,
             )
 
-        name, number, generation = key
-        wanted = VersionReplicas(name, number, generation, options.count, requirements)
+        wanted = VersionReplicas(request.id.name, request.id.version, generation, options.count, requirements)
         keeps_sequences = settings.sequence_batching is not None
         needed = options.count if keeps_sequences else options.ready
         return ReplicatedVersion(self._reconciler, wanted, needed, make_model, lambda: self._wake(request.id))
 
     def _nodes(self) -> Sequence[Node]:
         return self._reconciler.status().nodes or self._first_nodes
-
-
-def _key(request: OpenRequest) -> VersionKey:
-    return request.id.name, request.id.version, generation_of(request)

@@ -13,15 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.workers.connection import RemoteModel
+from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.workers.replicas.engine import VersionKey
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace, ReplicaSet
-from tfs_lite.workers.replicas.states import ReplicaState, VersionReplicas
+from tfs_lite.workers.replicas.states import ReplicaState, SetStatus, VersionReplicas
 
 logger = logging.getLogger(__name__)
 MakeModel = Callable[[ReplicaPlace], ReplicaModel]
@@ -39,7 +36,7 @@ class ReplicatedVersion:
     ) -> None:
         """Opens all of them in the background. ``needed`` is how many have to be open before the version is. ``wake``
         is called when another attempt may succeed."""
-        self.wanted = wanted
+        self.count = wanted.count
         self._reconciler = reconciler
         self._needed = needed
         self._make = make
@@ -51,9 +48,16 @@ class ReplicatedVersion:
         self._add(self._group.places)
 
     @property
+    def key(self) -> VersionKey:
+        return self._group.key
+
+    @property
     def ended(self) -> bool:
         """Whether all instances are closed."""
         return not self._group.places
+
+    def status(self) -> SetStatus:
+        return self._group.status()
 
     def wait_open(self) -> list[ReplicaModel]:
         """The instances, once enough of them are open. Raises what an opening raised; FAILED_PRECONDITION if they
@@ -76,8 +80,13 @@ class ReplicatedVersion:
             raise
         return added
 
-    def close(self) -> None:
+    def withdraw(self) -> None:
         """Gives all replicas back."""
+        self._group.close()
+
+    def close(self) -> None:
+        """Gives all replicas back, and closes the instances."""
+        self.withdraw()
         with self._changed:
             models, self._models = self._models, []
         for model in models:
@@ -110,10 +119,10 @@ class ReplicatedVersion:
     def _check_room(self, missing: int, needed: int) -> None:
         """Raises unless so many of the missing ones may still come as are needed."""
         is_cut_off = bool(self._reconciler.status().trouble)
-        places = self._group.status().places
-        stuck = sum(bool(place.waits) or (is_cut_off and place.state in _ON_THE_WAY) for place in places)
-        if missing - stuck < needed:
-            self._group.check_room()
+        status = self._group.status()
+        stuck = sum(bool(place.waits) or (is_cut_off and place.state in _ON_THE_WAY) for place in status.places)
+        if missing - stuck < needed and status.waits:
+            raise ServingError(StatusCode.UNAVAILABLE, status.waits, Reason.WAITS_FOR_PLACE)
 
     def _on_change(self) -> None:
         self._notify()

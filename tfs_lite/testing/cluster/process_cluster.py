@@ -1,6 +1,6 @@
 """Real processes on pretended nodes, and an engine over them: what a server does with replicas, without Ray.
 
-    with ProcessCluster() as cluster:
+    with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
         node = cluster.add_node("a", {"num_cpus": 2})
         server = Server(options, engine=cluster.connect())
         cluster.kill_node(node)
@@ -42,6 +42,7 @@ from tfs_lite.workers.replicas.engine import (
 from tfs_lite.workers.replicas.placement import TOLERANCE, fulfils_labels
 
 PRELOAD = ("tfs_lite.adapters.remote",)
+"""What the host of replicas imports before it forks them."""
 CALLS = ("nodes", "list", "place", "end")
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,11 @@ class HostedProcess:
 
 @dataclass(eq=False)
 class ProcessCluster:
-    """Threads: any. ``orphan_seconds`` is how long a replica lives that no server is connected to. ``connects`` is how
+    """Threads: any. Replicas are forks of ``host``, which outlives the cluster. ``orphan_seconds`` is how long a replica lives that no server is connected to. ``connects`` is how
     often a server has connected, ``placed`` has the names of all replicas that were ever asked for. While ``trouble``
     is set, it is why no call of an engine succeeds."""
 
-    preload: Sequence[str] = PRELOAD
+    host: ReplicaHost
     orphan_seconds: float = 600.0
     trouble: str = ""
     epoch: int = 0
@@ -90,7 +91,6 @@ class ProcessCluster:
     placed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._host = ReplicaHost(self.preload)
         self._lock = threading.RLock()  # guards the fields, and what follows
         self._processes: dict[str, HostedProcess] = {}
         self._numbers = itertools.count(1)
@@ -128,7 +128,6 @@ class ProcessCluster:
         for process in processes:
             if process.replica is not None:
                 process.replica.kill()
-        self._host.close()
         self._ends.close()
         os.close(self._closed)
         self._directory.cleanup()
@@ -274,7 +273,7 @@ class ProcessCluster:
 
     def _start(self, process: HostedProcess) -> None:
         """With the lock held: a fork, which listens when this returns."""
-        replica = self._host.start(str(process.wish.name), orphan_seconds=self.orphan_seconds)
+        replica = self.host.start(str(process.wish.name), orphan_seconds=self.orphan_seconds)
         process.replica = replica
         self._by_descriptor[replica.fileno()] = process
         self._ends.register(replica.fileno(), select.EPOLLIN)

@@ -37,6 +37,10 @@ class HostedReplica:
         self.address = address
         self._process = os.pidfd_open(address.pid)
 
+    def fileno(self) -> int:
+        """A descriptor that can be read once the process has ended."""
+        return self._process
+
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._process, number)
 
