@@ -291,6 +291,8 @@ class BatchingServable:
     # What workers do.
 
     def _serve(self, worker: WorkerThread) -> None:
+        if not worker.model.worker.up:
+            self._recover(worker)
         while True:
             queue, jobs = self._next(worker)
             if queue is None:

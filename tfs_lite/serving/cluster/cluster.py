@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
+
+import torch
 
 from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.failures import label_of
@@ -32,7 +35,7 @@ from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.states import ClusterStatus, ReplicaEvent, SetStatus, VersionReplicas
 
-CPU, GPU = "cpu", "cuda:0"
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 """A replica with a GPU sees no other one."""
 BESIDE = "+"
 """Ends the generation of a version that is loaded beside itself, with nothing changed but its number of replicas."""
@@ -110,7 +113,7 @@ class Cluster:
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.beside:
-            return self._opened(request).grow(options.count)
+            return self._opened(platform, request).grow(options.count)
         version = self._version(platform, request, options)
         try:
             return version.wait_open()
@@ -136,8 +139,8 @@ class Cluster:
                 version for key, version in self._versions.items() if key[:2] == (servable_id.name, servable_id.version)
             ]
 
-    def _opened(self, request: OpenRequest) -> ReplicatedVersion:
-        generation = generation_of(request)
+    def _opened(self, platform: Platform, request: OpenRequest) -> ReplicatedVersion:
+        generation = _generation(platform, request)
         for version in self._of(request.id):
             if version.is_open and version.key[2].startswith(generation):
                 return version
@@ -145,7 +148,7 @@ class Cluster:
 
     def _version(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> ReplicatedVersion:
         """The one that waits, or another one; one that waits and differs is given up."""
-        generation = generation_of(request)
+        generation = _generation(platform, request)
         for version in self._of(request.id):
             if version.is_open and version.key[2] == generation:
                 generation += BESIDE
@@ -167,9 +170,8 @@ class Cluster:
         requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
         fraction = requirements.needs.get(GPUS, 0.0)
         arguments = describe(
-            request,
+            replace(request, device=GPU if on_gpu else CPU),
             platform.name,
-            device=GPU if on_gpu else CPU,
             torch_threads=max(1, int(requirements.needs[CPUS])),
             gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
         )
@@ -193,3 +195,7 @@ class Cluster:
 
     def _nodes(self) -> Sequence[Node]:
         return self._reconciler.status().nodes or self._first_nodes
+
+
+def _generation(platform: Platform, request: OpenRequest) -> str:
+    return generation_of(request.files.directory, request.settings, platform.name)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
@@ -391,13 +391,13 @@ class RemoteEngine(ClusterEngine):
         return self._epoch
 
     def nodes(self) -> Sequence[Node]:
-        return self._ask("nodes")
+        return cast(Sequence[Node], self._ask("nodes"))
 
     def list(self) -> Sequence[PlacedReplica]:
-        return self._ask("list")
+        return cast(Sequence[PlacedReplica], self._ask("list"))
 
     def place(self, wish: Wish) -> str:
-        return self._ask("place", wish)
+        return str(self._ask("place", wish))
 
     def end(self, id: str) -> None:
         self._ask("end", id)

@@ -354,6 +354,8 @@ class Reconciler:
 
     def _close(self, places: Sequence[ReplicaPlace]) -> None:
         with self._changed:
+            if self._is_closed:  # replicas stay, and near ends go on until they are closed
+                return
             for place in places:
                 if place.state is not _S.ENDED:
                     self._end_place(place)
