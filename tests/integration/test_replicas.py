@@ -1,0 +1,356 @@
+"""A server whose models live in replicas: real processes on pretended nodes, and every promise of the lifecycle.
+
+The models do next to nothing, so that a test takes a second or two. Each leaves a line in a file when it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.servable import ModelRef, VersionState
+from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
+from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tfs_lite.testing.servers.models import PYTHON_CONFIG
+from tfs_lite.testing.servers.probe import Traffic
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.replicas import ReplicaHost
+from tfs_lite.workers.replicas.states import ReplicaState
+
+MODEL = """
+import os
+
+class Model:
+    def __init__(self, context):
+        with open({log!r}, "a") as log:
+            log.write(f"{name}/{version} {{os.getpid()}}\\n")
+        {opening}
+
+    def predict(self, inputs):
+        {running}
+        return {{"y": inputs["x"] + {version}}}
+"""
+GROUP = 'instance_group {{ count: {count} worker: "ray" ray_actor_options {{ num_cpus: {cpus} }} {more} }}\n'
+ROOM = {"num_cpus": 16, "memory": 1e12}
+CALLERS = 4
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ReplicaHost]:
+    with ReplicaHost(PRELOAD) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(host: ReplicaHost) -> Iterator[ProcessCluster]:
+    with ProcessCluster(host) as found:
+        yield found
+
+
+class Models:
+    """A directory of models for replicas. A version is there all at once."""
+
+    def __init__(self, root: Path, scratch: Path) -> None:
+        self.root = root
+        self._scratch = scratch
+        self.log = scratch / "opened"
+
+    def publish(
+        self,
+        version: int,
+        name: str = "m",
+        count: int = 2,
+        cpus: float = 1,
+        more: str = "",
+        config: str = PYTHON_CONFIG,
+        opening: str = "pass",
+        running: str = "pass",
+    ) -> None:
+        text = MODEL.format(log=str(self.log), name=name, version=version, opening=opening, running=running)
+        made = self._scratch / f"{name}-{version}"
+        made.mkdir()
+        (made / "model.py").write_text(text)
+        (made / "config.pbtxt").write_text(config + GROUP.format(count=count, cpus=cpus, more=more))
+        (self.root / name).mkdir(exist_ok=True)
+        made.rename(self.root / name / str(version))
+
+    def withdraw(self, version: int, name: str = "m") -> None:
+        shutil.rmtree(self.root / name / str(version))
+
+    @property
+    def opened(self) -> list[str]:
+        """``m/1`` for each time that version 1 of m was opened."""
+        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    root, scratch = tmp_path / "models", tmp_path / "scratch"
+    root.mkdir()
+    scratch.mkdir()
+    return Models(root, scratch)
+
+
+@pytest.fixture
+def serve(cluster: ProcessCluster, models: Models) -> Callable[..., contextlib.AbstractContextManager[ServerFixture]]:
+    """A server of the repository, on the cluster."""
+
+    def start(**fields: Any) -> contextlib.AbstractContextManager[ServerFixture]:
+        root = str(models.root)
+        fields = {"model_repository": root, "trusted_model_base_paths": (root,), **fields}
+        return serving(models.root, engine=cluster.connect(), **fields)
+
+    return start
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[ServerFixture]]
+
+
+def states(served: ServerFixture) -> list[ReplicaState]:
+    """Of all replicas, as the server sees them."""
+    assert served.server.core.cluster is not None
+    return [place.state for version in served.server.core.cluster.replicas() for place in version.places]
+
+
+def wait_ready(served: ServerFixture, count: int) -> None:
+    ready = [ReplicaState.READY] * count
+    wait_until(lambda: states(served) == ready, f"{count} replicas are ready", PATIENCE)
+
+
+def wait_running(cluster: ProcessCluster, count: int) -> None:
+    wait_until(lambda: len(cluster.replicas) == count, f"{count} replicas are left", PATIENCE)
+
+
+def waits(served: ServerFixture, model: str = "m") -> bool:
+    """Whether a version of the model says that it waits for replicas."""
+    return any("waits for" in status.status.message for status in served.status(model).values())
+
+
+def worker_pids(served: ServerFixture) -> set[int | None]:
+    """Of the processes that requests go to."""
+    with served.server.core.handle(ModelRef("m")) as handle:
+        return {model.worker.pid for model in handle.servable.models}
+
+
+def kill(process: HostedProcess) -> None:
+    assert process.replica is not None
+    process.replica.kill()
+
+
+def test_a_version_is_opened_in_replicas_on_several_nodes_and_its_end_ends_them(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
+    models.publish(1)
+    with serve() as served:
+        assert served.version() == 1
+        assert [len(cluster.on(node)) for node in nodes] == [1, 1]
+        assert models.opened == ["m/1"] * 2
+        assert states(served) == [ReplicaState.READY] * 2
+        shutil.rmtree(models.root / "m")
+        wait_running(cluster, 0)
+
+
+def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_newer_one(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        for version in range(2, 8):
+            models.publish(version)
+            served.wait_states({version - 1: VersionState.END, version: VersionState.AVAILABLE})
+            if version > 2:
+                models.withdraw(version - 2)
+        traffic.stop()
+        wait_running(cluster, 2)
+    assert (traffic.failures, traffic.wrong, traffic.backwards) == ([], [], 0)
+
+
+def test_replicas_that_are_killed_again_and_again_are_replaced_and_other_ones_answer(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, count=3)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        for _ in range(5):
+            wait_ready(served, 3)
+            kill(cluster.replicas[0])
+            wait_until(lambda: len(states(served)) == 3 and ReplicaState.READY in states(served), "it was noticed")
+        wait_ready(served, 3)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_node_that_is_killed_is_replaced_by_others(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+    nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
+    models.publish(1)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        cluster.kill_node(nodes[0])
+        wait_until(lambda: len(cluster.on(nodes[1])) == 2, "both replicas are on the other node", PATIENCE)
+        wait_ready(served, 2)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_node_that_drains_is_left_without_a_failed_request(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    old = cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        new = cluster.add_node("b", ROOM)
+        cluster.drain_node(old)
+        wait_until(lambda: (len(cluster.on(old)), len(cluster.on(new))) == (0, 2), "all have moved", PATIENCE)
+        wait_ready(served, 2)
+        before = traffic.total
+        wait_until(lambda: traffic.total > before + 20, "requests are answered", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+    assert models.opened == ["m/1"] * 4
+
+
+def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", {"num_cpus": 2, "memory": 1e12})
+    models.publish(1, "large", count=3)
+    with serve(ready=False, num_load_threads=1, num_initial_load_threads=1) as served:
+        wait_until(lambda: waits(served, "large"), "the model waits", PATIENCE)
+        assert served.states("large") == {1: VersionState.LOADING}
+        assert "waits for 1 of 3 replicas: num_cpus 1; free 0 on a" in served.status("large")[1].status.message
+        models.publish(1, "in_server", config=PYTHON_CONFIG, count=1, cpus=0.01)
+        models.publish(1, "small", count=1, cpus=0.01)
+        cluster.add_node("b", {"num_cpus": 0.5, "memory": 1e12})
+        served.wait_states({1: VersionState.AVAILABLE}, "small")
+        assert served.version("small") == 1
+        assert served.states("large") == {1: VersionState.LOADING}
+        cluster.add_node("c", {"num_cpus": 1, "memory": 1e12})
+        served.wait_states({1: VersionState.AVAILABLE}, "large")
+        assert served.version("large") == 1
+
+
+def test_what_waits_for_room_is_withdrawn_with_its_model(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
+    models.publish(1)
+    with serve(ready=False) as served:
+        wait_until(lambda: waits(served), "the model waits", PATIENCE)
+        wait_running(cluster, 2)
+        shutil.rmtree(models.root / "m")
+        wait_running(cluster, 0)
+
+
+def test_a_version_is_available_with_its_ready_replicas_and_the_rest_joins(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
+    models.publish(1, count=3, more="ready_replicas: 1")
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        assert states(served).count(ReplicaState.READY) == 1
+        cluster.add_node("b", {"num_cpus": 2, "memory": 1e12})
+        wait_ready(served, 3)
+        pids = {process.replica.pid for process in cluster.replicas if process.replica}
+        wait_until(lambda: worker_pids(served) == pids, "all have joined", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_refusal_fails_the_load_with_its_words_and_ends_the_other_replicas(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, opening='raise ValueError("weights of another model")')
+    with serve(max_num_load_retries=0) as served:
+        served.wait_states({1: VersionState.END})
+        assert "weights of another model" in served.status()[1].status.message
+        wait_running(cluster, 0)
+
+
+def test_the_next_server_adopts_the_replicas_that_a_stopped_one_has_left(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served:
+        assert served.version() == 1
+    pids = [process.replica.pid for process in cluster.replicas if process.replica]
+    assert len(pids) == 2
+    with serve() as served:
+        assert served.version() == 1
+        assert worker_pids(served) == set(pids)
+        wait_ready(served, 2)
+    assert models.opened == ["m/1"] * 2
+
+
+def test_replicas_of_other_files_under_the_same_number_are_not_adopted_but_ended(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    models.publish(1, "gone")
+    with serve():
+        pass
+    pids = {process.id for process in cluster.replicas}
+    assert len(pids) == 4
+    models.withdraw(1, "gone")
+    models.withdraw(1)
+    models.publish(1, running="inputs = dict(inputs)")
+    with serve() as served:
+        assert served.version() == 1
+        wait_until(lambda: pids.isdisjoint(process.id for process in cluster.replicas), "the old ones end", PATIENCE)
+        wait_running(cluster, 2)
+    assert models.opened.count("m/1") == 4
+
+
+def test_more_and_fewer_instances_are_more_and_fewer_replicas(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, count=1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        for count in (3, 1, 2):
+            config.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=1, more=""))
+            wait_running(cluster, count)
+            wait_ready(served, count)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+    assert models.opened == ["m/1"] * 4
+
+
+def test_a_change_of_what_replicas_need_is_a_load_beside_those_that_serve(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, count=1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        before = {process.id for process in cluster.replicas}
+        config.write_text(PYTHON_CONFIG + GROUP.format(count=1, cpus=2, more=""))
+        wait_until(lambda: before.isdisjoint(process.id for process in cluster.replicas), "they were exchanged")
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        cluster.trouble = "head unreachable"
+        models.publish(2)
+        wait_until(lambda: "head unreachable" in served.status()[2].status.message, "version 2 waits", PATIENCE)
+        assert served.version() == 1
+        cluster.trouble = ""
+        served.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong, traffic.backwards) == ([], [], 0)
