@@ -53,9 +53,7 @@ class Execution:
         moving = (inside[0] - started, ended - inside[1]) if inside else (0.0, 0.0)
         waits = tuple([call.queue_seconds for call in calls])
         again = any(job.again for job in jobs)
-        report = BatchReport(
-            self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again
-        )
+        report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again)
         count_run(self._on_batch, report, self._name)
         if loss is not None:
             return loss

@@ -94,9 +94,7 @@ class ExecutionFixture:
     def run(self, *parts: Sequence[int]) -> None:
         """One call for each part, with these rows."""
         self.calls = [self.call(number, *rows) for number, rows in enumerate(parts)]
-        jobs = [
-            Job(call, len(rows) or 1, None, 0.0, len(rows)) for call, rows in zip(self.calls, parts, strict=True)
-        ]
+        jobs = [Job(call, len(rows) or 1, None, 0.0, len(rows)) for call, rows in zip(self.calls, parts, strict=True)]
         self.loss = self.execution.run(self.model, self.queue, jobs)
 
     def lost(self, jobs: Sequence[Job]) -> list[int]:
@@ -271,7 +269,7 @@ def test_counter_that_raises_is_only_logged(fixture: ExecutionFixture, caplog: p
         raise RuntimeError("no space left for numbers")
 
     execution = Execution(ID, "m-7", fixture.clock, broken, fixture.end)
-    execution.run(fixture.model, fixture.queue, [fixture.call(0, 1)], [1])
+    execution.run(fixture.model, fixture.queue, [Job(fixture.call(0, 1), 1, None, 0.0)])
     assert fixture.rows_of(0) == [2]
     assert "a run of m-7 could not be counted" in caplog.text
 
