@@ -165,7 +165,7 @@ def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_n
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         for version in range(2, 8):
             models.publish(version)
-            served.wait_states({version - 1: VersionState.END, version: VersionState.AVAILABLE})
+            wait_until(lambda: served.states().get(version) is VersionState.AVAILABLE, f"{version} is available", PATIENCE)
             if version > 2:
                 models.withdraw(version - 2)
         traffic.stop()
