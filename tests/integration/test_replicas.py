@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 
+from tfs_lite.client import Client
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
 from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.replicas import ReplicaHost
 from tfs_lite.workers.replicas.states import ReplicaState
 
@@ -36,6 +42,33 @@ class Model:
         return {{"y": inputs["x"] + {version}}}
 """
 GROUP = 'instance_group {{ count: {count} worker: "ray" ray_actor_options {{ num_cpus: {cpus} }} {more} }}\n'
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+ensemble_scheduling {
+  step { model_name: "first" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "z" } }
+  step { model_name: "second" model_version: -1 input_map { key: "x" value: "z" } output_map { key: "y" value: "y" } }
+}
+"""
+SEQUENCES = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+sequence_batching {
+  max_sequence_idle_microseconds: 600000000
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+}
+"""
+SUM = """out = inputs["x"] * 0
+        for row, ready in enumerate(inputs["READY"]):
+            if ready:
+                key = int(inputs["CORRID"][row])
+                before = 0 if inputs["START"][row] else self.sums.get(key, 0)
+                out[row] = self.sums[key] = before + float(inputs["x"][row])
+        return {"y": out}"""
 ROOM = {"num_cpus": 16, "memory": 1e12}
 CALLERS = 4
 PATIENCE = 60.0
@@ -141,6 +174,18 @@ def worker_pids(served: ServerFixture) -> set[int | None]:
 def kill(process: HostedProcess) -> None:
     assert process.replica is not None
     process.replica.kill()
+
+
+def ask(served: ServerFixture, sequence: int, start: bool = False) -> Any:
+    """The sum of a sequence's ones so far, or the HTTP status and the error."""
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]
+    body = {"parameters": {"sequence_id": sequence, "sequence_start": start}, "inputs": inputs}
+    try:
+        with urllib.request.urlopen(f"{served.url}/v2/models/sums/infer", orjson.dumps(body)) as answer:
+            return orjson.loads(answer.read())["outputs"][0]["data"][0]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, orjson.loads(error.read())["error"]
 
 
 def test_a_version_is_opened_in_replicas_on_several_nodes_and_its_end_ends_them(
@@ -354,3 +399,55 @@ def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
         served.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
         traffic.stop()
     assert (traffic.failures, traffic.wrong, traffic.backwards) == ([], [], 0)
+
+
+def test_a_server_that_was_killed_and_started_again_adopts_its_replicas_without_opening_anything(
+    cluster: ProcessCluster, models: Models
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    models.publish(1, "large", cpus=100)
+    root = str(models.root)
+    flags = f"--model_repository={root}", f"--trusted_model_base_paths={root}", "--version_quiet_period_seconds=0"
+    command = [sys.executable, "-m", "tfs_lite.testing.cluster.serve", cluster.path]
+    with ServerProcess(*flags, command=command) as first:
+        with Client(first.target) as client:
+            assert client.predict("m", {"x": ROW}).version == 1
+        first.process.kill()
+        first.wait()
+    pids = {process.replica.pid for process in cluster.replicas if process.replica}
+    assert len(pids) == 2
+    with ServerProcess(*flags, command=command) as second, Client(second.target) as client:
+        assert client.predict("m", {"x": ROW}).version == 1
+        assert [status.state for status in client.status("large")] == [VersionState.LOADING]
+    assert models.opened == ["m/1"] * 2
+    assert {process.replica.pid for process in cluster.replicas if process.replica} == pids
+
+
+def test_an_ensemble_of_models_in_replicas_answers(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, "first")
+    models.publish(2, "second")
+    (models.root / "both" / "1").mkdir(parents=True)
+    (models.root / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    with serve() as served:
+        served.wait_states({1: VersionState.AVAILABLE}, "both")
+        answer = served.predict("both")
+    np.testing.assert_array_equal(answer.outputs["y"], ROW + 3)
+
+
+def test_sequences_live_in_replicas_and_end_with_them(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+    node = cluster.add_node("a", ROOM)
+    models.publish(1, "sums", config=SEQUENCES, opening="self.sums = {}", running=SUM)
+    with serve() as served:
+        sequences = range(1, 5)
+        assert [ask(served, sequence, start=True) for sequence in sequences] == [1] * 4
+        assert [ask(served, sequence) for sequence in sequences] == [2] * 4
+        cluster.add_node("b", ROOM)
+        cluster.drain_node(node)
+        wait_until(lambda: not cluster.on(node), "the node is left", PATIENCE)
+        wait_ready(served, 2)
+        code, words = ask(served, 1)
+        assert (code, "start it again with sequence_start" in words) == (503, True)
+        assert ask(served, 1, start=True) == 1
+        assert ask(served, 1) == 2

@@ -71,7 +71,7 @@ class ServerCore:
         registry: CollectorRegistry | None = None,
         engine: ConnectedEngine | None = None,
     ) -> None:
-        """``engine`` is the connection to a cluster; None: the one that the options name, if any."""
+        """``engine`` is the connection to a cluster, which is closed with the core; None: it belongs to none."""
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
@@ -93,7 +93,7 @@ class ServerCore:
             options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
         self._manager = self._make_manager()
-        self.cluster = self._join_cluster(engine)
+        self.cluster = self._join(engine)
         self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self.cluster)
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
@@ -123,14 +123,14 @@ class ServerCore:
         self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
-    def _join_cluster(self, engine: ConnectedEngine | None) -> Cluster | None:
-        """Imports nothing that a server without a cluster does not need."""
+    def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
         if engine is None:
             return None
         from tfs_lite.serving.cluster.cluster import Cluster
 
         options = self.options
-        return Cluster(engine, self.clock, 60.0, options.per_process_gpu_memory_fraction, self.wake)
+        timeout, fraction = options.health_check_timeout_s, options.per_process_gpu_memory_fraction
+        return Cluster(engine, self.clock, timeout, fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options

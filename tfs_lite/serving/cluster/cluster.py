@@ -20,7 +20,7 @@ from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.memory import bytes_to_reserve
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
-from tfs_lite.config.replicas import ReplicaOptions
+from tfs_lite.config.replicas import ClusterOptions, ReplicaOptions
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
@@ -30,6 +30,7 @@ from tfs_lite.serving.cluster.replicas import ReplicatedVersion
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
 from tfs_lite.workers.replicas.generation import generation_of
+from tfs_lite.workers.replicas.helper import HelperEngine, HelperOptions
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
@@ -50,6 +51,16 @@ class ConnectedEngine(ClusterEngine, Protocol):
 
     def close(self) -> None:
         """Leaves the cluster. The replicas stay."""
+
+
+def connect(options: ClusterOptions) -> ConnectedEngine:
+    """Reaches the cluster that the options name. UNAVAILABLE if that is not possible within 30 seconds;
+    FAILED_PRECONDITION if it has other versions, or another server leads its name."""
+    return HelperEngine.connect(
+        HelperOptions(
+            options.address, options.name, options.host, options.port, options.port_range, options.orphan_seconds
+        )
+    )
 
 
 class Cluster:
