@@ -22,7 +22,7 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN
+from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
 
 POLL_SECONDS = 0.05
 """How often ``give_up`` is checked."""
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class Connector(Protocol):
     """Makes connections to processes with the model open, one after the other."""
 
-    def connect(self, lanes: tuple[Lane, ...]) -> Connection:
-        """Blocks until the model is open there. Raises what the opening raised; WorkerLost if the process was lost
-        meanwhile. A failure leaves nothing behind."""
+    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
+        """Blocks until the model is open there. Raises what the opening raised, or ``check`` when it got the model's
+        description; WorkerLost if the process was lost meanwhile. A failure leaves nothing behind."""
 
     def give_up(self) -> None:
         """Ends a ``connect`` that is in progress, and all later ones, with an error. Any thread; may be repeated."""
@@ -83,7 +83,7 @@ class ReconnectingModel(Model):
         self._closing = threading.Event()
         self._lanes = _Lanes(tuple(Lane(remote) for _ in range(lanes)))
         try:
-            connection = connector.connect(self._lanes.all)
+            connection = connector.connect(self._lanes.all, lambda description: None)
         except BaseException:
             self._lanes.close()
             raise
@@ -266,20 +266,17 @@ class ReconnectingModel(Model):
         logger.error("%s: its %s ended (%s); it is %s in %.1f s", self._label, process, cause, again, delay)
         while not self._closing.wait(delay):
             try:
-                connection = self._reconnect()
+                connection = self._connector.connect(self._lanes.all, self._check_same)
             except Exception as error:
                 delay = self._start_failed(error)
             else:
                 self._resume(connection, old)
                 return
 
-    def _reconnect(self) -> Connection:
-        """The same model again. FAILED_PRECONDITION if the model's signatures have changed."""
-        connection = self._connector.connect(self._lanes.all)
-        if connection.description.signatures == self.signatures:
-            return connection
-        connection.close()
-        raise failed_precondition(f"{self._label}: its files were changed, it has other signatures than before")
+    def _check_same(self, description: Description) -> None:
+        """FAILED_PRECONDITION if the model's signatures have changed."""
+        if description.signatures != self.signatures:
+            raise failed_precondition(f"{self._label}: its files were changed, it has other signatures than before")
 
     def _start_failed(self, error: Exception) -> float:
         """Seconds until the next attempt."""

@@ -32,8 +32,9 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, ReplicaAddress, boot_id, receive_memory, welcome
-from tfs_lite.workers.replicas.facts import gpus, version_of
+from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, boot_id, receive_memory, welcome
+from tfs_lite.workers.replicas.engine import ReplicaAddress
+from tfs_lite.workers.replicas.facts import gpu, version_of
 from tfs_lite.workers.replicas.listener import Listener
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
 from tfs_lite.workers.tensor_channel import TensorChannel
@@ -186,7 +187,7 @@ class Replica:
             "state": state if model is not None else "opening" if opening else "placed",
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
-            "gpus": gpus(),
+            "gpu": gpu(),
             "facts": self._facts,
             "model": None if model is None else describe_model(model, model.resident_bytes()),
         }

@@ -15,11 +15,12 @@ import pytest
 
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.channel import ConnectionClosed
+from tfs_lite.workers.replicas import near
 from tfs_lite.workers.replicas.connection import Credentials
 from tfs_lite.workers.replicas.near import tell
 from tfs_lite.workers.supervisor import Backoff
@@ -205,13 +206,38 @@ def test_replicas_that_are_lost_while_they_open_the_model_are_followed_by_others
     assert opened.place.losses == [(replicas[0].address, "its connection was closed")]
 
 
-def test_opening_fails_when_three_replicas_were_lost(open_replica, start):
-    replicas = [start() for _ in range(4)]
+def test_opening_fails_when_the_place_has_lost_too_many_replicas(open_replica, start):
+    replicas = [start() for _ in range(3)]
     message = refusal(open_replica, "leave", replicas=replicas, code=StatusCode.UNAVAILABLE)
-    assert message == "model m version 1: its replica ended while the model was opened (its connection was closed)"
-    for replica in replicas[:3]:
+    assert message == f"{replicas[2].address.name} was lost while it opened: its connection was closed"
+    for replica in replicas:
         replica.wait()
-    assert not replicas[3].ended
+
+
+def test_opening_that_finds_no_room_says_what_it_waits_for(open_replica):
+    with pytest.raises(ServingError, match="no node has room") as waits:
+        open_replica(replicas=[])
+    assert waits.value.status.reason is Reason.WAITS_FOR_PLACE
+
+
+def test_place_hears_which_replica_is_ready(open_replica, start):
+    first, second = start(), start()
+    opened = open_replica(replicas=[first, second])
+    assert opened.place.ready == [(first.address, None)]
+    first.kill()
+    wait_until(lambda: opened.model.restarts == 1, "the next one is used")
+    assert opened.place.ready == [(first.address, None), (second.address, None)]
+
+
+def test_replica_that_its_place_does_not_hold_any_more_is_told_to_close(open_replica, start, monkeypatch):
+    monkeypatch.setattr(near, "PING_SECONDS", 0.05)
+    first, second = start(), start()
+    opened = open_replica(replicas=[first, second])
+    opened.place.take()
+    first.wait()
+    wait_until(lambda: opened.model.restarts == 1, "the next one is used")
+    assert where(opened.model) == second.pid
+    assert opened.place.losses == []
 
 
 @pytest.mark.parametrize(
@@ -320,19 +346,23 @@ def test_version_that_has_become_another_does_not_come_back(open_replica, start,
     opened = open_replica("make_from_file", str(how), replicas=[first, second])
     how.write_text("other")
     first.kill()
-    wait_until(lambda: "its files were changed" in caplog.text, "the change is noticed")
+    wait_until(lambda: opened.place.refusals, "the change is noticed")
+    ((address, status),) = opened.place.refusals
+    assert address == second.address
+    assert status.code is StatusCode.FAILED_PRECONDITION
+    assert "its files were changed" in status.message
     assert not opened.model.alive
 
 
-def test_replacement_that_refuses_is_lost(open_replica, start, tmp_path):
+def test_replacement_that_refuses_is_reported_and_the_next_one_is_used(open_replica, start, tmp_path):
     how = tmp_path / "how"
     how.write_text("ok")
     first, second, third = (start() for _ in range(3))
     opened = open_replica("make_from_file", str(how), replicas=[first, second])
     how.write_text("refuse")
     first.kill()
-    wait_until(lambda: len(opened.place.losses) == 2, "the second is given up")
-    assert opened.place.losses[1][1] == "it refused: x is not to my liking"
+    wait_until(lambda: opened.place.refusals, "the second has refused")
+    assert opened.place.refusals == [(second.address, Status(StatusCode.INVALID_ARGUMENT, "x is not to my liking"))]
     how.write_text("ok")
     opened.put(third)
     assert opened.model.recover(NEVER)
