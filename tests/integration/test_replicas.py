@@ -210,7 +210,9 @@ def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_n
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         for version in range(2, 8):
             models.publish(version)
-            wait_until(lambda: served.states().get(version) is VersionState.AVAILABLE, f"{version} is available", PATIENCE)
+            wait_until(
+                lambda: served.states().get(version) is VersionState.AVAILABLE, f"{version} is available", PATIENCE
+            )
             if version > 2:
                 models.withdraw(version - 2)
         traffic.stop()
@@ -281,9 +283,7 @@ def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
         assert served.version("large") == 1
 
 
-def test_what_waits_for_room_is_withdrawn_with_its_model(
-    cluster: ProcessCluster, models: Models, serve: Serve
-) -> None:
+def test_what_waits_for_room_is_withdrawn_with_its_model(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
     cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
     models.publish(1)
     with serve(ready=False) as served:
@@ -369,6 +369,35 @@ def test_more_and_fewer_instances_are_more_and_fewer_replicas(
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
     assert models.opened == ["m/1"] * 4
+
+
+def test_instances_that_have_no_room_yet_join_when_there_is_some(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
+    models.publish(1, count=1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        config.write_text(PYTHON_CONFIG + GROUP.format(count=2, cpus=1, more=""))
+        wait_running(cluster, 2)
+        cluster.add_node("b", {"num_cpus": 1, "memory": 1e12})
+        wait_until(lambda: len(worker_pids(served)) == 2 and None not in worker_pids(served), "it joins", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+    assert models.opened == ["m/1"] * 2
+
+
+def test_the_next_server_adopts_replicas_of_a_version_that_wants_more_of_them_now(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, count=1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    for count in (1, 2, 3):
+        config.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=1, more=""))
+        with serve() as served:
+            wait_ready(served, count)
+    assert models.opened == ["m/1"] * 3
 
 
 def test_a_change_of_what_replicas_need_is_a_load_beside_those_that_serve(

@@ -247,16 +247,22 @@ class ArtifactLoader(Loader):
         beside = len(opened.models) - len(change.remove)
         models = self._open(opened.platform, replace(request, settings=more, beside=beside))
         try:
-            alone = more.model_copy(update={"response_cache": None})
-            servable = self._settings.servable_factory(list(map(unowned, models)), replace(request, settings=alone))
-            try:
-                self._warm_up(servable, request)
-            finally:
-                servable.close()
+            self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
         except BaseException:
             _close(models)
             raise
         return models
+
+    def _warm_up_beside(self, models: Sequence[OpenedModel], request: OpenRequest) -> None:
+        """Those that have no replica yet run their first requests when they have joined."""
+        if not models:
+            return
+        alone = replace(request, settings=request.settings.model_copy(update={"response_cache": None}))
+        servable = self._settings.servable_factory(list(map(unowned, models)), alone)
+        try:
+            self._warm_up(servable, request)
+        finally:
+            servable.close()
 
     def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
         """What to open, and by which platform."""

@@ -52,20 +52,13 @@ class ModelOpener:
 
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
         """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
-        none. A version whose replicas have no room goes on waiting for it, until the next call or its end."""
-        return self._open(platform, request, keeps=True)
-
-    def beside(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
-        """As a call, for a load beside a version that serves: it leaves nothing that waits."""
-        return self._open(platform, request, keeps=False)
-
-    def _open(self, platform: Platform, request: OpenRequest, *, keeps: bool) -> Sequence[OpenedModel]:
+        none."""
         groups = _joined(request.settings.instance_group) or (InstanceGroup(),)
         replicas = replica_options(groups, self._worker)
         if replicas is not None:
             if self._cluster is None:
                 raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
-            return self._cluster.open(platform, request, replicas, keeps=keeps)
+            return self._cluster.open(platform, request, replicas)
         count = request.beside + sum(group.count for group in groups)
         models: list[OpenedModel] = []
         try:

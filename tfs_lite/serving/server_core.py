@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -66,10 +65,7 @@ class ServerCore:
     """
 
     def __init__(
-        self,
-        options: ServerOptions,
-        registry: CollectorRegistry | None = None,
-        engine: ConnectedEngine | None = None,
+        self, options: ServerOptions, registry: CollectorRegistry | None = None, engine: ConnectedEngine | None = None
     ) -> None:
         """``engine`` is the connection to a cluster, which is closed with the core; None: it belongs to none."""
         self.options = options
@@ -100,10 +96,9 @@ class ServerCore:
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
-        beside = replace(settings, opens=self._opener.beside)
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
-            options, self._manager, self.states, self._journal, settings, self.clock, self._follower, beside
+            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
         )
         # What applies configs.
         self._labels = VersionLabels()

@@ -55,15 +55,12 @@ class SourceChain:
         settings: AdapterSettings,
         clock: Clock,
         follower: ConfigFollower | None = None,
-        beside: AdapterSettings | None = None,
     ) -> None:
-        """``follower`` follows the configs of versions that serve; None: they are not followed. ``beside``: the
-        settings of loads beside a version that serves; None: the same."""
+        """``follower`` follows the configs of versions that serve; None: they are not followed."""
         self._options = options
         self._states = states
         self._journal = journal
         self._settings = settings
-        self._beside = beside or settings
         self._follower = follower
         self._preloads = Preloads()
         self._explicit = ExplicitSource()
@@ -117,7 +114,7 @@ class SourceChain:
         """Another loader of a version, of the platform that the config names, as the manager gets them: it takes over
         what was preloaded for this revision."""
         platforms = {model.name: model.platform for model in self._config.models}
-        loader = make_loader(item, platforms.get(item.id.name), self._beside)
+        loader = make_loader(item, platforms.get(item.id.name), self._settings)
         return self._journaled(ServableData.ok(item.id, loader, item.revision))
 
     # For versions that come by calls.
@@ -129,7 +126,7 @@ class SourceChain:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
-        loader = make_loader(item, platform, self._beside)
+        loader = make_loader(item, platform, self._settings)
         loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)
 

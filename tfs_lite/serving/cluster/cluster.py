@@ -25,12 +25,12 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
 from tfs_lite.serving.cluster.replicas import ReplicatedVersion
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
 from tfs_lite.workers.replicas.generation import generation_of
-from tfs_lite.workers.replicas.helper import HelperEngine, HelperOptions
+from tfs_lite.workers.replicas.helper import HelperEngine
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
@@ -56,11 +56,7 @@ class ConnectedEngine(ClusterEngine, Protocol):
 def connect(options: ClusterOptions) -> ConnectedEngine:
     """Reaches the cluster that the options name. UNAVAILABLE if that is not possible within 30 seconds;
     FAILED_PRECONDITION if it has other versions, or another server leads its name."""
-    return HelperEngine.connect(
-        HelperOptions(
-            options.address, options.name, options.host, options.port, options.port_range, options.orphan_seconds
-        )
-    )
+    return HelperEngine.connect(options)
 
 
 class Cluster:
@@ -116,24 +112,21 @@ class Cluster:
 
     # What loaders ask.
 
-    def open(
-        self, platform: Platform, request: OpenRequest, options: ReplicaOptions, *, keeps: bool
-    ) -> Sequence[ReplicaModel]:
-        """The instances of a version, or, with ``request.beside``, more of them. What is raised leaves nothing behind,
-        but with ``keeps`` a version that waits for room goes on waiting, until the next attempt or :meth:`give_up`."""
+    def open(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> Sequence[ReplicaModel]:
+        """The instances of a version, or, with ``request.beside``, more of them. What is raised leaves nothing behind;
+        but a version that waits for room goes on waiting, until the next attempt or :meth:`give_up`, unless it serves
+        already and is to be loaded anew."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.beside:
             return self._opened(platform, request).grow(options.count)
+        serves = any(version.is_open for version in self._of(request.id))
         version = self._version(platform, request, options)
         try:
             return version.wait_open()
-        except ServingError as error:
-            if not (keeps and error.status.waits):
+        except BaseException as error:
+            if serves or not status_of(error).waits:
                 version.close()
-            raise
-        except BaseException:
-            version.close()
             raise
 
     def give_up(self, servable_id: ServableId) -> None:
@@ -180,8 +173,9 @@ class Cluster:
         on_device = reserve(files, settings, True) if reserve else bytes_to_reserve(files.unpacked_bytes)
         requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
         fraction = requirements.needs.get(GPUS, 0.0)
+        alone = settings.model_copy(update={"instance_group": ()})  # equal for replicas that join or are adopted
         arguments = describe(
-            replace(request, device=GPU if on_gpu else CPU),
+            replace(request, device=GPU if on_gpu else CPU, settings=alone),
             platform.name,
             torch_threads=max(1, int(requirements.needs[CPUS])),
             gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,

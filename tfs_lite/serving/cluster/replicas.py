@@ -19,6 +19,7 @@ from tfs_lite.workers.replicas.engine import VersionKey
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace, ReplicaSet
 from tfs_lite.workers.replicas.states import ReplicaState, SetStatus, VersionReplicas
+from tfs_lite.workers.wire import Description
 
 logger = logging.getLogger(__name__)
 MakeModel = Callable[[ReplicaPlace], ReplicaModel]
@@ -43,6 +44,7 @@ class ReplicatedVersion:
         self._wake = wake
         self._changed = threading.Condition()  # guards what follows
         self._models: list[ReplicaModel] = []
+        self._description: Description | None = None
         self.is_open = False
         self._group = reconciler.want(wanted, self._on_change, self._on_move)
         self._add(self._group.places)
@@ -66,14 +68,22 @@ class ReplicatedVersion:
         with self._changed:
             models = list(self._models)
         self._wait(models, self._needed)
+        self._description = next(model for model in models if model.opening.done()).opening.result()
+        self._agree(models)
         self.is_open = True
         return models
 
     def grow(self, count: int) -> list[ReplicaModel]:
-        """So many more, all of them open. Raises as :meth:`wait_open`, and wants no more than before then."""
+        """So many more of a version that is open. They are open, or wait for room and join later. Raises as
+        :meth:`wait_open`, and wants no more than before then."""
         added = self._add(self._group.grow(count))
         try:
-            self._wait(added, count)
+            try:
+                self._wait(added, count)
+            except ServingError as error:
+                if not error.status.waits:
+                    raise
+            self._agree(added)
         except BaseException:
             for model in added:
                 model.close()
@@ -105,9 +115,11 @@ class ReplicatedVersion:
             while (open_now := self._count_open(models)) < needed:
                 self._check_room(len(models) - open_now, needed - open_now)
                 self._changed.wait()
-        expected = next(model for model in models if model.opening.done()).opening.result()
+
+    def _agree(self, models: list[ReplicaModel]) -> None:
+        assert self._description is not None
         for model in models:
-            model.expect(expected)
+            model.expect(self._description)
 
     def _count_open(self, models: list[ReplicaModel]) -> int:
         """Raises what an opening raised."""
