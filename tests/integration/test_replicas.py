@@ -420,11 +420,11 @@ def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
     cluster.add_node("a", ROOM)
     models.publish(1)
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
-        cluster.trouble = "head unreachable"
+        cluster.cut_off("head unreachable")
         models.publish(2)
         wait_until(lambda: "head unreachable" in served.status()[2].status.message, "version 2 waits", PATIENCE)
         assert served.version() == 1
-        cluster.trouble = ""
+        cluster.restore()
         served.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
         traffic.stop()
     assert (traffic.failures, traffic.wrong, traffic.backwards) == ([], [], 0)

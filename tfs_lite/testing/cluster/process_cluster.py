@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
 from tfs_lite.workers.replicas.engine import (
     Changed,
@@ -37,6 +37,7 @@ from tfs_lite.workers.replicas.engine import (
     ReplicaEnded,
     Resources,
     Superseded,
+    Unreachable,
     Wish,
 )
 from tfs_lite.workers.replicas.placement import TOLERANCE, fulfils_labels
@@ -79,16 +80,13 @@ class HostedProcess:
 
 @dataclass(eq=False)
 class ProcessCluster:
-    """Threads: any. Replicas are forks of ``host``, which outlives the cluster. ``orphan_seconds`` is how long a replica lives that no server is connected to. ``connects`` is how
-    often a server has connected, ``placed`` has the names of all replicas that were ever asked for. While ``trouble``
-    is set, it is why no call of an engine succeeds."""
+    """Threads: any. Replicas are forks of ``host``, which outlives the cluster. ``orphan_seconds`` is how long a replica lives that no server is connected to. While ``trouble`` is set, it is why no call of an engine succeeds."""
 
     host: ReplicaHost
     orphan_seconds: float = 600.0
     trouble: str = ""
     epoch: int = 0
     nodes: dict[str, ProcessNode] = field(default_factory=dict)
-    placed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()  # guards the fields, and what follows
@@ -160,6 +158,15 @@ class ProcessCluster:
             if process.replica is not None:
                 process.replica.signal(signal.SIGSTOP)
 
+    def cut_off(self, cause: str) -> None:
+        """No call of an engine succeeds."""
+        self.trouble = cause
+        self._send(Unreachable(cause))
+
+    def restore(self) -> None:
+        self.trouble = ""
+        self.changed()
+
     def on(self, node: ProcessNode) -> list[HostedProcess]:
         """Its processes."""
         with self._lock:
@@ -205,12 +212,13 @@ class ProcessCluster:
             return [process.placed for process in self._processes.values()]
 
     def place(self, wish: Wish) -> str:
+        if any(amount < 0 for amount in wish.needs.values()):
+            raise invalid_argument(f"{wish.name} needs less than nothing")
         with self._lock:
             if any(process.wish.name == wish.name for process in self._processes.values()):
                 raise ServingError(StatusCode.ALREADY_EXISTS, f"there is a replica {wish.name}")
             process = HostedProcess(f"p{next(self._numbers)}", wish)
             self._processes[process.id] = process
-            self.placed.append(str(wish.name))
         self.changed()
         return process.id
 
@@ -324,6 +332,7 @@ class ProcessCluster:
 
         unwatch = self.watch(send)
         try:
+            connection.send(None)
             connection.recv()
         finally:
             unwatch()
@@ -405,6 +414,7 @@ class RemoteEngine(ClusterEngine):
     def watch(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
         events = Client(self._path, "AF_UNIX")
         events.send("watch")
+        events.recv()
 
         def read() -> None:
             with contextlib.suppress(EOFError, OSError, TypeError):
