@@ -109,10 +109,10 @@ class LoaderHarness:
         "id",
         "is_aspired",
         "loader",
+        "releases_seen",
         "revision",
         "state",
         "status",
-        "releases_seen",
         "waits",
     )
 

@@ -38,7 +38,7 @@ class Registry:
         """Second loads of managed versions: those that are to take a place, and those that had one."""
         self.closing = False
         self.releases = 0
-        """How often memory was given back that nothing had been parked for: by unloads, and by loads that had waited."""
+        """How often memory came free that nothing was parked for: by unloads, and by loads that had waited."""
         self.changes = 0
         self._event_bus = event_bus
         self._after_change = after_change
