@@ -26,7 +26,7 @@ from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.probe import Traffic
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.replicas import ReplicaHost
-from tfs_lite.workers.replicas.states import ReplicaState
+from tfs_lite.workers.replicas.reports import READY
 
 MODEL = """
 import os
@@ -145,15 +145,13 @@ def serve(cluster: ProcessCluster, models: Models) -> Callable[..., contextlib.A
 Serve = Callable[..., contextlib.AbstractContextManager[ServerFixture]]
 
 
-def states(served: ServerFixture) -> list[ReplicaState]:
+def states(served: ServerFixture) -> list[str]:
     """Of all replicas, as the server sees them."""
-    assert served.server.core.cluster is not None
-    return [place.state for version in served.server.core.cluster.replicas() for place in version.places]
+    return [replica.state for version in served.server.core.replicas() for replica in version.replicas]
 
 
 def wait_ready(served: ServerFixture, count: int) -> None:
-    ready = [ReplicaState.READY] * count
-    wait_until(lambda: states(served) == ready, f"{count} replicas are ready", PATIENCE)
+    wait_until(lambda: states(served) == [READY] * count, f"{count} replicas are ready", PATIENCE)
 
 
 def wait_running(cluster: ProcessCluster, count: int) -> None:
@@ -197,7 +195,7 @@ def test_a_version_is_opened_in_replicas_on_several_nodes_and_its_end_ends_them(
         assert served.version() == 1
         assert [len(cluster.on(node)) for node in nodes] == [1, 1]
         assert models.opened == ["m/1"] * 2
-        assert states(served) == [ReplicaState.READY] * 2
+        assert states(served) == [READY] * 2
         shutil.rmtree(models.root / "m")
         wait_running(cluster, 0)
 
@@ -229,7 +227,7 @@ def test_replicas_that_are_killed_again_and_again_are_replaced_and_other_ones_an
         for _ in range(5):
             wait_ready(served, 3)
             kill(cluster.replicas[0])
-            wait_until(lambda: len(states(served)) == 3 and ReplicaState.READY in states(served), "it was noticed")
+            wait_until(lambda: len(states(served)) == 3 and READY in states(served), "it was noticed")
         wait_ready(served, 3)
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
@@ -299,7 +297,7 @@ def test_a_version_is_available_with_its_ready_replicas_and_the_rest_joins(
     cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
     models.publish(1, count=3, more="ready_replicas: 1")
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
-        assert states(served).count(ReplicaState.READY) == 1
+        assert states(served).count(READY) == 1
         cluster.add_node("b", {"num_cpus": 2, "memory": 1e12})
         wait_ready(served, 3)
         pids = {process.replica.pid for process in cluster.replicas if process.replica}

@@ -51,6 +51,7 @@ from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, 
 from tfs_lite.serving.source_chain import SourceChain
 
 if TYPE_CHECKING:
+    from tfs_lite.metrics.replicas import ReplicaReport
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
@@ -89,8 +90,8 @@ class ServerCore:
             options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
         self._manager = self._make_manager()
-        self.cluster = self._join(engine)
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self.cluster)
+        self._cluster = self._join(engine)
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -125,7 +126,7 @@ class ServerCore:
 
         options = self.options
         timeout, fraction = options.health_check_timeout_s, options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, timeout, fraction, self.wake)
+        return Cluster(engine, self.clock, self.registry, timeout, fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -170,8 +171,8 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
-        if self.cluster is not None:
-            self.cluster.start()
+        if self._cluster is not None:
+            self._cluster.start()
         self._manager.start()
         self.sources.start()
 
@@ -189,8 +190,8 @@ class ServerCore:
     def end_first_load(self) -> None:
         """The models known at the start are available or have failed. From now on as many threads load as the options
         say, and replicas of other models, which an earlier server has left, are ended."""
-        if self.cluster is not None:
-            self.cluster.finish_adoption()
+        if self._cluster is not None:
+            self._cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
     def wait_for_all(self) -> None:
@@ -221,14 +222,14 @@ class ServerCore:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
         Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
-        if self.cluster is not None:
-            self.cluster.stop_deciding()
+        if self._cluster is not None:
+            self._cluster.stop_deciding()
         self.sources.close()
         self.services.close()
         self._manager.close(drain_timeout)
         self._opener.close()
-        if self.cluster is not None:
-            self.cluster.close()
+        if self._cluster is not None:
+            self._cluster.close()
         self._monitor.close()
         self.request_logs.close()
         self.clock.close()
@@ -366,6 +367,10 @@ class ServerCore:
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
 
+    def replicas(self) -> Iterable[ReplicaReport]:
+        """Of every version that has replicas in a cluster, also while it is loaded."""
+        return self._cluster.replicas() if self._cluster else ()
+
     # Numbers.
 
     def counter_value(self, name: str) -> float:
@@ -404,6 +409,8 @@ class ServerCore:
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
             self.services.model_gone(name)
+            if self._cluster is not None:
+                self._cluster.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         if not attempt.status.waits:
@@ -425,8 +432,8 @@ class ServerCore:
             self._follower.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
-            if self.cluster is not None:
-                self.cluster.give_up(event.id)
+            if self._cluster is not None:
+                self._cluster.version_gone(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify()

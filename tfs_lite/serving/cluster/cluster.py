@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.failures import label_of
@@ -26,6 +27,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
+from tfs_lite.metrics.replicas import ClusterCollector, ClusterReport, ReplicaMetrics, ReplicaReport
 from tfs_lite.serving.cluster.replicas import ReplicatedVersion
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
@@ -34,7 +36,8 @@ from tfs_lite.workers.replicas.helper import HelperEngine
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
-from tfs_lite.workers.replicas.states import ClusterStatus, ReplicaEvent, SetStatus, VersionReplicas
+from tfs_lite.workers.replicas.reports import ReplicaCounter, cluster_report, replica_report
+from tfs_lite.workers.replicas.states import VersionReplicas
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 """A replica with a GPU sees no other one."""
@@ -44,10 +47,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConnectedEngine(ClusterEngine, Protocol):
-    """An engine with what a server needs besides: the secret that its replicas know."""
+    """An engine with an end. ``restarts``: how often what connects it to the cluster was started again."""
 
     @property
-    def secret(self) -> bytes: ...
+    def restarts(self) -> int: ...
 
     def close(self) -> None:
         """Leaves the cluster. The replicas stay."""
@@ -60,17 +63,16 @@ def connect(options: ClusterOptions) -> ConnectedEngine:
 
 
 class Cluster:
-    """Threads: any. ``wake`` is called with a version whose load waits for room, when another attempt may succeed;
-    ``on_event`` is told of every change of a replica."""
+    """Threads: any. ``wake`` is called with a version whose load waits for room, when another attempt may succeed."""
 
     def __init__(
         self,
         engine: ConnectedEngine,
         clock: Clock,
+        registry: CollectorRegistry,
         health_check_timeout: float,
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
-        on_event: Callable[[ReplicaEvent], None] = ignore,
     ) -> None:
         """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
         if the cluster does not answer."""
@@ -80,9 +82,11 @@ class Cluster:
         self._wake = wake
         self._first_nodes = engine.nodes()
         self._executor = PoolExecutor("tfs-replicas", 1)
-        self._reconciler = Reconciler(engine, clock, self._executor, on_event)
+        self._metrics = ReplicaMetrics(registry)
+        self._reconciler = Reconciler(engine, clock, self._executor, ReplicaCounter(self._metrics))
         self._lock = threading.Lock()  # guards _versions
         self._versions: dict[VersionKey, ReplicatedVersion] = {}
+        registry.register(ClusterCollector(self.replicas, self._report))
 
     def start(self) -> None:
         self._reconciler.start()
@@ -101,20 +105,32 @@ class Cluster:
         self._executor.shutdown()
         self._engine.close()
 
-    def status(self) -> ClusterStatus:
-        return self._reconciler.status()
-
-    def replicas(self) -> list[SetStatus]:
+    def replicas(self) -> list[ReplicaReport]:
         """Of every version that wants any."""
         with self._lock:
             versions = list(self._versions.values())
-        return [version.status() for version in versions if not version.ended]
+        return [replica_report(version.status(), version.ongoing()) for version in versions if not version.ended]
+
+    def _report(self) -> ClusterReport:
+        return cluster_report(self._reconciler.status(), self._reconciler.leads, self._engine.restarts)
+
+    def version_gone(self, servable_id: ServableId) -> None:
+        """The version has ended: what waits for room is given back, without waiting for what it takes to close it."""
+        for version in self._of(servable_id):
+            if not version.is_open:
+                version.withdraw()
+                self._executor.submit(Task("give up replicas", lambda: True, version.close, ignore))
+        self._metrics.version_gone(servable_id)
+
+    def model_gone(self, name: str) -> None:
+        """The model is not served any more."""
+        self._metrics.model_gone(name)
 
     # What loaders ask.
 
     def open(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> Sequence[ReplicaModel]:
         """The instances of a version, or, with ``request.beside``, more of them. What is raised leaves nothing behind;
-        but a version that waits for room goes on waiting, until the next attempt or :meth:`give_up`, unless it serves
+        but a version that waits for room goes on waiting, until the next attempt or :meth:`version_gone`, unless it serves
         already and is to be loaded anew."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
@@ -128,13 +144,6 @@ class Cluster:
             if serves or not status_of(error).waits:
                 version.close()
             raise
-
-    def give_up(self, servable_id: ServableId) -> None:
-        """Gives back the replicas of a version that waits for room, without waiting for what it takes to close it."""
-        for version in self._of(servable_id):
-            if not version.is_open:
-                version.withdraw()
-                self._executor.submit(Task("give up replicas", lambda: True, version.close, ignore))
 
     def _of(self, servable_id: ServableId) -> list[ReplicatedVersion]:
         with self._lock:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import cast
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.workers.replicas.engine import VersionKey
+from tfs_lite.workers.replicas.engine import ReplicaName, VersionKey
 from tfs_lite.workers.replicas.near import ReplicaModel
-from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace, ReplicaSet
+from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.states import ReplicaState, SetStatus, VersionReplicas
 from tfs_lite.workers.wire import Description
 
@@ -60,6 +61,12 @@ class ReplicatedVersion:
 
     def status(self) -> SetStatus:
         return self._group.status()
+
+    def ongoing(self) -> dict[ReplicaName, int]:
+        """How many batches each replica had when it answered last."""
+        with self._changed:
+            models = list(self._models)
+        return {cast(ReplicaPlace, model.place).name: model.ongoing for model in models}
 
     def wait_open(self) -> list[ReplicaModel]:
         """The instances, once enough of them are open. Raises what an opening raised; FAILED_PRECONDITION if they

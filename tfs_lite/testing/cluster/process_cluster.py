@@ -342,6 +342,7 @@ class ProcessEngine(ClusterEngine):
     """A server's connection to a cluster of its own process."""
 
     secret = SECRET
+    restarts = 0
 
     def __init__(self, cluster: ProcessCluster, epoch: int) -> None:
         self._cluster = cluster
@@ -387,6 +388,7 @@ class RemoteEngine(ClusterEngine):
     """A server's connection to the cluster that listens at ``path``, in another process."""
 
     secret = SECRET
+    restarts = 0
 
     def __init__(self, path: str) -> None:
         self._path = path

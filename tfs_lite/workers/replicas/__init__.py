@@ -10,5 +10,6 @@ generation  digests of a version's files and settings: which replicas may answer
 engine      the contract with what starts, ends and lists those processes, and the place as a near end sees it
 placement   which replica goes to which node, and which ones are ended: pure decisions, with reasons in words
 states      what a version wants, the states of a replica, and the values of its status
+reports     the same status, and what is counted, as metrics and pages show it
 reconciler  looks, decides and acts, round by round, so that each version has the replicas that it wants
 """

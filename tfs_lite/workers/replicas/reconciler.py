@@ -293,6 +293,11 @@ class Reconciler:
             self._known = None
         self._wake()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this server decides about the replicas; False once another one does."""
+        return not self._is_superseded
+
     def status(self) -> ClusterStatus:
         with self._changed:
             gpus: dict[tuple[str, str], GpuUse] = {}
