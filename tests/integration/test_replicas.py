@@ -158,6 +158,10 @@ def wait_running(cluster: ProcessCluster, count: int) -> None:
     wait_until(lambda: len(cluster.replicas) == count, f"{count} replicas are left", PATIENCE)
 
 
+def wait_available(served: ServerFixture, version: int) -> None:
+    wait_until(lambda: served.states().get(version) is VersionState.AVAILABLE, f"{version} is available", PATIENCE)
+
+
 def waits(served: ServerFixture, model: str = "m") -> bool:
     """Whether a version of the model says that it waits for replicas."""
     return any("waits for" in status.status.message for status in served.status(model).values())
@@ -208,9 +212,7 @@ def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_n
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         for version in range(2, 8):
             models.publish(version)
-            wait_until(
-                lambda: served.states().get(version) is VersionState.AVAILABLE, f"{version} is available", PATIENCE
-            )
+            wait_available(served, version)
             if version > 2:
                 models.withdraw(version - 2)
         traffic.stop()

@@ -129,9 +129,10 @@ class Cluster:
     # What loaders ask.
 
     def open(self, platform: Platform, request: OpenRequest, options: ReplicaOptions) -> Sequence[ReplicaModel]:
-        """The instances of a version, or, with ``request.beside``, more of them. What is raised leaves nothing behind;
-        but a version that waits for room goes on waiting, until the next attempt or :meth:`version_gone`, unless it serves
-        already and is to be loaded anew."""
+        """The instances of a version, or, with ``request.beside``, more of them.
+
+        What is raised leaves nothing behind, but a version that waits for room goes on waiting until the next attempt,
+        or until it has ended; unless it serves already, and is to be loaded anew."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.beside:

@@ -80,7 +80,11 @@ class HostedProcess:
 
 @dataclass(eq=False)
 class ProcessCluster:
-    """Threads: any. Replicas are forks of ``host``, which outlives the cluster. ``orphan_seconds`` is how long a replica lives that no server is connected to. While ``trouble`` is set, it is why no call of an engine succeeds."""
+    """Threads: any. Replicas are forks of ``host``, which outlives the cluster.
+
+    ``orphan_seconds`` is how long a replica lives that no server is connected to. While ``trouble`` is set, it is
+    why no call of an engine succeeds.
+    """
 
     host: ReplicaHost
     orphan_seconds: float = 600.0
