@@ -24,7 +24,7 @@ import numpy as np
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import read_dtype
@@ -40,6 +40,9 @@ OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
 DESCRIBE, PING, DRAIN = "describe", "ping", "drain"
 """For replicas."""
 ANSWER = "answer"
+BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")
+"""The failure of a run that a replica has not begun, because it has as many requests as it takes. No model's failure
+has this status."""
 MAX_TEXT = 8192
 """Characters of a failure's message; the child cuts longer ones."""
 

@@ -394,7 +394,8 @@ class BatchingServable:
     def _answer_loss(self, queue: SignatureQueue, loss: Loss) -> None:
         """Queues again what may run again, and answers the others."""
         with self._lock:
-            again = [] if self._closed or self._retries is None else self._retries.choose(loss, self._clock.monotonic())
+            closed = self._closed
+            again = [] if closed or self._retries is None else self._retries.choose(loss, self._clock.monotonic())
             for job in again:
                 job.call.ticket = job
             queue.put_back(again)
@@ -404,9 +405,10 @@ class BatchingServable:
         if other is not None:
             other.wake()
         waiting = set(again)
+        status = self._unavailable("is being unloaded") if closed and loss.unread else loss.error.status
         for job in (*loss.inside, *loss.behind):
             if job not in waiting:
-                finish(job.call, loss.error.status, self._name)
+                finish(job.call, status, self._name)
 
     def _ended(self, queue: SignatureQueue, now: float, rows: int, seconds: float) -> None:
         with self._lock:

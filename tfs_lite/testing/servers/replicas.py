@@ -117,6 +117,7 @@ class PlaceOfReplicas(Place):
         self.losses: list[tuple[ReplicaAddress, str]] = []
         self.refusals: list[tuple[ReplicaAddress, Status]] = []
         self.ready: list[tuple[ReplicaAddress, GpuUse | None]] = []
+        self.is_closed = False
 
     def put(self, address: ReplicaAddress) -> None:
         with self._changed:
@@ -162,7 +163,9 @@ class PlaceOfReplicas(Place):
 
     def close(self) -> None:
         with self._changed:
+            self.is_closed = True
             self._addresses.clear()
+            self._changed.notify_all()
 
 
 def main(arguments: Sequence[str]) -> None:

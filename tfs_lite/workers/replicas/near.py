@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfs_lite.core.model import WorkerBusy
+from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
@@ -24,7 +26,7 @@ from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refu
 from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import CLOSE, OPEN, PING, Description, Message, read_answer, read_description
+from tfs_lite.workers.wire import BUSY, CLOSE, OPEN, PING, Description, Message, read_answer, read_description
 
 SAME_REPLICA_SECONDS = 2.0
 """For how long a replica is tried again whose connection was lost."""
@@ -46,8 +48,8 @@ class ReplicaModel(ReconnectingModel):
 
     ``remote.function`` is called in the replica. ``epoch`` gives that of the leader that this server knows. ``lanes``
     is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
-    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). ``close`` hangs up and closes the
-    ``place``. While no replica is there, requests get WorkerLost at once.
+    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). A constructor that raises leaves the
+    place to its owner, ``close`` closes it. While no replica is there, requests get WorkerLost at once.
     """
 
     def __init__(
@@ -83,7 +85,17 @@ class ReplicaModel(ReconnectingModel):
             self.place, place = place, self.place
         place.close()
 
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        """As every model. WorkerBusy if other servers have given the replica as many requests as it takes."""
+        try:
+            return super().run(signature, inputs, outputs)
+        except ServingError as error:
+            if error.status == BUSY:
+                raise WorkerBusy(f"{self._label}: its replica is busy, try again later") from None
+            raise
+
     def close(self) -> None:
+        """Hangs up, and gives the place up, which ends the replica."""
         super().close()
         self.place.close()
 

@@ -40,6 +40,7 @@ from tfs_lite.workers.request_handler import Opened, close_model, failure_from, 
 from tfs_lite.workers.tensor_channel import TensorChannel
 from tfs_lite.workers.tensors import TensorLocation
 from tfs_lite.workers.wire import (
+    BUSY,
     CLOSE,
     DESCRIBE,
     DRAIN,
@@ -251,7 +252,7 @@ class Replica:
         self.model()
         with self._lock:
             if self._ongoing >= MAX_ONGOING:
-                raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
+                raise ServingError(BUSY.code, BUSY.message)
             if self._cause:
                 raise ConnectionClosed(unread=True)
             self._ongoing += 1
@@ -268,11 +269,13 @@ class Replica:
 
     def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the thread of the model: runs it. Raises what it raises."""
-        model, _ = self.model()
+        model, label = self.model()
         with self._lock:
             self._ongoing += 1
         try:
             return run_request(model, message, inputs)
+        except ServingError as error:
+            raise _not_busy(error, label) from None
         finally:
             with self._lock:
                 self._ongoing -= 1
@@ -326,7 +329,7 @@ class Replica:
         try:
             run.results = run_request(model, run.message, run.inputs)
         except BaseException as error:
-            run.failure = failure_from(error, label)
+            run.failure = _not_busy(failure_from(error, label), label)
         run.done.release()
 
     def _serve_directly(self, loan: _Loan) -> None:
@@ -500,6 +503,11 @@ class _Session:
         else:
             self._replica.end("it was told to")
         return None
+
+
+def _not_busy(failure: ServingError, label: str) -> ServingError:
+    """A model's failure, which must not look as if the model had not run."""
+    return ServingError(BUSY.code, f"{label}: {BUSY.message}") if failure.status == BUSY else failure
 
 
 def _texts(raw: object, count: int) -> list[str]:

@@ -282,7 +282,8 @@ def test_caller_that_raises_is_logged_and_others_answered(
 
     first = fixture.call(0, 1)
     first.on_done = careless
-    fixture.execution.run(fixture.model, fixture.queue, [first, fixture.call(1, 2)], [1, 1])
+    jobs = [Job(call, 1, None, 0.0) for call in (first, fixture.call(1, 2))]
+    fixture.execution.run(fixture.model, fixture.queue, jobs)
     assert fixture.rows_of(1) == [4]
     assert "a caller of m-7 broke its contract" in caplog.text
     with caplog.at_level(logging.ERROR):
