@@ -11,4 +11,10 @@ engine      the contract with what starts, ends and lists those processes, and t
 placement   which replica goes to which node, and which ones are ended: pure decisions, with reasons in words
 states      what a version wants, the states of a replica, and the values of its status
 reconciler  looks, decides and acts, round by round, so that each version has the replicas that it wants
+
+helper           the engine of a server: its work is done by a process that is started again
+helper_program   that process, Ray's driver
+helper_messages  what the two say to each other
+ray_engine       Ray as the engine sees it; the only file that imports ray
+registrar        which server decides about the replicas of a cluster name
 """
