@@ -18,7 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("ray") is None:
         for item in items:
             if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason="needs Ray: make test-cluster, or pip install tfs-lite[cluster]"))
+                item.add_marker(
+                    pytest.mark.skip(reason="needs Ray: make test-cluster, or pip install tfs-lite[cluster]")
+                )
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.cluster.engine_contract import EngineContract, EngineFixture
 from tfs_lite.testing.cluster.ray_nodes import RayNodes
 from tfs_lite.workers.replicas.engine import ClusterEngine, PlacedReplica
-from tfs_lite.workers.replicas.helper import HelperEngine, HelperOptions
+from tfs_lite.workers.replicas.helper import HelperEngine
 
 PATIENCE = 60.0
 STEP = 0.05
@@ -25,9 +26,12 @@ class OverRay(EngineFixture):
 
     def __init__(self, cluster: RayNodes) -> None:
         self._cluster = cluster
-        self._options = HelperOptions(cluster.address, name="contract", lease_seconds=2.0, call_seconds=2.0)
-        self.engine: HelperEngine = HelperEngine.connect(self._options)
+        self._options = ClusterOptions(cluster.address, name="contract")
+        self.engine = self._connect()
         self._engines = [self.engine]
+
+    def _connect(self) -> HelperEngine:
+        return HelperEngine.connect(self._options, lease_seconds=2.0, call_seconds=2.0)
 
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE
@@ -70,7 +74,7 @@ class OverRay(EngineFixture):
         found: list[HelperEngine] = []
 
         def connect() -> bool:
-            found.append(HelperEngine.connect(self._options))
+            found.append(self._connect())
             return True
 
         self.until(connect)

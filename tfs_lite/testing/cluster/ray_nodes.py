@@ -140,9 +140,7 @@ class _Program:
         self._client: subprocess.Popen[bytes] | None = None
 
     def head(self) -> object:
-        self._add(
-            num_cpus=0, num_gpus=0, memory=0, include_dashboard=False, include_log_monitor=False, no_monitor=True
-        )
+        self._add(num_cpus=0, num_gpus=0, memory=0, include_dashboard=False, include_log_monitor=False, no_monitor=True)
         node = self._cluster.head_node
         gcs = node.all_processes["gcs_server"][0].process.pid
         return [self._cluster.address, node.node_id, gcs]
@@ -182,9 +180,7 @@ class _Program:
         return f"ray://127.0.0.1:{self._port}"
 
     def _add(self, **arguments: object) -> Any:
-        return self._cluster.add_node(
-            node_ip_address="127.0.0.1", object_store_memory=OBJECT_STORE, **arguments
-        )
+        return self._cluster.add_node(node_ip_address="127.0.0.1", object_store_memory=OBJECT_STORE, **arguments)
 
 
 def end_descendants() -> None:

@@ -1,9 +1,9 @@
-"""The server's side of the cluster: an engine whose work is done by a helper, a process that is started again if it dies.
+"""The server's side of the cluster: an engine whose work is done by a helper, a process that is started again.
 
     Reconciler -> HelperEngine -- messages --> helper (``helper_program``) --> Ray
 
-No server is ever a driver of Ray. While the helper is away nothing can be placed or listed; replicas and requests go on,
-because their connections are the server's own.
+No server is ever a driver of Ray. While the helper is away nothing can be placed or listed; replicas and requests go
+on, because their connections are the server's own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.fork_server import IGNORED
@@ -44,6 +45,10 @@ from tfs_lite.workers.supervisor import Backoff
 
 CONNECT_SECONDS = 30.0
 CALL_SECONDS = 10.0
+START_SECONDS = 60.0
+"""A helper that has not reached the cluster after so long is killed, and the next one tries."""
+SILENT_SECONDS = 60.0
+"""So is one that has answered nothing for so long although it was asked."""
 END_SECONDS = 5.0
 """How long the helper may take to end by itself."""
 RELEASE_SECONDS = 2.0
@@ -52,29 +57,6 @@ _ROOT = Path(__file__).parents[3]
 _LEAD = 0
 """The number of the call that a helper is told first."""
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class HelperOptions:
-    """Which cluster, and what its replicas are told.
-
-    ``address`` is ``auto``, ``HOST:PORT`` of a head if a raylet runs on this machine, or ``ray://HOST:PORT``. ``name``:
-    the cluster name, whose replicas are this server's. ``host``: where the server and replicas listen; empty means each
-    one's own address as the cluster knows it. ``port``: the server's, 0 for any. ``replica_ports``: the first and the
-    last one. ``replica_settings`` are further arguments of :class:`~tfs_lite.workers.replicas.replica.Replica`, plain
-    data. ``lease_seconds``: after so long without a word of this server, another one may lead; ``call_seconds``: how
-    long a call of the engine may take.
-    """
-
-    address: str
-    name: str = "default"
-    host: str = ""
-    port: int = 0
-    replica_ports: tuple[int, int] | None = None
-    orphan_seconds: float = 600.0
-    replica_settings: Mapping[str, object] = field(default_factory=dict)
-    lease_seconds: float = LEASE_SECONDS
-    call_seconds: float = CALL_SECONDS
 
 
 @dataclass(slots=True, eq=False)
@@ -87,17 +69,21 @@ class _Call:
 class HelperEngine(ClusterEngine):
     """One server's engine, from :meth:`connect` to :meth:`close`. Threads: any."""
 
-    def __init__(self, options: HelperOptions) -> None:
+    def __init__(
+        self, options: ClusterOptions, settings: Mapping[str, object], lease_seconds: float, call_seconds: float
+    ) -> None:
         """Use :meth:`connect`."""
-        self._options = options
+        self._options, self._settings = options, settings
+        self._lease_seconds, self._call_seconds = lease_seconds, call_seconds
         self._changed = threading.Condition()  # guards what follows
         self._leader = Leader(secrets.token_hex(16), "", 0, boot_id())
         self._listener: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stream: MessageStream | None = None
-        self._pid: int | None = None
+        self._heard = 0.0
         self._is_up = False
         self._up_since = 0.0
-        self._trouble = "it was not reached yet"
+        self._trouble = "wrong or missing token? No answer"
         self._refusal: ServingError | None = None
         self._starts = 0
         self._is_closed = False
@@ -107,22 +93,32 @@ class HelperEngine(ClusterEngine):
         self._thread = threading.Thread(target=self._keep_helper, name="tfs-cluster", daemon=True)
 
     @classmethod
-    def connect(cls, options: HelperOptions, seconds: float = CONNECT_SECONDS) -> HelperEngine:
+    def connect(
+        cls,
+        options: ClusterOptions,
+        replica_settings: Mapping[str, object] | None = None,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        call_seconds: float = CALL_SECONDS,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> HelperEngine:
         """Reaches the cluster and takes the lead of its name.
 
-        UNAVAILABLE if the cluster cannot be reached within ``seconds``. FAILED_PRECONDITION if Ray is not installed, or
-        another version of Ray or Python than the cluster's, or if another server leads.
+        ``replica_settings`` are further arguments of :class:`~tfs_lite.workers.replicas.replica.Replica`, plain data.
+        ``lease_seconds``: after so long without a word of this server, another one may lead. ``call_seconds``: how long
+        a call of the engine may take.
+
+        UNAVAILABLE if the cluster cannot be reached within ``connect_seconds``. FAILED_PRECONDITION if Ray is not
+        installed, or has another version than the cluster, or Python has, or if another server leads.
         """
-        engine = cls(options)
+        engine = cls(options, replica_settings or {}, lease_seconds, call_seconds)
         engine._thread.start()
         with engine._changed:
-            engine._changed.wait_for(lambda: engine._is_up or engine._refusal is not None, seconds)
+            engine._changed.wait_for(lambda: engine._is_up or engine._refusal is not None, connect_seconds)
             if engine._is_up:
                 return engine
-            failure = engine._refusal or ServingError(StatusCode.UNAVAILABLE, engine._trouble)
+            failure = engine._refusal or engine._unreachable(f"{engine._trouble} for {connect_seconds:g} s")
         engine.close()
-        if failure.code is StatusCode.UNAVAILABLE and options.address not in failure.status.message:
-            failure = engine._unreachable(failure.status.message)
         raise failure
 
     @property
@@ -143,7 +139,7 @@ class HelperEngine(ClusterEngine):
     def pid(self) -> int | None:
         """The helper's process id; None while there is none."""
         with self._changed:
-            return self._pid
+            return self._process.pid if self._process else None
 
     @property
     def is_up(self) -> bool:
@@ -204,12 +200,14 @@ class HelperEngine(ClusterEngine):
     # Calls.
 
     def _ask(self, what: str, argument: object = None, seconds: float | None = None) -> Any:
-        seconds = self._options.call_seconds if seconds is None else seconds
+        seconds = self._call_seconds if seconds is None else seconds
         call = _Call()
         with self._changed:
-            stream, number = self._stream, next(self._numbers)
-            if stream is None or not self._is_up:
+            stream, number, process = self._stream, next(self._numbers), self._process
+            if stream is None or process is None or not self._is_up:
                 raise self._unreachable(self._trouble)
+            if not self._calls:
+                self._heard = time.monotonic()
             self._calls[number] = call
         try:
             stream.send(number, what, seconds, argument)
@@ -218,6 +216,9 @@ class HelperEngine(ClusterEngine):
         if not call.done.wait(seconds):
             with self._changed:
                 self._calls.pop(number, None)
+                silent = time.monotonic() - self._heard
+            if silent > SILENT_SECONDS:
+                process.kill()
             raise self._unreachable(f"no answer within {seconds:g} s")
         if call.failure is not None:
             raise call.failure
@@ -244,7 +245,6 @@ class HelperEngine(ClusterEngine):
                 if self._is_closed:
                     return
                 self._starts += 1
-            started = time.monotonic()
             cause = self._run_helper()
             with self._changed:
                 was_up, self._is_up = self._is_up, False
@@ -256,7 +256,7 @@ class HelperEngine(ClusterEngine):
                 call.failure = self._unreachable(cause)
                 call.done.set()
             if was_up and not self._is_closed:
-                logger.error("the cluster's helper has ended after %.0f s: %s", time.monotonic() - started, cause)
+                logger.error("the cluster cannot be reached: %s after %.0f s; it is started again", cause, ran_for)
                 self._tell(Unreachable(cause))
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, backoff.next(ran_for))
@@ -272,25 +272,40 @@ class HelperEngine(ClusterEngine):
             stream.close()
             return f"the system refuses a process ({os.strerror(error.errno or 0)})"
         with self._changed:
-            self._stream, self._pid = stream, process.pid
+            self._process, self._stream = process, stream
             if self._is_closed:
                 stream.shut_down()
+        late = threading.Timer(START_SECONDS, self._give_up, [process])
+        late.daemon = True
+        late.start()
         garbage = ""
         try:
-            stream.send("begin", self._settings())
+            stream.send("begin", self._begin())
             while True:
-                self._handle(stream, *stream.receive())
+                message = stream.receive()
+                with self._changed:
+                    self._heard = time.monotonic()
+                self._handle(stream, *message)
         except ConnectionClosed:
             pass
         except (ProtocolError, TypeError, ValueError, KeyError) as error:
             logger.exception("the cluster's helper sent what cannot be understood")
             garbage = f"its helper sent garbage ({error})"
+        late.cancel()
+        end = _end(process, kill=bool(garbage) or not self.is_up)
         with self._changed:
-            self._stream = self._pid = None
+            self._process = self._stream = None
         stream.close()
-        return garbage or f"its helper has ended ({_end(process, kill=bool(garbage))})"
+        return garbage or f"its helper has ended ({end})"
 
-    def _settings(self) -> dict[str, object]:
+    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills a helper that has not reached the cluster."""
+        with self._changed:
+            is_late = self._process is process and not self._is_up
+        if is_late:
+            process.kill()
+
+    def _begin(self) -> dict[str, object]:
         options = self._options
         return {
             "path": sys.path,
@@ -298,10 +313,10 @@ class HelperEngine(ClusterEngine):
             "address": options.address,
             "name": options.name,
             "host": options.host,
-            "ports": options.replica_ports,
+            "ports": options.port_range,
             "orphan_seconds": options.orphan_seconds,
-            "replica_settings": dict(options.replica_settings),
-            "lease_seconds": options.lease_seconds,
+            "replica_settings": dict(self._settings),
+            "lease_seconds": self._lease_seconds,
         }
 
     def _handle(self, stream: MessageStream, what: str, *rest: Any) -> None:
@@ -321,7 +336,8 @@ class HelperEngine(ClusterEngine):
     def _handle_answer(self, what: str, number: int, *rest: Any) -> None:
         failure: ServingError | None = None
         if what == "error":
-            failure = ServingError(StatusCode(rest[0]), rest[1])
+            unavailable = rest[0] == StatusCode.UNAVAILABLE
+            failure = self._unreachable(rest[1]) if unavailable else ServingError(StatusCode(rest[0]), rest[1])
         elif what == "superseded":
             failure = Superseded(rest[0])
         if number != _LEAD:
@@ -343,7 +359,7 @@ class HelperEngine(ClusterEngine):
                 self._note_failure(failed_precondition(f"cannot listen on {host}:{self._options.port}: {reason}"))
                 return
             self._leader = replace(self._leader, host=host, port=self._listener.getsockname()[1])
-        stream.send(_LEAD, "lead", CONNECT_SECONDS, self._leader.plain)
+        stream.send(_LEAD, "lead", START_SECONDS, self._leader.plain)
 
     def _come_up(self, epoch: int, secret: bytes) -> None:
         with self._changed:

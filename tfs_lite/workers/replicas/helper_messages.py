@@ -101,32 +101,16 @@ def read_node(raw: Any) -> Node:
 
 def plain_replica(replica: PlacedReplica) -> list[object]:
     address = replica.address
-    return [replica.id, str(replica.name), replica.node, None if address is None else plain_address(address)]
+    return [replica.id, str(replica.name), replica.node, None if address is None else address.plain]
 
 
 def read_replica(raw: Any) -> PlacedReplica:
     id, name, node, address = raw
-    return PlacedReplica(id, ReplicaName.parse(name), node, None if address is None else read_address(address))
-
-
-def plain_address(address: ReplicaAddress) -> list[object]:
-    return [address.name, address.host, address.port, address.boot_id, address.unix, address.pid]
-
-
-def read_address(raw: Any) -> ReplicaAddress:
-    name, host, port, boot_id, unix, pid = raw
-    return ReplicaAddress(name, host, port, boot_id, unix, pid)
+    return PlacedReplica(id, ReplicaName.parse(name), node, None if address is None else ReplicaAddress.read(address))
 
 
 def plain_wish(wish: Wish) -> list[object]:
-    return [
-        str(wish.name),
-        dict(wish.needs),
-        wish.node,
-        sorted(wish.avoid),
-        dict(wish.labels),
-        wish.strategy.value,
-    ]
+    return [str(wish.name), dict(wish.needs), wish.node, sorted(wish.avoid), dict(wish.labels), wish.strategy.value]
 
 
 def read_wish(raw: Any) -> Wish:

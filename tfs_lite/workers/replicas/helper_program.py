@@ -63,6 +63,7 @@ class Helper:
         self._successor = 0
         self._looked = time.monotonic()
         self._is_silent = False
+        self._is_over = False
 
     def run(self) -> None:
         """Returns when the server has closed its end."""
@@ -72,6 +73,7 @@ class Helper:
             while True:
                 number, what, seconds, argument = self._stream.receive()
                 self._calls.put(Call(number, what, time.monotonic() + seconds, argument))
+        self._is_over = True
 
     # Calls.
 
@@ -100,7 +102,9 @@ class Helper:
         if call.what == "list":
             return [plain_replica(replica) for replica in self._ray.call("list", call.left)]
         if call.what == "release":
-            return self._leader and self._ray.release(self._leader, call.left)
+            if self._leader is not None:
+                self._ray.release(self._leader, call.left)
+            return None
         self._check_lead(call)
         argument = read_wish(call.argument) if call.what == "place" else call.argument
         return self._ray.call(call.what, call.left, argument)
@@ -155,14 +159,12 @@ class Helper:
     def _keep_lead(self) -> None:
         assert self._leader is not None
         seconds = self._settings["lease_seconds"] * RENEW_SECONDS / LEASE_SECONDS
-        while not self._successor:
+        while not self._is_over:
             try:
-                self._take_epoch(self._ray.renew(self._leader, seconds))
+                if not self._successor:
+                    self._take_epoch(self._ray.renew(self._leader, seconds))
             except ServingError as error:
                 logger.warning("the lead of the cluster was not renewed: %s", error)
-            self._check_silence()
-            time.sleep(seconds)
-        while True:
             self._check_silence()
             time.sleep(seconds)
 
@@ -170,23 +172,19 @@ class Helper:
 
     def _watch(self) -> None:
         before: object = None
-        while True:
+        while not self._is_over:
             time.sleep(LOOK_SECONDS)
             try:
-                now = self._look()
-            except ServingError as error:
-                if self._ray.is_lost:
-                    end_process(str(error))
-                continue
+                if (now := self._look()) != before:
+                    before = now
+                    self._stream.send("changed")
             except ConnectionClosed:
                 return
+            except ServingError as error:
+                if self._ray.is_lost and not self._is_over:
+                    end_process(str(error))
             except Exception:
                 logger.exception("a look at the cluster failed")
-                continue
-            if now != before:
-                before = now
-                with suppress(ConnectionClosed):
-                    self._stream.send("changed")
 
     def _look(self) -> tuple[list[PlacedReplica], list[Node]]:
         seconds = SILENT_SECONDS

@@ -5,8 +5,8 @@
                                     ReplicaActor    detached, one process with a Replica
                                     RegistrarActor  detached, on the head, always started again
 
-Ray places, ends and lists processes. A replica listens by itself, and no tensor goes through Ray. What Ray has no public
-function for is in :class:`_Private`.
+Ray places, ends and lists processes. A replica listens by itself, and no tensor goes through Ray. What Ray has no
+public function for is in :class:`_Private`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import ray
@@ -83,11 +83,7 @@ class ReplicaActor:
         is_bound = options.host in _ANYWHERE or options.host.startswith("127.") or options.host == "::1"
         bind = options.host if is_bound else node
         ports = range(options.ports[0], options.ports[1] + 1) if options.ports else None
-        facts = {
-            "node": ray.get_runtime_context().get_node_id(),
-            "host": socket.gethostname(),
-            "ray": ray.__version__,
-        }
+        facts = {"node": ray.get_runtime_context().get_node_id(), "host": socket.gethostname(), "ray": ray.__version__}
         self._replica = Replica(
             name,
             options.secret,
@@ -98,9 +94,7 @@ class ReplicaActor:
             **dict(options.settings),
         )
         found = self._replica.address
-        self._address = ReplicaAddress(
-            found.name, node if bind in _ANYWHERE else found.host, found.port, found.boot_id, found.unix, found.pid
-        )
+        self._address = replace(found, host=node) if bind in _ANYWHERE else found
         threading.Thread(target=self._serve, name="tfs-model", daemon=True).start()
 
     def address(self) -> ReplicaAddress:
@@ -197,9 +191,7 @@ class RayEngine:
             self._ask_addresses(living)
             self._note_ends(set(actors))
             return [
-                PlacedReplica(
-                    id, name, actor.address.node_id.hex() if id in living else None, self._addresses.get(id)
-                )
+                PlacedReplica(id, name, actor.address.node_id.hex() if id in living else None, self._addresses.get(id))
                 for id, (name, actor) in actors.items()
             ]
 
@@ -316,13 +308,13 @@ class RayConnection:
             if self._engine is not None:
                 return getattr(self._engine, what)(*arguments)
             return ray.get(getattr(self._agent, what).remote(*arguments), timeout=seconds)
-        except ServingError:
-            raise
         except RayTaskError as error:
             cause = getattr(error, "cause", error)
             raise cause if isinstance(cause, ServingError) else _unavailable(error) from None
-        except (RayError, ConnectionError) as error:
-            raise _unavailable(error) from None
+        except ServingError:
+            raise
+        except Exception as error:
+            raise self._failure_of(error) from None
 
     def close(self) -> None:
         """May block while the head is away."""
@@ -341,11 +333,14 @@ class RayConnection:
                     get_if_exists=True,
                 ).remote(self._lease_seconds)
             return ray.get(getattr(self._registrar, what).remote(*arguments), timeout=seconds)
-        except ActorDiedError as error:
-            self._registrar = None
-            raise _unavailable(error) from None
-        except (RayError, ConnectionError) as error:
-            raise _unavailable(error) from None
+        except Exception as error:
+            if isinstance(error, ActorDiedError):
+                self._registrar = None  # for good: the next call makes another one
+            raise self._failure_of(error) from None
+
+    def _failure_of(self, error: Exception) -> Exception:
+        """UNAVAILABLE, unless it is a mistake of ours. A client that is cut off raises plain exceptions."""
+        return _unavailable(error) if isinstance(error, RayError | ConnectionError) or self.is_lost else error
 
 
 def _remote(actor: type, namespace: str, name: str, **options: Any) -> Any:
@@ -377,9 +372,7 @@ def _options(wish: Wish) -> dict[str, Any]:
 
 
 def _resources(found: Mapping[str, float]) -> dict[str, float]:
-    return {
-        _RESOURCES.get(name, name): amount for name, amount in found.items() if not name.startswith(_NO_RESOURCES)
-    }
+    return {_RESOURCES.get(name, name): amount for name, amount in found.items() if not name.startswith(_NO_RESOURCES)}
 
 
 def _name_of(actor: Any) -> ReplicaName | None:
@@ -443,8 +436,7 @@ def _failure(address: str, error: BaseException) -> ServingError:
         other = f"Ray {theirs[1]} and Python {theirs[2]}" if theirs else _first_line(error)
         return failed_precondition(f"the cluster at {address} has {other}, this server {ours}; they must be the same")
     cause = _sentence(_first_line(error))
-    message = f"the cluster at {address} cannot be reached; wrong or missing token? ({cause})"
-    return ServingError(StatusCode.UNAVAILABLE, message)
+    return ServingError(StatusCode.UNAVAILABLE, f"wrong or missing token? Ray says: {cause}")
 
 
 def _local_host(address: str) -> str:
@@ -457,5 +449,3 @@ def _local_host(address: str) -> str:
             return cast(str, sock.getsockname()[0])
     except (OSError, ValueError):
         return "127.0.0.1"
-
-

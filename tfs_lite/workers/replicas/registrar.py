@@ -4,9 +4,9 @@
     renew -> the epoch that leads now: its own, or a higher one
 
 The registrar is one process of the cluster that is always started again, and then has forgotten everything: the leader
-tells it again with its next renewal. For a lease's time after such a start nobody leads: the leader may be late, and one
-that has lost the lead without knowing may be early. Who asks for the lead tries the leader's port itself and may then claim over it: a connection
-that is refused there means that the leader has ended.
+tells it again with its next renewal. For a lease's time after such a start nobody leads: the leader may be late, and
+one that has lost the lead without knowing may be early. Who asks for the lead tries the leader's port itself and may
+then claim over it: a connection that is refused there means that the leader has ended.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Registrar:
     def claim(self, plain: Mapping[str, Any], clock: int, over: str = "") -> tuple[dict[str, Any] | None, float]:
         """The leader, and seconds until its lease is over: the one that claims, if the lead is free. It is free when
         the lease is over, or belongs to the leader with the id ``over``, which has ended. (None, seconds) from a
-        registrar that was started again a moment ago. ``clock``: milliseconds since the epoch, as the one that claims sees
-        them: epochs grow with them, also over a registrar that has forgotten the last one."""
+        registrar that was started again a moment ago. ``clock``: milliseconds since the epoch, as the one that claims
+        sees them: epochs grow with them, also over a registrar that has forgotten the last one."""
         unsettled, left = self._settled - self._now(), self._until - self._now()
         if unsettled > 0:
             return None, unsettled
