@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from tfs_lite.config.replicas import CACHE_BYTES
 from tfs_lite.core.clock import Clock, SystemClock, Timer
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
@@ -34,7 +35,9 @@ from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, ReplicaAddress, boot_id, receive_memory, welcome
 from tfs_lite.workers.replicas.facts import gpus, version_of
+from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
+from tfs_lite.workers.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
 from tfs_lite.workers.tensor_channel import TensorChannel
 from tfs_lite.workers.tensors import TensorLocation
@@ -113,12 +116,16 @@ class Replica:
         limit: int = DEFAULT_LIMIT,
         clock: Clock | None = None,
         exit: Callable[[int], object] = os._exit,
+        cache_dir: str = "",
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """``limit``: bytes of the tensors of one message. Raises OSError if it cannot listen."""
+        """``limit``: bytes of the tensors of one message. ``cache_dir`` and ``cache_bytes`` are those of
+        :class:`~tfs_lite.workers.replicas.files_cache.FilesCache`. Raises OSError if it cannot listen."""
         self._name = name
         self._secret = secret
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
+        self._cache = FilesCache(cache_dir, cache_bytes)
         self._limit = limit
         self._clock = clock or SystemClock()
         self._exit = exit
@@ -306,6 +313,10 @@ class Replica:
         with self._lock:
             return self._ongoing
 
+    def receive_files(self) -> FilesReceiver:
+        """What gets the files of a version over one connection."""
+        return FilesReceiver(self._cache, self._facts.get("host", ""))
+
     def drain(self) -> None:
         """Lets it end when the last connection has gone."""
         with self._lock:
@@ -415,6 +426,7 @@ class _Session:
         self.done = threading.Lock()  # held; released when a run of this session is done
         self.done.acquire()
         self._epoch = 0
+        self._files = replica.receive_files()
 
     def serve(self, secret: bytes, limit: int) -> None:
         """The thread: until the connection ends, or says what cannot be understood."""
@@ -442,6 +454,7 @@ class _Session:
         finally:
             with self._closing:
                 self._sock.close()
+            self._files.close()
             self._replica.leave(self)
 
     def end(self) -> None:
@@ -488,9 +501,11 @@ class _Session:
             return None
         if message.what == DESCRIBE:
             return self._replica.about()
-        if message.what not in (OPEN, DRAIN, CLOSE):
+        if message.what not in (OPEN, DRAIN, CLOSE, FILES, FILE, FILES_END):
             raise ProtocolError("a request that there is not")
         self._replica.check_epoch(self._epoch)
+        if message.what in (FILES, FILE, FILES_END):
+            return self._files.answer(message.what, message.extra)
         if message.what == OPEN:
             self._replica.open(*_texts(message.extra, 3))
             return self._replica.about()
