@@ -47,13 +47,15 @@ class WorkerBusy(ServingError):
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
-    started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was."""
+    started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
+    host where it runs, empty for this one."""
 
     kind: str = "thread"
     up: bool = True
     pid: int | None = None
     restarts: int = 0
     reason: str = ""
+    node: str = ""
 
 
 class Model(Protocol):

@@ -141,8 +141,9 @@ class BatchMetrics:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The worker of one instance of a version. ``kind``: ``thread`` or ``process``. ``pid`` is None without a process;
-    ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual way."""
+    """The worker of one instance of a version. ``kind``: ``thread``, ``process`` or ``ray``. ``pid`` is None without a
+    process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
+    way; ``node`` is the host where it runs, empty for this one."""
 
     id: ServableId
     instance: int
@@ -151,6 +152,7 @@ class WorkerState:
     pid: int | None = None
     restarts: int = 0
     reason: str = ""
+    node: str = ""
 
 
 class BatchStateCollector(Collector):
@@ -189,5 +191,6 @@ class BatchStateCollector(Collector):
             up.add_metric(which, int(worker.up))
             restarts.add_metric(which, worker.restarts)
             pid = "" if worker.pid is None else str(worker.pid)
-            info.add_metric((*which, worker.kind, pid, worker.reason), 1)
+            facts = dict(zip(labels, which, strict=True)) | {"kind": worker.kind, "pid": pid, "reason": worker.reason}
+            info.add_sample(info.name, facts | ({"node": worker.node} if worker.node else {}), 1)
         yield from (up, restarts, info)

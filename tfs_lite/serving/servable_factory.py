@@ -275,7 +275,9 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
     """Of every instance."""
     for number, model in enumerate(servable.models):
         worker = model.worker
-        yield WorkerState(servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts, worker.reason)
+        yield WorkerState(
+            servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts, worker.reason, worker.node
+        )
 
 
 class ServingSettings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -50,6 +50,9 @@ from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
 
+if TYPE_CHECKING:
+    from tfs_lite.metrics.replicas import ClusterReport, ReplicaReport
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class ServerCore:
         self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
+        self._replicas: Callable[[], Iterable[ReplicaReport]] = tuple
         self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
         # What loads, serves and unloads.
         self._resources = DeviceResources.measure(
@@ -339,6 +343,20 @@ class ServerCore:
         """The last attempt to load each version that has not ended."""
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
+
+    def replicas(self) -> Iterable[ReplicaReport]:
+        """Of every version that has replicas in a cluster, also while it is loaded."""
+        return self._replicas()
+
+    def show_cluster(
+        self, replicas: Callable[[], Iterable[ReplicaReport]], cluster: Callable[[], ClusterReport]
+    ) -> None:
+        """From now on the pages about models and the metrics tell of replicas and of the cluster. Once; both are called
+        on the threads that make the pages."""
+        from tfs_lite.metrics.replicas import ClusterCollector  # without a cluster nothing of it is needed
+
+        self._replicas = replicas
+        self.registry.register(ClusterCollector(replicas, cluster))
 
     # Numbers.
 
