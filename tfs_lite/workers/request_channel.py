@@ -67,6 +67,10 @@ class RequestChannel:
     def close(self) -> None:
         """Shuts down, waits for the call in progress and frees the connection. May be called again."""
         self._channel.shut_down()
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits for the call in progress and frees the connection. May be called again."""
         with self._calling:
             if not self._closed:
                 self._closed = True
@@ -105,6 +109,11 @@ class ChannelPool:
             with self._changed:
                 self._idle.append(channel)
                 self._changed.notify()
+
+    def finish(self) -> None:
+        """Closes each channel after the call in it."""
+        for channel in self._channels:
+            channel.finish()
 
     def shut_down(self) -> None:
         with self._changed:

@@ -38,6 +38,10 @@ class HostedReplica:
         self.pid = address.pid or 0
         self._process = os.pidfd_open(self.pid)
 
+    def fileno(self) -> int:
+        """A descriptor that can be read once the process has ended."""
+        return self._process
+
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._process, number)
 

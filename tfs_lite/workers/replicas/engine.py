@@ -235,6 +235,10 @@ class ClusterEngine(Protocol):
     @property
     def epoch(self) -> int: ...
 
+    @property
+    def secret(self) -> bytes:
+        """The cluster name's, by which replicas and near ends know one another. Every engine has the same."""
+
     def nodes(self) -> Sequence[Node]:
         """All nodes, those without room too. A node that was lost may be missing."""
 

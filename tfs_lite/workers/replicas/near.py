@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 
 class ReplicaModel(ReconnectingModel):
     """A model in a replica. The constructor waits until one listens and has opened the model. It raises what the
-    opening raises, or the place: UNAVAILABLE with ``WAITS_FOR_PLACE`` if no node has room.
+    opening raises, or the place: UNAVAILABLE with ``WAITS_FOR_PLACE`` if no node has room. With ``in_background`` it
+    returns at once, and waits for room as long as it takes.
 
     ``remote.function`` is called in the replica. ``epoch`` gives that of the leader that this server knows. ``lanes``
     is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
@@ -71,19 +72,33 @@ class ReplicaModel(ReconnectingModel):
         health_check_timeout: float = 60.0,
         backoff: Backoff | None = None,
         shared_memory: bool = True,
+        in_background: bool = False,
         prepare: Callable[[RequestChannel], str] | None = None,
         on_remote: Callable[[float, int], None] = ignore,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
         ``shared_memory``: of a replica on this host."""
-        opener = _Opener(
-            place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory, prepare
-        )
+
+        def connector_to(place: Place, waits: bool) -> _PlaceConnector:
+            opener = _Opener(
+                place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory, prepare
+            )
+            return _PlaceConnector(place, opener, waits)
+
+        self.place = place
+        self._on_remote = on_remote
+        self._connector_to = connector_to
         words = Words("ray", "replica", "placed again")
         backoff = backoff or Backoff(first=0.01, most=RETRY_SECONDS)
-        self._place = place
-        self._on_remote = on_remote
-        super().__init__(remote, _PlaceConnector(place, opener), words, backoff, lanes, max_wait=0.0)
+        connector = connector_to(place, in_background)
+        super().__init__(remote, connector, words, backoff, lanes, 0.0, in_background=in_background)
+
+    def move(self, place: Place) -> None:
+        """Goes on in another place: opens the model there while the replica in this one answers, which is given up once
+        no request is inside. Blocks until then, or until the model is closed. One thread at a time."""
+        if self.connect_elsewhere(self._connector_to(place, True)):
+            self.place, place = place, self.place
+        place.close()
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """As every model. WorkerBusy if other servers have given the replica as many requests as it takes."""
@@ -115,7 +130,7 @@ class ReplicaModel(ReconnectingModel):
     def close(self) -> None:
         """Hangs up, and gives the place up, which ends the replica."""
         super().close()
-        self._place.close()
+        self.place.close()
 
 
 def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
@@ -250,14 +265,15 @@ class _Opener:
 class _PlaceConnector:
     """Connects to the replica in a place: to the same one again while it is there, else to the next."""
 
-    def __init__(self, place: Place, opener: _Opener) -> None:
+    def __init__(self, place: Place, opener: _Opener, waits: bool) -> None:
+        """``waits``: for room, also the first time."""
         self._place = place
         self._opener = opener
         self._given_up = threading.Event()
         self._lock = threading.Lock()  # guards _watch
         self._watch: _Watch | None = None
         self._last: _ReplicaConnection | None = None
-        self._was_open = False
+        self._waits = waits
 
     def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
         last, self._last = self._last, None
@@ -267,7 +283,7 @@ class _PlaceConnector:
                 self._place.lost(last.address, last.verdict)
             connection = self._connect_to_next(lanes, check)
         self._last = connection
-        self._was_open = True
+        self._waits = True
         return connection
 
     def give_up(self) -> None:
@@ -296,7 +312,7 @@ class _PlaceConnector:
     def _connect_to_next(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> _ReplicaConnection:
         """Replicas that are lost while they open the model are counted by the place, which raises in the end."""
         while not self._given_up.is_set():
-            address = self._place.address(self._given_up, wait_for_room=self._was_open)
+            address = self._place.address(self._given_up, wait_for_room=self._waits)
             try:
                 return self._open(address, lanes, check)
             except ServingError as refusal:
