@@ -23,6 +23,7 @@ from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
 
@@ -179,7 +180,7 @@ class ReconnectingModel(Model):
         def call(connection: Connection) -> Mapping[str, Tensor]:
             channel = connection.runs[lane]
             try:
-                return channel.call(RUN, signature, inputs, wanted)
+                return self._call_run(channel, signature, inputs, wanted)
             finally:
                 self.ongoing = channel.ongoing
 
@@ -187,6 +188,11 @@ class ReconnectingModel(Model):
             return self._call(call)
         finally:
             self._lanes.leave(lane)
+
+    def _call_run(
+        self, channel: RequestChannel, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...]
+    ) -> Mapping[str, Tensor]:
+        return channel.call(RUN, signature, inputs, wanted)
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         return self._step(PREPROCESS, signature, inputs, deadline)

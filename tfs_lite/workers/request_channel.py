@@ -17,7 +17,8 @@ from tfs_lite.workers.wire import CLOSE, Message, read_answer
 
 class RequestChannel:
     """One connection. Threads: any; calls wait for each other. ``shut_down`` ends the call in progress with
-    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one."""
+    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one, ``detail``
+    what that answer said beside its tensors, unchecked."""
 
     def __init__(self, channel: TensorChannel) -> None:
         self._channel = channel
@@ -25,6 +26,7 @@ class RequestChannel:
         self._closed = False
         self._number = 0
         self.ongoing = 0
+        self.detail: object = None
 
     def call(
         self,
@@ -38,7 +40,7 @@ class RequestChannel:
         ConnectionClosed, ProtocolError; RESOURCE_EXHAUSTED if the tensors are too large."""
         with self._calling:
             seconds = None if deadline is None else deadline - time.monotonic()
-            _, locations = self._exchange(what, signature, wanted, seconds, tensors)
+            self.detail, locations = self._exchange(what, signature, wanted, seconds, tensors)
             return self._channel.read(_in_order(locations, wanted), copy=True)
 
     def ask(self, what: str, extra: object = None) -> object:

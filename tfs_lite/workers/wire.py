@@ -6,6 +6,8 @@ A request and its answer have the same form; how their tensors travel is the con
     number, what, "", [], [], what is needed for it            OPEN, DESCRIBE, PING, DRAIN, CLOSE
     number, ANSWER, "", [], tensors, [0, detail, ongoing]      or, without tensors, [code, message, ongoing]
 
+The detail of an answer to a replica's RUN is how many seconds the model took.
+
 A process of this machine gets the memory along with its first messages:
 
     [OPEN, {...}] + inputs, outputs (memory)                        answer: [0, description] or [code, message]

@@ -14,9 +14,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from tfs_lite.core.model import WorkerBusy
+import numpy as np
+
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.model import WorkerBusy, WorkerStatus
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
@@ -37,6 +41,8 @@ PING_SECONDS = 5.0
 """The longest time between two pings."""
 CLOSED = "its connection was closed"
 GARBAGE = "it sent garbage"
+MAX_HOST = 255
+"""Characters of a host's name that are shown."""
 NOT_NEEDED = "it is not needed any more"
 logger = logging.getLogger(__name__)
 
@@ -50,6 +56,10 @@ class ReplicaModel(ReconnectingModel):
     is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
     answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). A constructor that raises leaves the
     place to its owner, ``close`` closes it. While no replica is there, requests get WorkerLost at once.
+
+    ``prepare`` gets a connection to a replica that is to open the model, and returns the arguments for it, instead of
+    ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of each run: the
+    seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread that runs.
     """
 
     def __init__(
@@ -63,15 +73,20 @@ class ReplicaModel(ReconnectingModel):
         backoff: Backoff | None = None,
         shared_memory: bool = True,
         in_background: bool = False,
+        prepare: Callable[[RequestChannel], str] | None = None,
+        on_remote: Callable[[float, int], None] = ignore,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
         ``shared_memory``: of a replica on this host."""
 
         def connector_to(place: Place, waits: bool) -> _PlaceConnector:
-            opener = _Opener(place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory)
+            opener = _Opener(
+                place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory, prepare
+            )
             return _PlaceConnector(place, opener, waits)
 
         self.place = place
+        self._on_remote = on_remote
         self._connector_to = connector_to
         words = Words("ray", "replica", "placed again")
         backoff = backoff or Backoff(first=0.01, most=RETRY_SECONDS)
@@ -93,6 +108,24 @@ class ReplicaModel(ReconnectingModel):
             if error.status == BUSY:
                 raise WorkerBusy(f"{self._label}: its replica is busy, try again later") from None
             raise
+
+    @property
+    def worker(self) -> WorkerStatus:
+        connection = self._connection
+        node = connection.node if isinstance(connection, _ReplicaConnection) else ""
+        return replace(super().worker, node=node)
+
+    def _call_run(
+        self, channel: RequestChannel, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...]
+    ) -> Mapping[str, Tensor]:
+        began = time.perf_counter()
+        results = super()._call_run(channel, signature, inputs, wanted)
+        seconds, inside = time.perf_counter() - began, channel.detail
+        if not isinstance(inside, float) or not inside >= 0:
+            raise ProtocolError("no duration of a run")
+        if self._on_remote is not ignore:
+            self._on_remote(seconds - inside, _bytes_of(inputs) + _bytes_of(results))
+        return results
 
     def close(self) -> None:
         """Hangs up, and gives the place up, which ends the replica."""
@@ -123,9 +156,12 @@ class _ReplicaConnection(Connection):
         runs: list[RequestChannel],
         items: list[RequestChannel],
         description: Description,
+        node: str,
     ) -> None:
+        """``node`` is the name of its host, for people."""
         super().__init__(runs, items, description)
         self.address = address
+        self.node = node
         self._watch = watch
 
     @property
@@ -163,13 +199,20 @@ class _Opener:
     """Connects to a replica and has the model opened there."""
 
     def __init__(
-        self, place: Place, remote: RemoteModel, credentials: Callable[[], Credentials], timeout: float, shared: bool
+        self,
+        place: Place,
+        remote: RemoteModel,
+        credentials: Callable[[], Credentials],
+        timeout: float,
+        shared: bool,
+        prepare: Callable[[RequestChannel], str] | None,
     ) -> None:
         self._place = place
         self._remote = remote
         self._credentials = credentials
         self._timeout = timeout
         self._shared = shared
+        self._prepare = prepare
 
     def open(
         self,
@@ -197,14 +240,15 @@ class _Opener:
             raise
         self._place.opened(address, gpu)
         count = len(lanes)
-        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description)
+        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description, _node_of(about))
 
     def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> dict[str, Any]:
         """What the replica says about itself once the model is open."""
         channel = RequestChannel(dial_frames(address, self._credentials()))
         watch.on_end(channel.shut_down)
         try:
-            about = channel.ask(OPEN, [self._remote.function, self._remote.arguments, self._remote.label])
+            arguments = self._prepare(channel) if self._prepare else self._remote.arguments
+            about = channel.ask(OPEN, [self._remote.function, arguments, self._remote.label])
         finally:
             channel.close()
         if not isinstance(about, dict):
@@ -370,6 +414,18 @@ class _Watch:
             read_answer(self._channel.receive()[0], number)
         self._channel.receive()
         raise ProtocolError("a message that was not asked for")
+
+
+def _node_of(about: Mapping[str, Any]) -> str:
+    """The name of the host in what a replica says about itself; empty if it does not say."""
+    facts = about.get("facts")
+    host = facts.get("host", "") if isinstance(facts, dict) else ""
+    return host[:MAX_HOST] if isinstance(host, str) else ""
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    arrays = map(np.asarray, tensors.values())
+    return sum(sum(map(len, array.flat)) if array.dtype == object else array.nbytes for array in arrays)
 
 
 def _read_gpu(raw: object) -> GpuUse | None:
