@@ -66,11 +66,17 @@ class BatchMetrics:
             self._guard, "tfs_lite_batch_failures", "Runs that failed.", ("model", "version")
         )
         self._series = (self._waits, self._rows, self._padding, self._calls, self._seconds, self._failures)
+        self._again = CounterSeries(
+            self._guard,
+            "tfs_lite_batches_queued_again",
+            "Runs with calls that were queued again after their worker was lost or busy: answered, failed, or lost.",
+            ("model", "version", "outcome"),
+        )
         self._gone = GoneVersions(self._drop)
         self._cells: dict[tuple[str, int], _VersionCells] = {}  # guarded by the guard's lock
         self._noted: deque[tuple[BatchReport, bool]] = deque()
         self._guard.add_up = self._add_up
-        registry.register(SeriesCollector(self._guard, self._series))
+        registry.register(SeriesCollector(self._guard, (*self._series, self._again)))
 
     def _histogram(self, name: str, text: str, limits: tuple[float, ...]) -> HistogramSeries:
         return HistogramSeries(self._guard, f"tfs_lite_batch_{name}", text, ("model", "version"), limits)
@@ -118,6 +124,9 @@ class BatchMetrics:
             add_one(cells.seconds, SECONDS, report.run_seconds)
         else:
             cells.failures[0] += 1
+        if report.again:
+            outcome = "answered" if report.ok else "lost" if report.lost else "failed"
+            self._again.cell((key[0], str(key[1]), outcome))[0] += 1
 
     def _make_cells(self, key: tuple[str, int]) -> _VersionCells:
         labels = (key[0], str(key[1]))
@@ -125,7 +134,7 @@ class BatchMetrics:
         return cells
 
     def _drop(self, **labels: str) -> None:
-        for series in self._series:
+        for series in (*self._series, self._again):
             series.drop(**labels)
         self._cells.clear()
 

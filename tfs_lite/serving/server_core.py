@@ -51,7 +51,8 @@ from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, 
 from tfs_lite.serving.source_chain import SourceChain
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ClusterReport, ReplicaReport
+    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -64,7 +65,10 @@ class ServerCore:
     in the control mode explicit, ``services`` has what requests need beside the models.
     """
 
-    def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, registry: CollectorRegistry | None = None, engine: ConnectedEngine | None = None
+    ) -> None:
+        """``engine`` is the connection to a cluster, which is closed with the core; None: it belongs to none."""
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
@@ -80,14 +84,14 @@ class ServerCore:
         self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
-        self._replicas: Callable[[], Iterable[ReplicaReport]] = tuple
         self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
         # What loads, serves and unloads.
         self._resources = DeviceResources.measure(
             options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
+        self._cluster = self._join(engine)
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -114,6 +118,15 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+
+    def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
+        if engine is None:
+            return None
+        from tfs_lite.serving.cluster.cluster import Cluster
+
+        options = self.options
+        timeout, fraction = options.health_check_timeout_s, options.per_process_gpu_memory_fraction
+        return Cluster(engine, self.clock, self.registry, timeout, fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -158,6 +171,8 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        if self._cluster is not None:
+            self._cluster.start()
         self._manager.start()
         self.sources.start()
 
@@ -173,7 +188,10 @@ class ServerCore:
         return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
 
     def end_first_load(self) -> None:
-        """From now on as many threads load as the options say."""
+        """The models known at the start are available or have failed. From now on as many threads load as the options
+        say, and replicas of other models, which an earlier server has left, are ended."""
+        if self._cluster is not None:
+            self._cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
     def wait_for_all(self) -> None:
@@ -201,12 +219,17 @@ class ServerCore:
         return self._waiter.closed
 
     def close(self, drain_timeout: float) -> None:
-        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
+        Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        if self._cluster is not None:
+            self._cluster.stop_deciding()
         self.sources.close()
         self.services.close()
         self._manager.close(drain_timeout)
         self._opener.close()
+        if self._cluster is not None:
+            self._cluster.close()
         self._monitor.close()
         self.request_logs.close()
         self.clock.close()
@@ -346,17 +369,7 @@ class ServerCore:
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
-        return self._replicas()
-
-    def show_cluster(
-        self, replicas: Callable[[], Iterable[ReplicaReport]], cluster: Callable[[], ClusterReport]
-    ) -> None:
-        """From now on the pages about models and the metrics tell of replicas and of the cluster. Once; both are called
-        on the threads that make the pages."""
-        from tfs_lite.metrics.replicas import ClusterCollector  # without a cluster nothing of it is needed
-
-        self._replicas = replicas
-        self.registry.register(ClusterCollector(replicas, cluster))
+        return self._cluster.replicas() if self._cluster else ()
 
     # Numbers.
 
@@ -396,6 +409,8 @@ class ServerCore:
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
             self.services.model_gone(name)
+            if self._cluster is not None:
+                self._cluster.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         if not attempt.status.waits:
@@ -417,6 +432,8 @@ class ServerCore:
             self._follower.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
+            if self._cluster is not None:
+                self._cluster.version_gone(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify()

@@ -6,12 +6,14 @@ ReconnectingModel -> ProcessModel (here) -> shared memory, a socket -> child pro
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.process_connection import connect
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
 from tfs_lite.workers.supervisor import Backoff, Supervisor, Worker
+from tfs_lite.workers.wire import Description
 
 
 class ProcessModel(ReconnectingModel):
@@ -32,11 +34,17 @@ class _ProcessConnector:
         self._opening: Worker | None = None
         self._given_up = False
 
-    def connect(self, lanes: tuple[Lane, ...]) -> Connection:
+    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
         try:
-            return connect(self._supervisor, self._remote, lanes[0], self._set_opening)
+            connection = connect(self._supervisor, self._remote, lanes[0], self._set_opening)
         finally:
             self._set_opening(None)
+        try:
+            check(connection.description)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def give_up(self) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.workers.replicas.engine import (
     GPU_BYTES_LABEL,
     GPUS,
@@ -108,6 +108,7 @@ class PretendedCluster:
         self.start_seconds = 0.7
         self.dies_after: float | None = None
         self.refuses: dict[str, Status] = {}
+        self.secret = bytes(range(32))
         self.epoch = 0
         self.trouble = ""
         self.loses_events = False
@@ -257,6 +258,8 @@ class PretendedCluster:
         for process in self.processes.values():
             if process.name == wish.name and process.listed and not process.gone:
                 raise ServingError(StatusCode.ALREADY_EXISTS, f"there is a replica {wish.name}")
+        if any(amount < 0 for amount in wish.needs.values()):
+            raise invalid_argument(f"{wish.name}: less than nothing is needed")
         process = Process(f"p{next(self._numbers)}", wish.name, wish)
         self.processes[process.id] = process
         self.clock.call_later(0.0, self._schedule)
@@ -375,6 +378,10 @@ class PretendedEngine(ClusterEngine):
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    @property
+    def secret(self) -> bytes:
+        return self.cluster.secret
 
     def nodes(self) -> Sequence[Node]:
         self._enter("nodes")

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.replicas.connection import ReplicaAddress
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
 from tfs_lite.workers.replicas.replica import Replica
 
 SECRET = bytes(range(32))
@@ -35,7 +35,12 @@ class HostedReplica:
 
     def __init__(self, address: ReplicaAddress) -> None:
         self.address = address
-        self._process = os.pidfd_open(address.pid)
+        self.pid = address.pid or 0
+        self._process = os.pidfd_open(self.pid)
+
+    def fileno(self) -> int:
+        """A descriptor that can be read once the process has ended."""
+        return self._process
 
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._process, number)
@@ -101,31 +106,66 @@ class ReplicaHost:
         self._process.communicate()
 
 
-class PlaceOfReplicas:
-    """A place for a :class:`ReplicaModel`: it holds the replicas that the test has put there, one after the other."""
+class PlaceOfReplicas(Place):
+    """A place for a :class:`ReplicaModel`: it holds the replicas that the test has put there, one after the other.
+
+    Without any it has no room, or, once it has lost some, fails an opening."""
 
     def __init__(self, *addresses: ReplicaAddress) -> None:
         self._changed = threading.Condition()  # guards what follows
         self._addresses = list(addresses)
         self.losses: list[tuple[ReplicaAddress, str]] = []
+        self.refusals: list[tuple[ReplicaAddress, Status]] = []
+        self.ready: list[tuple[ReplicaAddress, GpuUse | None]] = []
+        self.is_closed = False
 
     def put(self, address: ReplicaAddress) -> None:
         with self._changed:
             self._addresses.append(address)
             self._changed.notify_all()
 
-    def address(self, give_up: threading.Event) -> ReplicaAddress:
+    def take(self) -> None:
+        """The replica in it has ended, or so the cluster says."""
+        with self._changed:
+            del self._addresses[0]
+
+    def address(self, give_up: threading.Event, wait_for_room: bool = True) -> ReplicaAddress:
         with self._changed:
             while not self._addresses:
                 if give_up.is_set():
                     raise ServingError(StatusCode.CANCELLED, "the place is given up")
+                if not wait_for_room and self.losses:
+                    address, cause = self.losses[-1]
+                    raise ServingError(StatusCode.UNAVAILABLE, f"{address.name} was lost while it opened: {cause}")
+                if not wait_for_room:
+                    raise ServingError(StatusCode.UNAVAILABLE, "no node has room", Reason.WAITS_FOR_PLACE)
                 self._changed.wait(0.05)
             return self._addresses[0]
 
-    def lost(self, address: ReplicaAddress, cause: str) -> None:
+    def holds(self, address: ReplicaAddress) -> bool:
+        with self._changed:
+            return self._addresses[:1] == [address]
+
+    def opened(self, address: ReplicaAddress, gpu: GpuUse | None = None) -> None:
+        with self._changed:
+            self.ready.append((address, gpu))
+
+    def refused(self, address: ReplicaAddress, status: Status) -> None:
         with self._changed:
             self._addresses.remove(address)
-            self.losses.append((address, cause))
+            self.refusals.append((address, status))
+
+    def lost(self, address: ReplicaAddress, cause: str) -> None:
+        with self._changed:
+            if address in self._addresses:
+                self._addresses.remove(address)
+                self.losses.append((address, cause))
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._addresses.clear()
+            self._changed.notify_all()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,4 +14,10 @@ placement   which replica goes to which node, and which ones are ended: pure dec
 states      what a version wants, the states of a replica, and the values of its status
 reports     the same status, and what is counted, as metrics and pages show it
 reconciler  looks, decides and acts, round by round, so that each version has the replicas that it wants
+
+helper           the engine of a server: its work is done by a process that is started again
+helper_program   that process, Ray's driver
+helper_messages  what the two say to each other
+ray_engine       Ray as the engine sees it; the only file that imports ray
+registrar        which server decides about the replicas of a cluster name
 """

@@ -21,16 +21,16 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
-from typing import Any
 
 from tfs_lite.core.signature import DataType, Tensor
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Lane
+from tfs_lite.workers.replicas.engine import ReplicaAddress
 from tfs_lite.workers.replicas.frames import LENGTH_BYTES, Piece, head_end, pack, read_head
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.tensor_channel import ArenaChannel, TensorChannel
@@ -61,38 +61,6 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 """A host that has vanished is noticed after 4 seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaAddress:
-    """Where a replica listens. ``boot_id`` is its host's; ``unix`` the name of its abstract UNIX socket, without the
-    leading zero byte, for front ends of that host."""
-
-    name: str
-    host: str
-    port: int
-    boot_id: str
-    unix: str | None
-    pid: int
-
-    @property
-    def plain(self) -> dict[str, object]:
-        """As texts and numbers."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> ReplicaAddress:
-        """What :attr:`plain` gave. ProtocolError if it is something else."""
-        try:
-            found = cls(**plain)
-        except TypeError:
-            raise ProtocolError("no address of a replica") from None
-        texts = (found.name, found.host, found.boot_id, "" if found.unix is None else found.unix)
-        if not all(isinstance(text, str) for text in texts):
-            raise ProtocolError("no address of a replica")
-        if not all(type(number) is int and number >= 0 for number in (found.port, found.pid)):
-            raise ProtocolError("no address of a replica")
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import enum
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 
@@ -81,8 +81,8 @@ class ReplicaName:
 class ReplicaAddress:
     """Where a replica listens. Equal addresses are the same process.
 
-    ``name`` is the replica's in words, ``boot_id`` that of its host, ``unix`` its abstract UNIX socket for near ends on
-    the same host (None if it has none).
+    ``name`` is the replica's in words, ``boot_id`` that of its host, ``unix`` the name of its abstract UNIX socket,
+    without the leading zero byte, for near ends on the same host (None if it has none).
     """
 
     name: str
@@ -91,6 +91,26 @@ class ReplicaAddress:
     boot_id: str = ""
     unix: str | None = None
     pid: int | None = None
+
+    @property
+    def plain(self) -> dict[str, object]:
+        """As texts and numbers."""
+        return asdict(self)
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> ReplicaAddress:
+        """The address of which ``plain`` is that. INVALID_ARGUMENT if there is none."""
+        try:
+            found = ReplicaAddress(**plain)
+        except TypeError:
+            raise invalid_argument("no address of a replica") from None
+        texts = (found.name, found.host, found.boot_id, "" if found.unix is None else found.unix)
+        numbers = (found.port, 0 if found.pid is None else found.pid)
+        if all(isinstance(text, str) for text in texts) and all(
+            type(number) is int and number >= 0 for number in numbers
+        ):
+            return found
+        raise invalid_argument("no address of a replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +234,10 @@ class ClusterEngine(Protocol):
 
     @property
     def epoch(self) -> int: ...
+
+    @property
+    def secret(self) -> bytes:
+        """The cluster name's, by which replicas and near ends know one another. Every engine has the same."""
 
     def nodes(self) -> Sequence[Node]:
         """All nodes, those without room too. A node that was lost may be missing."""

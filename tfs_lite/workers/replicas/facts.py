@@ -1,4 +1,4 @@
-"""What a replica says about the process that it is: versions of what it runs with, and its GPUs."""
+"""What a replica says about the process that it is: versions of what it runs with, and its GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def version_of(distribution: str) -> str:
         return ""
 
 
-def gpus() -> list[list[object]]:
-    """Uuid and bytes of each GPU that the model's torch has found."""
+def gpu() -> list[object] | None:
+    """Uuid of the GPU that the model's torch uses, its bytes, and how many of them torch has reserved; None if it uses
+    none."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return []
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [[str(gpu.uuid), int(gpu.total_memory)] for gpu in found]
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return [str(found.uuid), int(found.total_memory), int(torch.cuda.memory_reserved())]

@@ -21,6 +21,7 @@ import platform
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,8 +34,9 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, ReplicaAddress, boot_id, receive_memory, welcome
-from tfs_lite.workers.replicas.facts import gpus, version_of
+from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, boot_id, receive_memory, welcome
+from tfs_lite.workers.replicas.engine import ReplicaAddress
+from tfs_lite.workers.replicas.facts import gpu, version_of
 from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
 from tfs_lite.workers.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver
@@ -42,6 +44,7 @@ from tfs_lite.workers.request_handler import Opened, close_model, failure_from, 
 from tfs_lite.workers.tensor_channel import TensorChannel
 from tfs_lite.workers.tensors import TensorLocation
 from tfs_lite.workers.wire import (
+    BUSY,
     CLOSE,
     DESCRIBE,
     DRAIN,
@@ -93,6 +96,7 @@ class _Run:
     message: Message
     inputs: Mapping[str, Tensor]
     done: threading.Lock
+    seconds: float = 0.0
     results: Mapping[str, Tensor] | None = None
     failure: ServingError | None = None
 
@@ -193,7 +197,7 @@ class Replica:
             "state": state if model is not None else "opening" if opening else "placed",
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
-            "gpus": gpus(),
+            "gpu": gpu(),
             "facts": self._facts,
             "model": None if model is None else describe_model(model, model.resident_bytes()),
         }
@@ -257,7 +261,7 @@ class Replica:
         self.model()
         with self._lock:
             if self._ongoing >= MAX_ONGOING:
-                raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
+                raise ServingError(BUSY.code, BUSY.message)
             if self._cause:
                 raise ConnectionClosed(unread=True)
             self._ongoing += 1
@@ -270,15 +274,21 @@ class Replica:
         if run.failure is not None:
             raise run.failure
         assert run.results is not None
+        session.run_seconds = run.seconds
         return run.results
 
     def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the thread of the model: runs it. Raises what it raises."""
-        model, _ = self.model()
+        model, label = self.model()
         with self._lock:
             self._ongoing += 1
+        began = time.perf_counter()
         try:
-            return run_request(model, message, inputs)
+            results = run_request(model, message, inputs)
+            session.run_seconds = time.perf_counter() - began
+            return results
+        except ServingError as error:
+            raise _not_busy(error, label) from None
         finally:
             with self._lock:
                 self._ongoing -= 1
@@ -333,10 +343,12 @@ class Replica:
 
     def _run(self, run: _Run) -> None:
         model, label = self.model()
+        began = time.perf_counter()
         try:
             run.results = run_request(model, run.message, run.inputs)
+            run.seconds = time.perf_counter() - began
         except BaseException as error:
-            run.failure = failure_from(error, label)
+            run.failure = _not_busy(failure_from(error, label), label)
         run.done.release()
 
     def _serve_directly(self, loan: _Loan) -> None:
@@ -425,6 +437,7 @@ class _Session:
         self._closing = threading.Lock()  # guards the descriptor against end
         self.done = threading.Lock()  # held; released when a run of this session is done
         self.done.acquire()
+        self.run_seconds = 0.0  # of the last run: the time in the model
         self._epoch = 0
         self._files = replica.receive_files()
 
@@ -478,6 +491,7 @@ class _Session:
             if message.what == RUN:
                 inputs = self._channel.read(locations, copy=False)
                 tensors = run(self, message, inputs)
+                detail = self.run_seconds
             elif message.what in (PREPROCESS, POSTPROCESS):
                 tensors = self._run_step(message, locations)
             else:
@@ -514,6 +528,11 @@ class _Session:
         else:
             self._replica.end("it was told to")
         return None
+
+
+def _not_busy(failure: ServingError, label: str) -> ServingError:
+    """A model's failure, which must not look as if the model had not run."""
+    return ServingError(BUSY.code, f"{label}: {BUSY.message}") if failure.status == BUSY else failure
 
 
 def _texts(raw: object, count: int) -> list[str]:

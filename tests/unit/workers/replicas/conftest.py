@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tfs_lite.testing.servers.replicas import HostedReplica, PlaceOfReplicas, ReplicaHost
-    from tfs_lite.workers.replicas.connection import ReplicaAddress
+    from tfs_lite.workers.replicas.engine import ReplicaAddress
     from tfs_lite.workers.replicas.near import ReplicaModel
 
 WAYS = ("TCP", "UNIX socket", "shared memory")
@@ -83,7 +83,7 @@ def open_replica(start: Callable[..., HostedReplica], child_models: str) -> Iter
 
         arguments = options if isinstance(options, str) else json.dumps(options or {})
         remote = RemoteModel("model m version 1", f"{child_models}:{function}", arguments, **settings)
-        place = PlaceOfReplicas(*(over(replica.address) for replica in replicas or [start()]))
+        place = PlaceOfReplicas(*(over(replica.address) for replica in ([start()] if replicas is None else replicas)))
         near = {"backoff": Backoff(first=0.01), "shared_memory": way == "shared memory", **(near or {})}
         opened.append(ReplicaModel(place, remote, near.pop("secret", SECRET), **near))
         return OpenReplica(opened[-1], place, over)

@@ -25,11 +25,11 @@ from tfs_lite.workers.replicas.connection import (
     Credentials,
     FrameChannel,
     Refused,
-    ReplicaAddress,
     greet,
     receive_memory,
     welcome,
 )
+from tfs_lite.workers.replicas.engine import ReplicaAddress
 from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import OPEN, PING, RUN, Message, answer_to, describe_model
@@ -342,16 +342,3 @@ def test_replica_that_is_silent_is_lost_and_the_next_one_is_used(child_models, s
     wait_until(lambda: model.alive, "the next one is used")
     model.close()
     hostile.close()
-
-
-@pytest.mark.parametrize(
-    "plain", [{}, {"name": "x"}, {"name": 1, "host": "h", "port": 1, "boot_id": "b", "unix": None, "pid": 1}]
-)
-def test_address_that_is_none_is_garbage(plain):
-    with pytest.raises(ProtocolError):
-        ReplicaAddress.read(plain)
-
-
-def test_address_arrives_as_it_was_sent():
-    address = ReplicaAddress(NAME, "10.0.0.1", 20_000, "boot", "socket", 12)
-    assert ReplicaAddress.read(ormsgpack.unpackb(ormsgpack.packb(address.plain))) == address

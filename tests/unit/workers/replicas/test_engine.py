@@ -1,13 +1,15 @@
-"""Names of replicas."""
+"""Names and addresses of replicas."""
 
 import pickle
 
+import ormsgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.replicas.engine import GPU_BYTES_LABEL, Node, ReplicaName, Slot, Superseded
+from tfs_lite.testing.errors import refusal
+from tfs_lite.workers.replicas.engine import GPU_BYTES_LABEL, Node, ReplicaAddress, ReplicaName, Slot, Superseded
 
 NUMBERS = st.integers(0, 10**12)
 NAMES = st.builds(
@@ -55,3 +57,22 @@ def test_error_of_a_superseded_server_travels_between_processes() -> None:
     error = pickle.loads(pickle.dumps(Superseded(7)))
     assert isinstance(error, Superseded)
     assert (error.epoch, error.code) == (7, StatusCode.FAILED_PRECONDITION)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"name": "x"},
+        {"name": 1, "host": "h", "port": 1, "boot_id": "b", "unix": None, "pid": 1},
+        {"name": "x", "host": "h", "port": -1},
+        {"name": "x", "host": "h", "port": 1, "pid": "1"},
+    ],
+)
+def test_address_that_is_none_is_refused(plain: dict[str, object]) -> None:
+    refusal(ReplicaAddress.read, plain)
+
+
+def test_address_arrives_as_it_was_sent() -> None:
+    address = ReplicaAddress("m/1/00000000/0#1", "10.0.0.1", 20_000, "boot", "socket", 12)
+    assert ReplicaAddress.read(ormsgpack.unpackb(ormsgpack.packb(address.plain))) == address

@@ -13,17 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import WorkerLost
+from tfs_lite.core.model import WorkerBusy, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.channel import ConnectionClosed
-from tfs_lite.workers.replicas.connection import Credentials
+from tfs_lite.workers.replicas import near
+from tfs_lite.workers.replicas.connection import Credentials, dial_frames
 from tfs_lite.workers.replicas.near import tell
+from tfs_lite.workers.replicas.replica import MAX_ONGOING
+from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import CLOSE, DRAIN
+from tfs_lite.workers.wire import CLOSE, DRAIN, PING
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 NEVER = threading.Event()
@@ -50,6 +53,29 @@ def test_model_shows_and_answers_what_the_one_in_the_replica_does(open_replica, 
     assert answer["pid"].tolist() == [model.pid]
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
     assert opened.place.losses == []
+
+
+def test_busy_replica_has_not_run_the_request_and_a_model_that_says_so_has(open_replica, start, way, tmp_path):
+    replica = start()
+    model = open_replica(
+        options={"gate": str(tmp_path)}, replicas=[replica], way=way, near={"lanes": MAX_ONGOING}
+    ).model
+    other = open_replica(options={"gate": str(tmp_path)}, replicas=[replica], way=way).model
+    assert "busy" in refusal(other.run, "busy", {"x": ROW}, (), code=StatusCode.RESOURCE_EXHAUSTED)
+    with pytest.raises(ServingError) as error:
+        other.run("busy", {"x": ROW}, ())
+    assert not isinstance(error.value, WorkerBusy)
+    with ThreadPoolExecutor(MAX_ONGOING) as pool:
+        runs = [pool.submit(model.run, "gate", {"x": ROW}, ()) for _ in range(MAX_ONGOING)]
+        asking = RequestChannel(dial_frames(replica.address, Credentials(SECRET)))
+        wait_until(lambda: asking.ask(PING) or asking.ongoing == MAX_ONGOING, "all are inside")
+        with pytest.raises(WorkerBusy, match="its replica is busy"):
+            other.run("", {"x": ROW}, ())
+        (tmp_path / "open").touch()
+        for run in runs:
+            run.result(60)
+    asking.close()
+    np.testing.assert_array_equal(other.run("", {"x": ROW}, ("y",))["y"], ROW)
 
 
 def test_every_size_and_type_goes_through(open_replica, way):
@@ -205,13 +231,38 @@ def test_replicas_that_are_lost_while_they_open_the_model_are_followed_by_others
     assert opened.place.losses == [(replicas[0].address, "its connection was closed")]
 
 
-def test_opening_fails_when_three_replicas_were_lost(open_replica, start):
-    replicas = [start() for _ in range(4)]
+def test_opening_fails_when_the_place_has_lost_too_many_replicas(open_replica, start):
+    replicas = [start() for _ in range(3)]
     message = refusal(open_replica, "leave", replicas=replicas, code=StatusCode.UNAVAILABLE)
-    assert message == "model m version 1: its replica ended while the model was opened (its connection was closed)"
-    for replica in replicas[:3]:
+    assert message == f"{replicas[2].address.name} was lost while it opened: its connection was closed"
+    for replica in replicas:
         replica.wait()
-    assert not replicas[3].ended
+
+
+def test_opening_that_finds_no_room_says_what_it_waits_for(open_replica):
+    with pytest.raises(ServingError, match="no node has room") as waits:
+        open_replica(replicas=[])
+    assert waits.value.status.reason is Reason.WAITS_FOR_PLACE
+
+
+def test_place_hears_which_replica_is_ready(open_replica, start):
+    first, second = start(), start()
+    opened = open_replica(replicas=[first, second])
+    assert opened.place.ready == [(first.address, None)]
+    first.kill()
+    wait_until(lambda: opened.model.restarts == 1, "the next one is used")
+    assert opened.place.ready == [(first.address, None), (second.address, None)]
+
+
+def test_replica_that_its_place_does_not_hold_any_more_is_told_to_close(open_replica, start, monkeypatch):
+    monkeypatch.setattr(near, "PING_SECONDS", 0.05)
+    first, second = start(), start()
+    opened = open_replica(replicas=[first, second])
+    opened.place.take()
+    first.wait()
+    wait_until(lambda: opened.model.restarts == 1, "the next one is used")
+    assert where(opened.model) == second.pid
+    assert opened.place.losses == []
 
 
 @pytest.mark.parametrize(
@@ -320,30 +371,35 @@ def test_version_that_has_become_another_does_not_come_back(open_replica, start,
     opened = open_replica("make_from_file", str(how), replicas=[first, second])
     how.write_text("other")
     first.kill()
-    wait_until(lambda: "its files were changed" in caplog.text, "the change is noticed")
+    wait_until(lambda: opened.place.refusals, "the change is noticed")
+    ((address, status),) = opened.place.refusals
+    assert address == second.address
+    assert status.code is StatusCode.FAILED_PRECONDITION
+    assert "its files were changed" in status.message
     assert not opened.model.alive
 
 
-def test_replacement_that_refuses_is_lost(open_replica, start, tmp_path):
+def test_replacement_that_refuses_is_reported_and_the_next_one_is_used(open_replica, start, tmp_path):
     how = tmp_path / "how"
     how.write_text("ok")
     first, second, third = (start() for _ in range(3))
     opened = open_replica("make_from_file", str(how), replicas=[first, second])
     how.write_text("refuse")
     first.kill()
-    wait_until(lambda: len(opened.place.losses) == 2, "the second is given up")
-    assert opened.place.losses[1][1] == "it refused: x is not to my liking"
+    wait_until(lambda: opened.place.refusals, "the second has refused")
+    assert opened.place.refusals == [(second.address, Status(StatusCode.INVALID_ARGUMENT, "x is not to my liking"))]
     how.write_text("ok")
     opened.put(third)
     assert opened.model.recover(NEVER)
     assert where(opened.model) == third.address.pid
 
 
-def test_close_hangs_up_and_leaves_the_replica(open_replica, start, way):
+def test_close_hangs_up_and_closes_the_place(open_replica, start, way):
     replica = start()
     opened = open_replica(way=way, replicas=[replica])
     gc.collect()
     opened.model.close()
+    assert opened.place.is_closed
     assert not replica.ended
     assert opened.place.losses == []
     assert opened.model.recover(NEVER) is False
