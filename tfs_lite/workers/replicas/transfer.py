@@ -60,7 +60,8 @@ def deliver(channel: RequestChannel, files: OfferedFiles) -> str:
     of the node gets them. Raises what the replica refuses with, FAILED_PRECONDITION ``node N has other files`` for one;
     FAILED_PRECONDITION if the files change meanwhile; ConnectionClosed, ProtocolError."""
     listed = [ListedFile(*item) for item in version_files(files.directory).items()] if files.sends else None
-    answer = channel.ask(FILES, [files.digest, files.directory, listed])
+    plain = None if listed is None else [list(item) for item in listed]
+    answer = channel.ask(FILES, [files.digest, files.directory, plain])
     if answer is None and listed is not None:
         answer = channel.ask(FILES_END, [_send(channel, files.directory, *item) for item in enumerate(listed)])
     if not isinstance(answer, str):
