@@ -136,7 +136,7 @@ def serve(cluster: ProcessCluster, models: Models) -> Callable[..., contextlib.A
 
     def start(**fields: Any) -> contextlib.AbstractContextManager[ServerFixture]:
         root = str(models.root)
-        fields = {"model_repository": root, "trusted_model_base_paths": (root,), **fields}
+        fields = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,), **fields}
         return serving(models.root, engine=cluster.connect(), **fields)
 
     return start
@@ -317,6 +317,28 @@ def test_a_refusal_fails_the_load_with_its_words_and_ends_the_other_replicas(
         served.wait_states({1: VersionState.END})
         assert "weights of another model" in served.status()[1].status.message
         wait_running(cluster, 0)
+
+
+def test_versions_are_fetched_by_nodes_that_do_not_share_the_servers_disk(
+    cluster: ProcessCluster, models: Models, serve: Serve, tmp_path: Path
+) -> None:
+    cluster.add_node("a", ROOM)
+    cluster.settings = {"cache_dir": str(tmp_path / "cache")}
+    models.publish(1)
+    with serve(model_transfer="fetch") as served:
+        assert served.version() == 1
+    assert list((tmp_path / "cache").rglob("model.py"))
+
+
+def test_replicas_end_by_themselves_when_no_server_comes_back(
+    cluster: ProcessCluster, models: Models, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    cluster.settings = {"orphan_seconds": 0.2}
+    models.publish(1)
+    with serve() as served:
+        assert served.version() == 1
+    wait_running(cluster, 0)
 
 
 def test_the_next_server_adopts_the_replicas_that_a_stopped_one_has_left(

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -38,6 +39,8 @@ from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.reports import ReplicaCounter, cluster_report, replica_report
 from tfs_lite.workers.replicas.states import VersionReplicas
+from tfs_lite.workers.replicas.transfer import OfferedFiles, deliver
+from tfs_lite.workers.request_channel import RequestChannel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 """A replica with a GPU sees no other one."""
@@ -59,7 +62,7 @@ class ConnectedEngine(ClusterEngine, Protocol):
 def connect(options: ClusterOptions) -> ConnectedEngine:
     """Reaches the cluster that the options name. UNAVAILABLE if that is not possible within 30 seconds;
     FAILED_PRECONDITION if it has other versions, or another server leads its name."""
-    return HelperEngine.connect(options)
+    return HelperEngine.connect(options, {"cache_dir": options.cache_dir, "cache_bytes": options.cache_bytes})
 
 
 class Cluster:
@@ -70,14 +73,14 @@ class Cluster:
         engine: ConnectedEngine,
         clock: Clock,
         registry: CollectorRegistry,
-        health_check_timeout: float,
+        options: ClusterOptions,
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
     ) -> None:
         """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
         if the cluster does not answer."""
         self._engine = engine
-        self._health_check_timeout = health_check_timeout
+        self._options = options
         self._gpu_fraction = gpu_fraction
         self._wake = wake
         self._first_nodes = engine.nodes()
@@ -183,14 +186,18 @@ class Cluster:
         on_device = reserve(files, settings, True) if reserve else bytes_to_reserve(files.unpacked_bytes)
         requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
         fraction = requirements.needs.get(GPUS, 0.0)
-        alone = settings.model_copy(update={"instance_group": ()})  # equal for replicas that join or are adopted
-        arguments = describe(
-            replace(request, device=GPU if on_gpu else CPU, settings=alone),
-            platform.name,
-            torch_threads=max(1, int(requirements.needs[CPUS])),
-            gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
-        )
-        remote = RemoteModel(label_of(request.id), OPEN_VERSION, arguments)
+        offered = OfferedFiles.of(files.directory, self._options.fetches)
+
+        def prepare(channel: RequestChannel) -> str:
+            there = replace(files, directory=deliver(channel, offered))
+            return describe(
+                replace(request, device=GPU if on_gpu else CPU, files=there),
+                platform.name,
+                torch_threads=max(1, int(requirements.needs[CPUS])),
+                gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
+            )
+
+        remote = RemoteModel(label_of(request.id), OPEN_VERSION, "")
 
         def make_model(place: ReplicaPlace) -> ReplicaModel:
             return ReplicaModel(
@@ -199,8 +206,10 @@ class Cluster:
                 self._engine.secret,
                 lambda: self._engine.epoch,
                 lanes=options.lanes(on_gpu),
-                health_check_timeout=self._health_check_timeout,
+                health_check_timeout=self._options.health_check_timeout,
                 in_background=True,
+                prepare=prepare,
+                on_remote=partial(self._metrics.on_remote, request.id),
             )
 
         wanted = VersionReplicas(request.id.name, request.id.version, generation, options.count, requirements)

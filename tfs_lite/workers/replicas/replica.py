@@ -50,6 +50,7 @@ from tfs_lite.workers.wire import (
     DRAIN,
     OPEN,
     PING,
+    PLACED,
     POSTPROCESS,
     PREPROCESS,
     RUN,
@@ -194,7 +195,7 @@ class Replica:
         model = opening.model if opening else None
         return {
             **self.address.plain,
-            "state": state if model is not None else "opening" if opening else "placed",
+            "state": state if model is not None else "opening" if opening else PLACED,
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
             "gpu": gpu(),
@@ -240,8 +241,8 @@ class Replica:
             raise failed_precondition(f"replica {self._name}: epoch {epoch} is over, {latest} has begun")
 
     def open(self, function: str, arguments: str, label: str) -> None:
-        """Has the model opened, or waits until it is. Raises what the opening raised; FAILED_PRECONDITION for another
-        model than the one that the replica has."""
+        """Has the model opened, or waits until it is, whoever has asked first: which model it is says the replica's
+        name. Raises what the opening raised."""
         with self._lock:
             opening = self._opening
             if opening is None and not self._cause:
@@ -249,8 +250,6 @@ class Replica:
                 self._put(opening)
         if opening is None:
             raise ConnectionClosed
-        if (opening.function, opening.arguments) != (function, arguments):
-            raise failed_precondition(f"replica {self._name} has another model")
         opening.done.wait()
         if opening.failure is not None:
             raise opening.failure
