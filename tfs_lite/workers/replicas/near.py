@@ -28,6 +28,7 @@ from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
 from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refused, dial, dial_frames
 from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
+from tfs_lite.workers.replicas.tls import Tls
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import (
@@ -87,13 +88,14 @@ class ReplicaModel(ReconnectingModel):
         in_background: bool = False,
         prepare: Callable[[RequestChannel], str] | None = None,
         on_remote: Callable[[float, int], None] = ignore,
+        tls: Tls | None = None,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
-        ``shared_memory``: of a replica on this host."""
+        ``shared_memory``: of a replica on this host. ``tls`` is for replicas on others, which demand it."""
 
         def connector_to(place: Place, waits: bool) -> _PlaceConnector:
             opener = _Opener(
-                place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory, prepare
+                place, remote, lambda: Credentials(secret, epoch(), tls), health_check_timeout, shared_memory, prepare
             )
             return _PlaceConnector(place, opener, waits)
 
