@@ -143,6 +143,7 @@ class Replica:
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
         self._cache = FilesCache(cache_dir, cache_bytes)
+        self._directories: dict[str, str] = {}  # by digest
         self._limit = limit
         self.tls = None if tls is None else Tls.read(tls)
         self._clock = clock or SystemClock()
@@ -337,7 +338,7 @@ class Replica:
 
     def receive_files(self) -> FilesReceiver:
         """What gets the files of a version over one connection."""
-        return FilesReceiver(self._cache, self._facts.get("host", ""))
+        return FilesReceiver(self._cache, self._directories, self._facts.get("host", ""))
 
     def drain(self) -> None:
         """Lets it end when the last connection has gone."""

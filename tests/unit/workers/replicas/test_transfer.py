@@ -114,9 +114,9 @@ def test_published_version_keeps_its_manifest_and_its_digest(
 def test_on_a_shared_path_nothing_is_sent_and_other_files_are_refused(
     version: Path, tmp_path: Path, start: Callable[..., Any], connect: Callable[..., RequestChannel]
 ) -> None:
-    replica = start(facts={"host": "gpu-b"})
     files = OfferedFiles.of(str(version), sends=False)
-    assert deliver(connect(replica), files) == str(version)
+    assert deliver(connect(start()), files) == str(version)
+    replica = start(facts={"host": "gpu-b"})
     (version / "data" / "words.txt").write_bytes(b"other")
     with pytest.raises(ServingError, match="node gpu-b has other files") as caught:
         deliver(connect(replica), files)
@@ -125,6 +125,16 @@ def test_on_a_shared_path_nothing_is_sent_and_other_files_are_refused(
     with pytest.raises(ServingError, match="node gpu-b does not have its files; is their path shared") as caught:
         deliver(connect(replica), files)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_replica_that_has_looked_goes_on_with_what_it_has(
+    version: Path, root: Path, start: Callable[..., Any], connect: Callable[..., RequestChannel], sends: bool
+) -> None:
+    replica, files = start(cache_dir=str(root)), OfferedFiles.of(str(version), sends)
+    directory = deliver(connect(replica), files)
+    (version / "model.pt2").write_bytes(b"other")  # in place, while the version is served
+    assert deliver(connect(replica), files) == directory
 
 
 def test_replica_without_room_says_so_and_goes_on(
@@ -217,7 +227,7 @@ class Node:
     def __init__(self, root: Path, version: Path) -> None:
         self.root, self.version = root, version
         self.digest = OfferedFiles.of(str(version), sends=True).digest
-        self.receiver = FilesReceiver(FilesCache(str(root), 1 << 20), "gpu-b")
+        self.receiver = FilesReceiver(FilesCache(str(root), 1 << 20), {}, "gpu-b")
 
     def offer(self, listed: Any = None, digest: str | None = None, directory: str | None = None) -> str | None:
         """Those of the version, unless others are given."""
@@ -411,3 +421,16 @@ def test_transfer_that_begins_anew_gives_up_the_one_before(node: Node) -> None:
     directory = node.receiver.answer(FILES_END, node.send())
     assert directory is not None
     assert versions(node.root) == [node.digest]
+
+
+def test_disk_that_fails_at_the_very_end_leaves_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.offer()
+    digests = node.send()
+
+    def failing(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    assert "gpu-b: Input/output error" in node.refuses(FILES_END, digests, StatusCode.FAILED_PRECONDITION)
+    monkeypatch.undo()
+    assert node.offer() is None  # nothing is locked
