@@ -20,9 +20,11 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.core.servable import ModelRef, VersionState
+from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
 from tfs_lite.testing.cluster.replicated_models import PATIENCE, ReplicatedModels, states, wait_ready
 from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
+from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.probe import Traffic
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.replicas import ReplicaHost
@@ -285,6 +287,18 @@ def test_replicas_end_by_themselves_when_no_server_comes_back(
     with serve() as served:
         assert served.version() == 1
     wait_running(cluster, 0)
+
+
+def test_a_decoupled_model_is_refused_before_a_replica_is_placed(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, config=PYTHON_CONFIG + "model_transaction_policy { decoupled: true }")
+    with serve() as served:
+        served.wait_states({1: VersionState.END})
+        status = served.status()[1].status
+    assert status.code is StatusCode.UNIMPLEMENTED
+    assert models.opened == []
 
 
 def test_the_next_server_adopts_the_replicas_that_a_stopped_one_has_left(

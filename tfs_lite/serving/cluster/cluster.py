@@ -23,6 +23,7 @@ from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.memory import bytes_to_reserve
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
 from tfs_lite.config.replicas import ClusterOptions, ReplicaOptions
+from tfs_lite.config.server_files import read_ssl_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
@@ -39,6 +40,7 @@ from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.reports import ReplicaCounter, cluster_report, replica_report
 from tfs_lite.workers.replicas.states import VersionReplicas
+from tfs_lite.workers.replicas.tls import Tls, TlsKeys
 from tfs_lite.workers.replicas.transfer import OfferedFiles, deliver
 from tfs_lite.workers.request_channel import RequestChannel
 
@@ -61,8 +63,17 @@ class ConnectedEngine(ClusterEngine, Protocol):
 
 def connect(options: ClusterOptions) -> ConnectedEngine:
     """Reaches the cluster that the options name. UNAVAILABLE if that is not possible within 30 seconds;
-    FAILED_PRECONDITION if it has other versions, or another server leads its name."""
-    return HelperEngine.connect(options, {"cache_dir": options.cache_dir, "cache_bytes": options.cache_bytes})
+    FAILED_PRECONDITION if it has other versions, or another server leads its name; INVALID_ARGUMENT for a file of keys
+    that says too little."""
+    settings: dict[str, object] = {"cache_dir": options.cache_dir, "cache_bytes": options.cache_bytes}
+    if (keys := _keys(options)) is not None:
+        settings["tls"] = keys.plain
+    return HelperEngine.connect(options, settings)
+
+
+def _keys(options: ClusterOptions) -> TlsKeys | None:
+    """None if connections between hosts go without TLS."""
+    return TlsKeys.of(read_ssl_config(options.ssl_config_file)) if options.ssl_config_file else None
 
 
 class Cluster:
@@ -81,6 +92,8 @@ class Cluster:
         if the cluster does not answer."""
         self._engine = engine
         self._options = options
+        keys = _keys(options)
+        self._tls = None if keys is None else Tls(keys)
         self._gpu_fraction = gpu_fraction
         self._wake = wake
         self._first_nodes = engine.nodes()
@@ -138,6 +151,8 @@ class Cluster:
         or until it has ended; unless it serves already, and is to be loaded anew."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
+        if request.settings.model_transaction_policy.decoupled:
+            raise ServingError(StatusCode.UNIMPLEMENTED, 'a decoupled model does not run with worker: "ray" yet')
         if request.beside:
             return self._opened(platform, request).grow(options.count)
         serves = any(version.is_open for version in self._of(request.id))
@@ -208,6 +223,7 @@ class Cluster:
                 lanes=options.lanes(on_gpu),
                 health_check_timeout=self._options.health_check_timeout,
                 in_background=True,
+                tls=self._tls,
                 prepare=prepare,
                 on_remote=partial(self._metrics.on_remote, request.id),
             )

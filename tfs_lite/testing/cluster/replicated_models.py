@@ -27,7 +27,7 @@ class Model:
         {running}
         return {{"y": inputs["x"] + {version}}}
 """
-GROUP = 'instance_group {{ count: {count} worker: "ray" ray_actor_options {{ num_cpus: {cpus} }} {more} }}\n'
+GROUP = 'instance_group {{ count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 }} }}\n'
 
 
 class ReplicatedModels:
