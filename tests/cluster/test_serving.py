@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +33,8 @@ def models(tmp_path: Path) -> ReplicatedModels:
 
 
 @pytest.fixture
-def serve(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Iterator[Serve]:
-    """A server of the models, under a cluster name of the test's own; in the end its replicas are ended."""
+def serve(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Serve:
+    """A server of the models, under a cluster name of the test's own. What it leaves ends by itself."""
     from tfs_lite.testing.servers.in_process import serving
 
     root, name = str(models.root), str(request.node.name)[:40]
@@ -51,7 +51,7 @@ def serve(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.Fixture
             trusted_model_base_paths=(root,),
         )
 
-    yield start
+    return start
 
 
 def test_swaps_losses_and_a_drained_node_cost_no_request(
@@ -61,9 +61,6 @@ def test_swaps_losses_and_a_drained_node_cost_no_request(
     from tfs_lite.testing.cluster.replicated_models import wait_ready
     from tfs_lite.testing.servers.probe import Traffic
     from tfs_lite.testing.servers.process import wait_until
-
-    def replicas() -> dict[str, int | None]:
-        return {each.node: each.pid for report in served.server.core.replicas() for each in report.replicas}
 
     def pids() -> set[int]:
         found = [each.pid for report in served.server.core.replicas() for each in report.replicas]

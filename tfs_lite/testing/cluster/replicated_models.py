@@ -27,7 +27,9 @@ class Model:
         {running}
         return {{"y": inputs["x"] + {version}}}
 """
-GROUP = 'instance_group {{ count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 }} }}\n'
+GROUP = """
+instance_group {{ count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 }} }}
+"""
 
 
 class ReplicatedModels:
