@@ -5,6 +5,7 @@ replica     the process with the model: it opens, runs, and ends itself when nob
 listener    where a replica listens
 facts       what a replica says about its process
 connection  one connection between the two: greeting, frames or shared memory
+tls         TLS around it, between hosts
 frames      messages with tensors as bytes
 transfer    files of a version on their way from the server to the replica's node, or checked on a shared path
 files_cache the versions that a node has got so: whole ones, within a bound

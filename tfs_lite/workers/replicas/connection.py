@@ -6,7 +6,8 @@
     replica -> front end    HMAC
 
 Each HMAC is over the sender's role, both nonces, the replica's name, the epoch and the carrier, with the secret of the
-cluster: so a recorded greeting is worth nothing, and a replica of another name or life refuses. The *carrier* says how
+cluster: so a recorded greeting is worth nothing, and a replica of another name or life refuses. Between hosts there may
+be TLS around all of it (``tls``). The *carrier* says how
 tensors travel from then on: as frames, or, where both ends are on one host, through shared memory (``ArenaChannel``),
 of which the front end then sends the descriptors.
 """
@@ -32,6 +33,7 @@ from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Lane
 from tfs_lite.workers.replicas.engine import ReplicaAddress
 from tfs_lite.workers.replicas.frames import LENGTH_BYTES, Piece, head_end, pack, read_head
+from tfs_lite.workers.replicas.tls import Tls, TlsSocket
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.tensor_channel import ArenaChannel, TensorChannel
 from tfs_lite.workers.tensors import TensorLocation, copy_tensor, view_tensor
@@ -52,6 +54,7 @@ _CLAIM = struct.Struct(">QB")
 _FIRST_BYTES = 1 << 16
 _MAX_PIECES = 512
 _SO_TIMEVAL = struct.Struct("@ll")
+Stream = socket.socket | TlsSocket
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
@@ -65,10 +68,11 @@ _KEEPALIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secret of the cluster, and under which epoch one speaks to a replica."""
+    """The secret of the cluster, and under which epoch one speaks to a replica. ``tls`` is for other hosts."""
 
     secret: bytes = field(repr=False)
     epoch: int = 0
+    tls: Tls | None = None
 
 
 class Refused(ConnectionClosed):
@@ -88,8 +92,8 @@ def dial(
     """A connection to the replica at ``address``. It uses ``lane``'s memory, or, without, memory of its own, of at most
     ``limit`` bytes each way; ``what`` names the tensors that are sent. ``shared``: shares the memory with a replica of
     this host. Raises OSError if nothing listens there; Refused; ProtocolError."""
-    sock = _connect(address)
-    if not shared or sock.family != socket.AF_UNIX:
+    sock = _connect(address, credentials.tls)
+    if not shared or isinstance(sock, TlsSocket) or sock.family != socket.AF_UNIX:
         return _greet_for_frames(sock, address, credentials, limit, what)
     try:
         greet(sock, credentials, address.name, MEMORY)
@@ -101,11 +105,11 @@ def dial(
 
 def dial_frames(address: ReplicaAddress, credentials: Credentials, limit: int = 0, what: str = "") -> FrameChannel:
     """As :func:`dial` without shared memory; by default for messages without tensors."""
-    return _greet_for_frames(_connect(address), address, credentials, limit, what)
+    return _greet_for_frames(_connect(address, credentials.tls), address, credentials, limit, what)
 
 
 def _greet_for_frames(
-    sock: socket.socket, address: ReplicaAddress, credentials: Credentials, limit: int, what: str
+    sock: Stream, address: ReplicaAddress, credentials: Credentials, limit: int, what: str
 ) -> FrameChannel:
     try:
         greet(sock, credentials, address.name, FRAMES)
@@ -115,7 +119,7 @@ def _greet_for_frames(
         raise
 
 
-def _connect(address: ReplicaAddress) -> socket.socket:
+def _connect(address: ReplicaAddress, tls: Tls | None) -> Stream:
     """Over the UNIX socket where that can be reached: containers of one host may not share it."""
     if address.unix is not None and address.boot_id == boot_id():
         sock = socket.socket(socket.AF_UNIX)
@@ -127,7 +131,19 @@ def _connect(address: ReplicaAddress) -> socket.socket:
     sock = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
     sock.settimeout(None)
     tune(sock)
-    return sock
+    if tls is None:
+        return sock
+    try:
+        stream = tls.wrap(sock, near=True)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        stream.handshake(GREETING_SECONDS)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def tune(sock: socket.socket) -> None:
@@ -136,7 +152,7 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(level, option, value)
 
 
-def greet(sock: socket.socket, credentials: Credentials, name: str, carrier: int) -> None:
+def greet(sock: Stream, credentials: Credentials, name: str, carrier: int) -> None:
     """The front end's part of the greeting. Raises Refused, ProtocolError."""
     ours = secrets.token_bytes(_NONCE)
     _send(sock, _MAGIC + ours)
@@ -148,7 +164,7 @@ def greet(sock: socket.socket, credentials: Credentials, name: str, carrier: int
         raise Refused
 
 
-def welcome(sock: socket.socket, secret: bytes, name: str) -> tuple[int, int]:
+def welcome(sock: Stream, secret: bytes, name: str) -> tuple[int, int]:
     """The replica's part: the epoch and the carrier of a front end that knows the secret. Raises Refused,
     ProtocolError."""
     theirs = _read_nonce(sock)
@@ -169,21 +185,21 @@ def _proof(secret: bytes, role: bytes, nonces: bytes, name: str, claim: bytes) -
     return hmac.digest(secret, role + b"\0" + nonces + claim + name.encode(), "sha256")
 
 
-def _read_nonce(sock: socket.socket) -> bytes:
+def _read_nonce(sock: Stream) -> bytes:
     found = _receive(sock, len(_MAGIC) + _NONCE)
     if not found.startswith(_MAGIC):
         raise ProtocolError("no greeting")
     return found[len(_MAGIC) :]
 
 
-def _send(sock: socket.socket, message: bytes) -> None:
+def _send(sock: Stream, message: bytes) -> None:
     try:
         sock.sendall(message)
     except OSError:
         raise Refused from None
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
+def _receive(sock: Stream, size: int) -> bytes:
     """Exactly ``size`` bytes, within :data:`GREETING_SECONDS`."""
     found = bytearray(size)
     try:
@@ -193,7 +209,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
-def receive_into(sock: socket.socket, view: memoryview, seconds: float) -> None:
+def receive_into(sock: Stream, view: memoryview, seconds: float) -> None:
     """Fills ``view``. Raises ConnectionClosed; ProtocolError if it takes longer than ``seconds``."""
     latest = time.monotonic() + seconds
     try:
@@ -211,8 +227,11 @@ def receive_into(sock: socket.socket, view: memoryview, seconds: float) -> None:
         _set_patience(sock, 0.0)
 
 
-def _set_patience(sock: socket.socket, seconds: float) -> None:
+def _set_patience(sock: Stream, seconds: float) -> None:
     """How long the system waits for bytes; 0: for ever. Python's own time limit knows no MSG_WAITALL."""
+    if isinstance(sock, TlsSocket):
+        sock.set_patience(seconds)
+        return
     try:
         whole = int(seconds)
         timeval = _SO_TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
@@ -258,12 +277,12 @@ def receive_memory(sock: socket.socket, limit: int, what: str) -> ArenaChannel:
 
 
 class FrameChannel:
-    """A :class:`TensorChannel` over TCP or a UNIX socket: the tensors' bytes follow the message. Owns the socket.
+    """A :class:`TensorChannel` over TCP, TLS or a UNIX socket: the tensors' bytes follow the message. Owns the socket.
 
     ``limit``, in bytes, bounds the tensors of a message each way; ``what`` names those that are sent. What is received
     lies in one buffer, which grows and is kept."""
 
-    def __init__(self, sock: socket.socket, limit: int, what: str, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, sock: Stream, limit: int, what: str, stall_seconds: float = STALL_SECONDS) -> None:
         self._sock = sock
         self._limit = limit
         self._what = what
@@ -300,6 +319,8 @@ class FrameChannel:
 
     def wait(self, seconds: float | None) -> bool:
         """Whether something to receive, or the end, is there within ``seconds``; None: waits for ever."""
+        if isinstance(self._sock, TlsSocket) and self._sock.has_more:
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(None if seconds is None else seconds * 1000))

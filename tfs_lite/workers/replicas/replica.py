@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from socket import AF_UNIX
 
 from tfs_lite.config.replicas import CACHE_BYTES
 from tfs_lite.core.clock import Clock, SystemClock, Timer
@@ -34,11 +35,20 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, boot_id, receive_memory, welcome
+from tfs_lite.workers.replicas.connection import (
+    GREETING_SECONDS,
+    MEMORY,
+    FrameChannel,
+    Stream,
+    boot_id,
+    receive_memory,
+    welcome,
+)
 from tfs_lite.workers.replicas.engine import ReplicaAddress
 from tfs_lite.workers.replicas.facts import gpu, version_of
 from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
+from tfs_lite.workers.replicas.tls import Tls
 from tfs_lite.workers.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
 from tfs_lite.workers.tensor_channel import TensorChannel
@@ -50,6 +60,7 @@ from tfs_lite.workers.wire import (
     DRAIN,
     OPEN,
     PING,
+    PLACED,
     POSTPROCESS,
     PREPROCESS,
     RUN,
@@ -122,9 +133,11 @@ class Replica:
         exit: Callable[[int], object] = os._exit,
         cache_dir: str = "",
         cache_bytes: int = CACHE_BYTES,
+        tls: Mapping[str, str] | None = None,
     ) -> None:
         """``limit``: bytes of the tensors of one message. ``cache_dir`` and ``cache_bytes`` are those of
-        :class:`~tfs_lite.workers.replicas.files_cache.FilesCache`. Raises OSError if it cannot listen."""
+        :class:`~tfs_lite.workers.replicas.files_cache.FilesCache`. ``tls``: keys as texts (``TlsKeys.plain``), for
+        connections from other hosts. Raises OSError if it cannot listen."""
         self._name = name
         self._secret = secret
         self._orphan_seconds = orphan_seconds
@@ -132,6 +145,7 @@ class Replica:
         self._cache = FilesCache(cache_dir, cache_bytes)
         self._directories: dict[str, str] = {}  # by digest
         self._limit = limit
+        self.tls = None if tls is None else Tls.read(tls)
         self._clock = clock or SystemClock()
         self._exit = exit
         self._jobs: SimpleQueue[_Opening | _Run | _Loan | None] = SimpleQueue()
@@ -195,7 +209,7 @@ class Replica:
         model = opening.model if opening else None
         return {
             **self.address.plain,
-            "state": state if model is not None else "opening" if opening else "placed",
+            "state": state if model is not None else "opening" if opening else PLACED,
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
             "gpu": gpu(),
@@ -241,8 +255,8 @@ class Replica:
             raise failed_precondition(f"replica {self._name}: epoch {epoch} is over, {latest} has begun")
 
     def open(self, function: str, arguments: str, label: str) -> None:
-        """Has the model opened, or waits until it is. Raises what the opening raised; FAILED_PRECONDITION for another
-        model than the one that the replica has."""
+        """Has the model opened, or waits until it is, whoever has asked first: which model it is says the replica's
+        name. Raises what the opening raised."""
         with self._lock:
             opening = self._opening
             if opening is None and not self._cause:
@@ -250,8 +264,6 @@ class Replica:
                 self._put(opening)
         if opening is None:
             raise ConnectionClosed
-        if (opening.function, opening.arguments) != (function, arguments):
-            raise failed_precondition(f"replica {self._name} has another model")
         opening.done.wait()
         if opening.failure is not None:
             raise opening.failure
@@ -434,7 +446,7 @@ class _Session:
 
     def __init__(self, replica: Replica, sock: socket.socket) -> None:
         self._replica = replica
-        self._sock = sock
+        self._sock: Stream = sock
         self._closing = threading.Lock()  # guards the descriptor against end
         self.done = threading.Lock()  # held; released when a run of this session is done
         self.done.acquire()
@@ -445,12 +457,15 @@ class _Session:
     def serve(self, secret: bytes, limit: int) -> None:
         """The thread: until the connection ends, or says what cannot be understood."""
         try:
+            self._shake_hands()
             self._epoch, carrier = welcome(self._sock, secret, self._replica.address.name)
             self._replica.admit(self, self._epoch)
             what = f"{self._replica.label()}: the outputs of a run"
             shared = carrier == MEMORY
             self._channel: TensorChannel = (
-                receive_memory(self._sock, limit, what) if shared else FrameChannel(self._sock, limit, what)
+                receive_memory(self._sock, limit, what)
+                if shared and isinstance(self._sock, socket.socket)
+                else FrameChannel(self._sock, limit, what)
             )
             try:
                 while True:
@@ -470,6 +485,17 @@ class _Session:
                 self._sock.close()
             self._files.close()
             self._replica.leave(self)
+
+    def _shake_hands(self) -> None:
+        """ConnectionClosed for a stranger from another host, if there is TLS."""
+        if self._replica.tls is None or not isinstance(self._sock, socket.socket) or self._sock.family == AF_UNIX:
+            return
+        try:
+            with self._closing:
+                stream = self._sock = self._replica.tls.wrap(self._sock, near=False)
+            stream.handshake(GREETING_SECONDS)
+        except OSError:
+            raise ConnectionClosed from None
 
     def end(self) -> None:
         """Ends the connection. Any thread."""
