@@ -140,7 +140,8 @@ class BasicManager:
 
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
-        was unloaded since: once for each such change. Returns their ids."""
+        was unloaded since, or a load that had waited has given memory back: once for each such change. Returns their
+        ids."""
         renewed = []
         with self._registry.lock:
             for servable_id, old in list(self._registry.harnesses.items()):
@@ -160,7 +161,7 @@ class BasicManager:
             harness.is_aspired
             and harness.state is HarnessState.ERROR
             and harness.status.code is StatusCode.RESOURCE_EXHAUSTED
-            and harness.unloads_seen < self._registry.unloads_finished
+            and harness.releases_seen < self._registry.releases
             and not self._registry.closing
         )
 

@@ -109,10 +109,10 @@ class LoaderHarness:
         "id",
         "is_aspired",
         "loader",
+        "releases_seen",
         "revision",
         "state",
         "status",
-        "unloads_seen",
         "waits",
     )
 
@@ -132,8 +132,8 @@ class LoaderHarness:
         self.cancelled = False
         self.attempts = 0
         self.estimate: ResourceAllocation = NO_RESOURCES
-        self.unloads_seen = 0
-        """How many unloads the manager had finished when this version ended in error."""
+        self.releases_seen = 0
+        """The registry's ``releases`` when this version ended in error."""
         self.waits: Reason | None = None
         self._on_error = on_error
 

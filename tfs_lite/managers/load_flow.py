@@ -46,7 +46,18 @@ class LoadSettings:
 class _Load:
     """One load request. The registry's lock guards the fields that change."""
 
-    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "served_before", "waiting", "woken")
+    __slots__ = (
+        "done",
+        "failure",
+        "failures",
+        "harness",
+        "loader",
+        "running",
+        "served_before",
+        "waited",
+        "waiting",
+        "woken",
+    )
 
     def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
         self.harness, self.loader, self.done = harness, loader, done
@@ -56,6 +67,7 @@ class _Load:
         self.waiting = False  # for the clock
         self.served_before = 0  # versions that had become available when the present attempt began
         self.woken = False  # since then
+        self.waited = False  # for something that has to come first, and others were refused memory beside it
 
 
 def load_servable(loader: Loader, servable_id: ServableId) -> None:
@@ -202,6 +214,7 @@ class LoadFlow:
         harness = load.harness
         estimate = self._reservations.estimate_loaded(load.loader, harness.estimate)
         with self._registry.lock:
+            self._registry.releases += load.waited and estimate != harness.estimate
             harness.estimate = estimate
             del self._active[harness.id]
             cancelled = harness.cancelled
@@ -265,7 +278,7 @@ class LoadFlow:
             if not (self._is_active(load) and load.running) or harness.cancelled:
                 return False
             known = load.failure == status
-            load.running, load.failure = False, status
+            load.running, load.failure, load.waited = False, status, True
             for_place = status.reason is Reason.WAITS_FOR_PLACE
             come = load.woken if for_place else self._served != load.served_before  # meanwhile, perhaps the very thing
             harness.waits = None if come else status.reason
@@ -299,6 +312,7 @@ class LoadFlow:
         """Called with the lock held, for an active load that is not running."""
         del self._active[load.harness.id]
         self._reservations.forget(load.harness)
+        self._registry.releases += load.waited
         load.harness.error(status)
 
     def _report_end(self, load: _Load) -> None:

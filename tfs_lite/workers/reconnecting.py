@@ -13,19 +13,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
 
 POLL_SECONDS = 0.05
 """How often ``give_up`` is checked."""
+MOVE_SECONDS = 1.0
+"""The time between two attempts to connect elsewhere."""
 logger = logging.getLogger(__name__)
 
 
@@ -50,7 +55,9 @@ class Words:
 
 
 class ReconnectingModel(Model):
-    """A model behind a connection. The constructor opens it, and raises what the opening raises.
+    """A model behind a connection. The constructor opens it, and raises what the opening raises; with ``in_background``
+    it returns at once, and ``opening`` tells what became of the first attempt. Until there is a description, which
+    another instance of the same model may give (:meth:`expect`), the model must not be asked for anything.
 
     Threads: as :class:`~tfs_lite.core.model.Model`, with ``lanes`` threads inside ``run``. The process is not trusted:
     it is given up if it breaks the protocol. ``restarts`` counts how often the model was opened again after its process
@@ -66,6 +73,7 @@ class ReconnectingModel(Model):
         backoff: Backoff | None = None,
         lanes: int = 1,
         max_wait: float = 1.0,
+        in_background: bool = False,
     ) -> None:
         self._connector = connector
         self._words = words
@@ -81,15 +89,38 @@ class ReconnectingModel(Model):
         self._cause = ""
         self._restarts = 0
         self._closing = threading.Event()
+        self._known: Description | None = None
+        self._moves: Connector | None = None
+        self._mover: threading.Thread | None = None
         self._lanes = _Lanes(tuple(Lane(remote) for _ in range(lanes)))
+        self.opening: Future[Description] = Future()
+        if in_background:
+            self._delay = inf  # nobody waits for the first connection
+            self._start_thread(None, 0.0)
+            return
         try:
-            connection = connector.connect(self._lanes.all, lambda description: None)
+            connection = connector.connect(self._lanes.all, self._check_same)
         except BaseException:
             self._lanes.close()
             raise
-        self._description = connection.description
-        self._connection = connection
-        connection.on_end(lambda: self._on_end(connection))
+        self._resume(connector, connection, None)
+
+    @property
+    def _description(self) -> Description:
+        assert self._known is not None
+        return self._known
+
+    def expect(self, description: Description) -> None:
+        """The description of another instance, which this one has to have, too. FAILED_PRECONDITION if it has another
+        one already."""
+        with self._changed:
+            known, self._known = self._known, self._known or description
+        if known is not None and known.signatures != description.signatures:
+            raise self._differs()
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
 
     @property
     def platform(self) -> str:
@@ -149,7 +180,7 @@ class ReconnectingModel(Model):
         def call(connection: Connection) -> Mapping[str, Tensor]:
             channel = connection.runs[lane]
             try:
-                return channel.call(RUN, signature, inputs, wanted)
+                return self._call_run(channel, signature, inputs, wanted)
             finally:
                 self.ongoing = channel.ongoing
 
@@ -157,6 +188,11 @@ class ReconnectingModel(Model):
             return self._call(call)
         finally:
             self._lanes.leave(lane)
+
+    def _call_run(
+        self, channel: RequestChannel, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...]
+    ) -> Mapping[str, Tensor]:
+        return channel.call(RUN, signature, inputs, wanted)
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         return self._step(PREPROCESS, signature, inputs, deadline)
@@ -177,11 +213,15 @@ class ReconnectingModel(Model):
         with self._changed:
             self._closing.set()
             connection, self._connection = self._connection, None
-            restarter = self._restarter
+            threads = self._restarter, self._mover
+            connectors = self._connector, self._moves
             self._changed.notify_all()
-        self._connector.give_up()
-        if restarter is not None:
-            restarter.join()
+        for connector in connectors:
+            if connector is not None:
+                connector.give_up()
+        for thread in threads:
+            if thread is not None:
+                thread.join()
         if connection is not None:
             connection.close()
         self._lanes.close()
@@ -253,30 +293,37 @@ class ReconnectingModel(Model):
             self._cause = connection.verdict
             self._failed_starts = 0
             self._delay = self._backoff.next(time.monotonic() - connection.opened)
-            self._restarter = threading.Thread(
-                target=self._restart, args=(connection, self._delay), name="tfs-restart", daemon=True
-            )
-            self._restarter.start()
+            self._start_thread(connection, self._delay)
 
-    def _restart(self, old: Connection, delay: float) -> None:
-        """The thread: runs until the model can run again, or is closed."""
-        cause = old.cause()
-        old.free()
-        process, again = self._words.process, self._words.started_again
-        logger.error("%s: its %s ended (%s); it is %s in %.1f s", self._label, process, cause, again, delay)
-        while not self._closing.wait(delay):
+    def _start_thread(self, old: Connection | None, delay: float) -> None:
+        """Starts the thread that connects, again or for the first time."""
+        self._restarter = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
+        self._restarter.start()
+
+    def _restart(self, old: Connection | None, delay: float) -> None:
+        """The thread: runs until the model can run, is closed, or is connected elsewhere."""
+        connector = self._connector
+        if old is not None:
+            cause = old.cause()
+            old.free()
+            process, again = self._words.process, self._words.started_again
+            logger.error("%s: its %s ended (%s); it is %s in %.1f s", self._label, process, cause, again, delay)
+        while not self._closing.wait(delay) and connector is self._connector:
             try:
-                connection = self._connector.connect(self._lanes.all, self._check_same)
+                connection = connector.connect(self._lanes.all, self._check_same)
             except Exception as error:
                 delay = self._start_failed(error)
             else:
-                self._resume(connection, old)
+                self._resume(connector, connection, old)
                 return
 
     def _check_same(self, description: Description) -> None:
         """FAILED_PRECONDITION if the model's signatures have changed."""
-        if description.signatures != self.signatures:
-            raise failed_precondition(f"{self._label}: its files were changed, it has other signatures than before")
+        if self._known is not None and description.signatures != self._known.signatures:
+            raise self._differs()
+
+    def _differs(self) -> ServingError:
+        return failed_precondition(f"{self._label}: its files were changed, it has other signatures than before")
 
     def _start_failed(self, error: Exception) -> float:
         """Seconds until the next attempt."""
@@ -284,23 +331,69 @@ class ReconnectingModel(Model):
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
             self._changed.notify_all()
-        if not self._closing.is_set():
+        if self._closing.is_set() or status_of(error).waits:
+            return delay
+        if not self.opening.done():
+            self.opening.set_exception(error)
+        else:
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay
 
-    def _resume(self, connection: Connection, old: Connection) -> None:
+    def _resume(self, connector: Connector, connection: Connection, old: Connection | None) -> None:
+        """Requests may go over the connection, unless it comes too late."""
         with self._changed:
-            unwanted = self._closing.is_set()
+            unwanted = self._closing.is_set() or connector is not self._connector
             if not unwanted:
+                self._known = self._known or connection.description
                 self._connection = connection
-                self._restarts += not connection.is_same_process(old)
+                self._restarts += old is not None and not connection.is_same_process(old)
                 self._changed.notify_all()
         if unwanted:
             connection.close()
             return
-        logger.info("%s: its %s runs again (%s)", self._label, self._words.process, connection.pid)
+        if old is not None:
+            logger.info("%s: its %s runs again (%s)", self._label, self._words.process, connection.pid)
         connection.on_end(lambda: self._on_end(connection))
+        if not self.opening.done():
+            self.opening.set_result(connection.description)
+
+    def connect_elsewhere(self, connector: Connector) -> bool:
+        """From the first connection that ``connector`` makes on, requests go there; what runs over the one of before
+        is waited for, and it is closed. Blocks until then; False if the model was closed first. One thread at a
+        time."""
+        with self._changed:
+            if self._closing.is_set():
+                return False
+            self._moves, self._mover = connector, threading.current_thread()
+        connection, delay = None, 0.0
+        while connection is None and not self._closing.wait(delay):
+            try:
+                connection = connector.connect(self._lanes.all, self._check_same)
+            except Exception as error:
+                delay = MOVE_SECONDS
+                if not self._closing.is_set():
+                    logger.error("%s cannot be moved (%s); next attempt in %.1f s", self._label, error, delay)
+        return connection is not None and self._change_connection(connector, connection)
+
+    def _change_connection(self, connector: Connector, connection: Connection) -> bool:
+        with self._changed:
+            self._moves = None
+            unwanted = self._closing.is_set()
+            before, old = self._connector, self._connection
+            if not unwanted:
+                self._connector, self._connection = connector, connection
+                self._restarts += 1
+                self._changed.notify_all()
+        if unwanted:
+            connection.close()
+            return False
+        connection.on_end(lambda: self._on_end(connection))
+        if old is not None:
+            old.finish()
+            old.close()
+        before.give_up()
+        return True
 
 
 class _Lanes:

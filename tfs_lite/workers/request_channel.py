@@ -17,7 +17,8 @@ from tfs_lite.workers.wire import CLOSE, Message, read_answer
 
 class RequestChannel:
     """One connection. Threads: any; calls wait for each other. ``shut_down`` ends the call in progress with
-    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one."""
+    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one, ``detail``
+    what that answer said beside its tensors, unchecked."""
 
     def __init__(self, channel: TensorChannel) -> None:
         self._channel = channel
@@ -25,6 +26,7 @@ class RequestChannel:
         self._closed = False
         self._number = 0
         self.ongoing = 0
+        self.detail: object = None
 
     def call(
         self,
@@ -38,7 +40,7 @@ class RequestChannel:
         ConnectionClosed, ProtocolError; RESOURCE_EXHAUSTED if the tensors are too large."""
         with self._calling:
             seconds = None if deadline is None else deadline - time.monotonic()
-            _, locations = self._exchange(what, signature, wanted, seconds, tensors)
+            self.detail, locations = self._exchange(what, signature, wanted, seconds, tensors)
             return self._channel.read(_in_order(locations, wanted), copy=True)
 
     def ask(self, what: str, extra: object = None) -> object:
@@ -65,6 +67,10 @@ class RequestChannel:
     def close(self) -> None:
         """Shuts down, waits for the call in progress and frees the connection. May be called again."""
         self._channel.shut_down()
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits for the call in progress and frees the connection. May be called again."""
         with self._calling:
             if not self._closed:
                 self._closed = True
@@ -103,6 +109,11 @@ class ChannelPool:
             with self._changed:
                 self._idle.append(channel)
                 self._changed.notify()
+
+    def finish(self) -> None:
+        """Closes each channel after the call in it."""
+        for channel in self._channels:
+            channel.finish()
 
     def shut_down(self) -> None:
         with self._changed:

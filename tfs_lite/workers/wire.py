@@ -6,6 +6,8 @@ A request and its answer have the same form; how their tensors travel is the con
     number, what, "", [], [], what is needed for it            OPEN, DESCRIBE, PING, DRAIN, CLOSE
     number, ANSWER, "", [], tensors, [0, detail, ongoing]      or, without tensors, [code, message, ongoing]
 
+The detail of an answer to a replica's RUN is how many seconds the model took.
+
 A process of this machine gets the memory along with its first messages:
 
     [OPEN, {...}] + inputs, outputs (memory)                        answer: [0, description] or [code, message]
@@ -24,7 +26,7 @@ import numpy as np
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import read_dtype
@@ -40,6 +42,9 @@ OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
 DESCRIBE, PING, DRAIN = "describe", "ping", "drain"
 """For replicas."""
 ANSWER = "answer"
+BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")
+"""The failure of a run that a replica has not begun, because it has as many requests as it takes. No model's failure
+has this status."""
 MAX_TEXT = 8192
 """Characters of a failure's message; the child cuts longer ones."""
 

@@ -188,3 +188,33 @@ def test_version_that_waits_and_is_not_wanted_any_more_ends(fixture) -> None:
     fixture.serve("m")
     assert fixture.state("m", 1) is None
     assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]
+
+
+def test_memory_of_a_load_that_waited_in_vain_is_offered_to_those_that_were_refused(make_basic) -> None:
+    basic = make_basic(ram=15)
+    basic.load_now(9, Placed(estimate=main_ram(10)))
+    basic.sized_now(2, 10)
+    assert (basic.state(2), basic.manager.renew_exhausted()) == (S.ERROR, [])
+    basic.manager.set_aspired(M9, False)
+    assert basic.manager.renew_exhausted() == [ServableId("m", 2)]
+    assert basic.manager.renew_exhausted() == []
+
+
+def test_memory_that_a_load_does_not_need_after_all_is_offered_to_those_that_were_refused(make_basic) -> None:
+    basic = make_basic(ram=15)
+    loader = basic.load_now(9, Placed(estimate=main_ram(10), estimate_after_load=main_ram(1)))
+    basic.sized_now(2, 10)
+    loader.has_room = True
+    basic.manager.wake(M9)
+    basic.loads.run_all()
+    assert basic.manager.renew_exhausted() == [ServableId("m", 2)]
+
+
+def test_load_that_takes_what_it_has_waited_with_offers_nothing(make_basic) -> None:
+    basic = make_basic(ram=15)
+    loader = basic.load_now(9, Placed(estimate=main_ram(10)))
+    basic.sized_now(2, 10)
+    loader.has_room = True
+    basic.manager.wake(M9)
+    basic.loads.run_all()
+    assert (basic.state(9), basic.manager.renew_exhausted()) == (S.READY, [])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +15,7 @@ from tfs_lite.metrics.tensorflow import TensorflowMetrics
 
 M1 = ServableId("m", 1)
 LABELS = {"model": "m", "version": "1"}
+OUTCOMES = ("answered", "lost", "failed")
 
 
 @pytest.fixture
@@ -75,6 +77,16 @@ def test_a_failed_run_is_counted_but_not_timed(metrics: BatchMetrics, registry: 
     assert value(registry, "batch_failures_total") == 1
     assert value(registry, "batch_run_seconds_count") == 0
     assert value(registry, "batch_size_count") == 1
+
+
+def test_runs_with_calls_that_were_queued_again_are_counted_by_what_became_of_them(
+    metrics: BatchMetrics, registry: CollectorRegistry
+) -> None:
+    for ok, lost, again in ((True, False, True), (True, False, True), (False, True, True), (False, False, True)):
+        metrics.on_run(replace(report(ok=ok), lost=lost, again=again))
+    metrics.on_run(report())
+    counted = {outcome: value(registry, "batches_queued_again_total", outcome=outcome) for outcome in OUTCOMES}
+    assert counted == {"answered": 2, "lost": 1, "failed": 1}
 
 
 def test_runs_on_many_threads_are_all_counted(

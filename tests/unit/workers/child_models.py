@@ -78,6 +78,9 @@ class ChildModel(Model):
     def refuse(self, inputs):
         raise invalid_argument("x is not to my liking")
 
+    def busy(self, inputs):
+        raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
+
     def fail(self, inputs):
         raise ValueError("what is this")
 

@@ -1,1 +1,9 @@
-"""A cluster that is pretended, in virtual time, and the checker of what is promised of replicas on it."""
+"""Clusters for tests, and the checker of what is promised of replicas on them.
+
+pretended_cluster   nodes and processes in virtual time, and an engine over them
+pretended_server    a server on it: the real reconciler, and near ends without tensors
+replica_simulation  random days of such a cluster
+replica_checker     what has to hold on each of them
+process_cluster     real processes on pretended nodes, and an engine over them
+serve               ``tfs-lite serve`` on such a cluster of another process
+"""

@@ -38,6 +38,10 @@ class HostedReplica:
         self.pid = address.pid or 0
         self._process = os.pidfd_open(self.pid)
 
+    def fileno(self) -> int:
+        """A descriptor that can be read once the process has ended."""
+        return self._process
+
     def signal(self, number: int) -> None:
         signal.pidfd_send_signal(self._process, number)
 
@@ -113,6 +117,7 @@ class PlaceOfReplicas(Place):
         self.losses: list[tuple[ReplicaAddress, str]] = []
         self.refusals: list[tuple[ReplicaAddress, Status]] = []
         self.ready: list[tuple[ReplicaAddress, GpuUse | None]] = []
+        self.is_closed = False
 
     def put(self, address: ReplicaAddress) -> None:
         with self._changed:
@@ -158,7 +163,9 @@ class PlaceOfReplicas(Place):
 
     def close(self) -> None:
         with self._changed:
+            self.is_closed = True
             self._addresses.clear()
+            self._changed.notify_all()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -6,10 +6,13 @@ listener    where a replica listens
 facts       what a replica says about its process
 connection  one connection between the two: greeting, frames or shared memory
 frames      messages with tensors as bytes
+transfer    files of a version on their way from the server to the replica's node, or checked on a shared path
+files_cache the versions that a node has got so: whole ones, within a bound
 generation  digests of a version's files and settings: which replicas may answer for one another
 engine      the contract with what starts, ends and lists those processes, and the place as a near end sees it
 placement   which replica goes to which node, and which ones are ended: pure decisions, with reasons in words
 states      what a version wants, the states of a replica, and the values of its status
+reports     the same status, and what is counted, as metrics and pages show it
 reconciler  looks, decides and acts, round by round, so that each version has the replicas that it wants
 
 helper           the engine of a server: its work is done by a process that is started again

@@ -17,16 +17,17 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from tfs_lite import __version__
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from tfs_lite.core.status import ServingError, not_found
+from tfs_lite.workers.replicas.facts import version_of
 
 DIGEST_DIGITS = 32
 GENERATION_DIGITS = 8
 _ENDS = 1 << 20
+_HEX = frozenset("0123456789abcdef")
 _OF_THE_SERVER = {"name": "", "version_policy": None, "autoscaling_config": None}
 """Fields of the settings that change nothing in a replica."""
 _OF_THE_SERVER_IN_GROUPS = {"name": "", "count": 1, "ready_replicas": None, "max_ongoing_batches": None}
@@ -53,7 +54,7 @@ def version_files(directory: str) -> dict[str, int]:
 def files_digest(directory: str) -> str:
     """:data:`DIGEST_DIGITS` hexadecimal digits of names, sizes and contents. Reads at most 2 MiB of each file.
     NOT_FOUND as :func:`version_files`; other errors of the disk are raised as they are."""
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     digest = hashlib.sha256()
     for name, size in version_files(directory).items():
         if manifest is not None and name == MANIFEST_NAME:
@@ -64,18 +65,23 @@ def files_digest(directory: str) -> str:
     return digest.hexdigest()[:DIGEST_DIGITS]
 
 
+def is_digest(text: str) -> bool:
+    """Whether it looks like a result of :func:`files_digest`."""
+    return len(text) == DIGEST_DIGITS and _HEX.issuperset(text)
+
+
 def generation_of(directory: str, settings: ModelSettings, platform: str) -> str:
     """:data:`GENERATION_DIGITS` hexadecimal digits of the version's files, of its settings as far as replicas depend
     on them, of the platform that opens it and of our version. Raises as :func:`files_digest`."""
     groups = settings.instance_group or (InstanceGroup(),)
     alike = dict.fromkeys(group.model_copy(update=_OF_THE_SERVER_IN_GROUPS) for group in groups)
     of_replicas = settings.model_copy(update={**_OF_THE_SERVER, "instance_group": tuple(alike)})
-    parts = [files_digest(directory), _plain(of_replicas.model_dump()), platform, __version__]
+    parts = [files_digest(directory), _plain(of_replicas.model_dump()), platform, version_of("tfs-lite")]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:GENERATION_DIGITS]
 
 
-def _read_manifest(directory: str) -> Manifest | None:
+def read_manifest(directory: str) -> Manifest | None:
     """None if there is none, or it says nothing that can be read: then it is a file like others."""
     try:
         with open(os.path.join(directory, MANIFEST_NAME), "rb") as file:

@@ -13,9 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.model import WorkerBusy, WorkerStatus
+from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
@@ -24,7 +30,7 @@ from tfs_lite.workers.replicas.connection import Credentials, FrameChannel, Refu
 from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import CLOSE, OPEN, PING, Description, Message, read_answer, read_description
+from tfs_lite.workers.wire import BUSY, CLOSE, OPEN, PING, Description, Message, read_answer, read_description
 
 SAME_REPLICA_SECONDS = 2.0
 """For how long a replica is tried again whose connection was lost."""
@@ -35,18 +41,25 @@ PING_SECONDS = 5.0
 """The longest time between two pings."""
 CLOSED = "its connection was closed"
 GARBAGE = "it sent garbage"
+MAX_HOST = 255
+"""Characters of a host's name that are shown."""
 NOT_NEEDED = "it is not needed any more"
 logger = logging.getLogger(__name__)
 
 
 class ReplicaModel(ReconnectingModel):
     """A model in a replica. The constructor waits until one listens and has opened the model. It raises what the
-    opening raises, or the place: UNAVAILABLE with ``WAITS_FOR_PLACE`` if no node has room.
+    opening raises, or the place: UNAVAILABLE with ``WAITS_FOR_PLACE`` if no node has room. With ``in_background`` it
+    returns at once, and waits for room as long as it takes.
 
     ``remote.function`` is called in the replica. ``epoch`` gives that of the leader that this server knows. ``lanes``
     is how many requests may be on their way to the replica at once, of which it runs one. A replica that does not
-    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). ``close`` hangs up, and leaves the
-    place and its replica to whoever owns the place. While no replica is there, requests get WorkerLost at once.
+    answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). A constructor that raises leaves the
+    place to its owner, ``close`` closes it. While no replica is there, requests get WorkerLost at once.
+
+    ``prepare`` gets a connection to a replica that is to open the model, and returns the arguments for it, instead of
+    ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of each run: the
+    seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread that runs.
     """
 
     def __init__(
@@ -59,13 +72,65 @@ class ReplicaModel(ReconnectingModel):
         health_check_timeout: float = 60.0,
         backoff: Backoff | None = None,
         shared_memory: bool = True,
+        in_background: bool = False,
+        prepare: Callable[[RequestChannel], str] | None = None,
+        on_remote: Callable[[float, int], None] = ignore,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
         ``shared_memory``: of a replica on this host."""
-        opener = _Opener(place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory)
+
+        def connector_to(place: Place, waits: bool) -> _PlaceConnector:
+            opener = _Opener(
+                place, remote, lambda: Credentials(secret, epoch()), health_check_timeout, shared_memory, prepare
+            )
+            return _PlaceConnector(place, opener, waits)
+
+        self.place = place
+        self._on_remote = on_remote
+        self._connector_to = connector_to
         words = Words("ray", "replica", "placed again")
         backoff = backoff or Backoff(first=0.01, most=RETRY_SECONDS)
-        super().__init__(remote, _PlaceConnector(place, opener), words, backoff, lanes, max_wait=0.0)
+        connector = connector_to(place, in_background)
+        super().__init__(remote, connector, words, backoff, lanes, 0.0, in_background=in_background)
+
+    def move(self, place: Place) -> None:
+        """Goes on in another place: opens the model there while the replica in this one answers, which is given up once
+        no request is inside. Blocks until then, or until the model is closed. One thread at a time."""
+        if self.connect_elsewhere(self._connector_to(place, True)):
+            self.place, place = place, self.place
+        place.close()
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        """As every model. WorkerBusy if other servers have given the replica as many requests as it takes."""
+        try:
+            return super().run(signature, inputs, outputs)
+        except ServingError as error:
+            if error.status == BUSY:
+                raise WorkerBusy(f"{self._label}: its replica is busy, try again later") from None
+            raise
+
+    @property
+    def worker(self) -> WorkerStatus:
+        connection = self._connection
+        node = connection.node if isinstance(connection, _ReplicaConnection) else ""
+        return replace(super().worker, node=node)
+
+    def _call_run(
+        self, channel: RequestChannel, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...]
+    ) -> Mapping[str, Tensor]:
+        began = time.perf_counter()
+        results = super()._call_run(channel, signature, inputs, wanted)
+        seconds, inside = time.perf_counter() - began, channel.detail
+        if not isinstance(inside, float) or not inside >= 0:
+            raise ProtocolError("no duration of a run")
+        if self._on_remote is not ignore:
+            self._on_remote(seconds - inside, _bytes_of(inputs) + _bytes_of(results))
+        return results
+
+    def close(self) -> None:
+        """Hangs up, and gives the place up, which ends the replica."""
+        super().close()
+        self.place.close()
 
 
 def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
@@ -91,9 +156,12 @@ class _ReplicaConnection(Connection):
         runs: list[RequestChannel],
         items: list[RequestChannel],
         description: Description,
+        node: str,
     ) -> None:
+        """``node`` is the name of its host, for people."""
         super().__init__(runs, items, description)
         self.address = address
+        self.node = node
         self._watch = watch
 
     @property
@@ -131,13 +199,20 @@ class _Opener:
     """Connects to a replica and has the model opened there."""
 
     def __init__(
-        self, place: Place, remote: RemoteModel, credentials: Callable[[], Credentials], timeout: float, shared: bool
+        self,
+        place: Place,
+        remote: RemoteModel,
+        credentials: Callable[[], Credentials],
+        timeout: float,
+        shared: bool,
+        prepare: Callable[[RequestChannel], str] | None,
     ) -> None:
         self._place = place
         self._remote = remote
         self._credentials = credentials
         self._timeout = timeout
         self._shared = shared
+        self._prepare = prepare
 
     def open(
         self,
@@ -165,14 +240,15 @@ class _Opener:
             raise
         self._place.opened(address, gpu)
         count = len(lanes)
-        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description)
+        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description, _node_of(about))
 
     def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> dict[str, Any]:
         """What the replica says about itself once the model is open."""
         channel = RequestChannel(dial_frames(address, self._credentials()))
         watch.on_end(channel.shut_down)
         try:
-            about = channel.ask(OPEN, [self._remote.function, self._remote.arguments, self._remote.label])
+            arguments = self._prepare(channel) if self._prepare else self._remote.arguments
+            about = channel.ask(OPEN, [self._remote.function, arguments, self._remote.label])
         finally:
             channel.close()
         if not isinstance(about, dict):
@@ -189,14 +265,15 @@ class _Opener:
 class _PlaceConnector:
     """Connects to the replica in a place: to the same one again while it is there, else to the next."""
 
-    def __init__(self, place: Place, opener: _Opener) -> None:
+    def __init__(self, place: Place, opener: _Opener, waits: bool) -> None:
+        """``waits``: for room, also the first time."""
         self._place = place
         self._opener = opener
         self._given_up = threading.Event()
         self._lock = threading.Lock()  # guards _watch
         self._watch: _Watch | None = None
         self._last: _ReplicaConnection | None = None
-        self._was_open = False
+        self._waits = waits
 
     def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
         last, self._last = self._last, None
@@ -206,7 +283,7 @@ class _PlaceConnector:
                 self._place.lost(last.address, last.verdict)
             connection = self._connect_to_next(lanes, check)
         self._last = connection
-        self._was_open = True
+        self._waits = True
         return connection
 
     def give_up(self) -> None:
@@ -235,7 +312,7 @@ class _PlaceConnector:
     def _connect_to_next(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> _ReplicaConnection:
         """Replicas that are lost while they open the model are counted by the place, which raises in the end."""
         while not self._given_up.is_set():
-            address = self._place.address(self._given_up, wait_for_room=self._was_open)
+            address = self._place.address(self._given_up, wait_for_room=self._waits)
             try:
                 return self._open(address, lanes, check)
             except ServingError as refusal:
@@ -337,6 +414,18 @@ class _Watch:
             read_answer(self._channel.receive()[0], number)
         self._channel.receive()
         raise ProtocolError("a message that was not asked for")
+
+
+def _node_of(about: Mapping[str, Any]) -> str:
+    """The name of the host in what a replica says about itself; empty if it does not say."""
+    facts = about.get("facts")
+    host = facts.get("host", "") if isinstance(facts, dict) else ""
+    return host[:MAX_HOST] if isinstance(host, str) else ""
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    arrays = map(np.asarray, tensors.values())
+    return sum(sum(map(len, array.flat)) if array.dtype == object else array.nbytes for array in arrays)
 
 
 def _read_gpu(raw: object) -> GpuUse | None:

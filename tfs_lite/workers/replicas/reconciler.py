@@ -293,6 +293,11 @@ class Reconciler:
             self._known = None
         self._wake()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this server decides about the replicas; False once another one does."""
+        return not self._is_superseded
+
     def status(self) -> ClusterStatus:
         with self._changed:
             gpus: dict[tuple[str, str], GpuUse] = {}
@@ -354,6 +359,8 @@ class Reconciler:
 
     def _close(self, places: Sequence[ReplicaPlace]) -> None:
         with self._changed:
+            if self._is_closed:  # replicas stay, and near ends go on until they are closed
+                return
             for place in places:
                 if place.state is not _S.ENDED:
                     self._end_place(place)

@@ -21,12 +21,14 @@ import platform
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from tfs_lite.config.replicas import CACHE_BYTES
 from tfs_lite.core.clock import Clock, SystemClock, Timer
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
@@ -35,11 +37,14 @@ from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.replicas.connection import MEMORY, FrameChannel, boot_id, receive_memory, welcome
 from tfs_lite.workers.replicas.engine import ReplicaAddress
 from tfs_lite.workers.replicas.facts import gpu, version_of
+from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
+from tfs_lite.workers.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
 from tfs_lite.workers.tensor_channel import TensorChannel
 from tfs_lite.workers.tensors import TensorLocation
 from tfs_lite.workers.wire import (
+    BUSY,
     CLOSE,
     DESCRIBE,
     DRAIN,
@@ -91,6 +96,7 @@ class _Run:
     message: Message
     inputs: Mapping[str, Tensor]
     done: threading.Lock
+    seconds: float = 0.0
     results: Mapping[str, Tensor] | None = None
     failure: ServingError | None = None
 
@@ -114,12 +120,17 @@ class Replica:
         limit: int = DEFAULT_LIMIT,
         clock: Clock | None = None,
         exit: Callable[[int], object] = os._exit,
+        cache_dir: str = "",
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """``limit``: bytes of the tensors of one message. Raises OSError if it cannot listen."""
+        """``limit``: bytes of the tensors of one message. ``cache_dir`` and ``cache_bytes`` are those of
+        :class:`~tfs_lite.workers.replicas.files_cache.FilesCache`. Raises OSError if it cannot listen."""
         self._name = name
         self._secret = secret
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
+        self._cache = FilesCache(cache_dir, cache_bytes)
+        self._directories: dict[str, str] = {}  # by digest
         self._limit = limit
         self._clock = clock or SystemClock()
         self._exit = exit
@@ -251,7 +262,7 @@ class Replica:
         self.model()
         with self._lock:
             if self._ongoing >= MAX_ONGOING:
-                raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
+                raise ServingError(BUSY.code, BUSY.message)
             if self._cause:
                 raise ConnectionClosed(unread=True)
             self._ongoing += 1
@@ -264,15 +275,21 @@ class Replica:
         if run.failure is not None:
             raise run.failure
         assert run.results is not None
+        session.run_seconds = run.seconds
         return run.results
 
     def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the thread of the model: runs it. Raises what it raises."""
-        model, _ = self.model()
+        model, label = self.model()
         with self._lock:
             self._ongoing += 1
+        began = time.perf_counter()
         try:
-            return run_request(model, message, inputs)
+            results = run_request(model, message, inputs)
+            session.run_seconds = time.perf_counter() - began
+            return results
+        except ServingError as error:
+            raise _not_busy(error, label) from None
         finally:
             with self._lock:
                 self._ongoing -= 1
@@ -307,6 +324,10 @@ class Replica:
         with self._lock:
             return self._ongoing
 
+    def receive_files(self) -> FilesReceiver:
+        """What gets the files of a version over one connection."""
+        return FilesReceiver(self._cache, self._directories, self._facts.get("host", ""))
+
     def drain(self) -> None:
         """Lets it end when the last connection has gone."""
         with self._lock:
@@ -323,10 +344,12 @@ class Replica:
 
     def _run(self, run: _Run) -> None:
         model, label = self.model()
+        began = time.perf_counter()
         try:
             run.results = run_request(model, run.message, run.inputs)
+            run.seconds = time.perf_counter() - began
         except BaseException as error:
-            run.failure = failure_from(error, label)
+            run.failure = _not_busy(failure_from(error, label), label)
         run.done.release()
 
     def _serve_directly(self, loan: _Loan) -> None:
@@ -415,7 +438,9 @@ class _Session:
         self._closing = threading.Lock()  # guards the descriptor against end
         self.done = threading.Lock()  # held; released when a run of this session is done
         self.done.acquire()
+        self.run_seconds = 0.0  # of the last run: the time in the model
         self._epoch = 0
+        self._files = replica.receive_files()
 
     def serve(self, secret: bytes, limit: int) -> None:
         """The thread: until the connection ends, or says what cannot be understood."""
@@ -443,6 +468,7 @@ class _Session:
         finally:
             with self._closing:
                 self._sock.close()
+            self._files.close()
             self._replica.leave(self)
 
     def end(self) -> None:
@@ -466,6 +492,7 @@ class _Session:
             if message.what == RUN:
                 inputs = self._channel.read(locations, copy=False)
                 tensors = run(self, message, inputs)
+                detail = self.run_seconds
             elif message.what in (PREPROCESS, POSTPROCESS):
                 tensors = self._run_step(message, locations)
             else:
@@ -489,9 +516,11 @@ class _Session:
             return None
         if message.what == DESCRIBE:
             return self._replica.about()
-        if message.what not in (OPEN, DRAIN, CLOSE):
+        if message.what not in (OPEN, DRAIN, CLOSE, FILES, FILE, FILES_END):
             raise ProtocolError("a request that there is not")
         self._replica.check_epoch(self._epoch)
+        if message.what in (FILES, FILE, FILES_END):
+            return self._files.answer(message.what, message.extra)
         if message.what == OPEN:
             self._replica.open(*_texts(message.extra, 3))
             return self._replica.about()
@@ -500,6 +529,11 @@ class _Session:
         else:
             self._replica.end("it was told to")
         return None
+
+
+def _not_busy(failure: ServingError, label: str) -> ServingError:
+    """A model's failure, which must not look as if the model had not run."""
+    return ServingError(BUSY.code, f"{label}: {BUSY.message}") if failure.status == BUSY else failure
 
 
 def _texts(raw: object, count: int) -> list[str]:

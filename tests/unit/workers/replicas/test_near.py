@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import WorkerLost
+from tfs_lite.core.model import WorkerBusy, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.errors import refusal
@@ -21,10 +21,12 @@ from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.channel import ConnectionClosed
 from tfs_lite.workers.replicas import near
-from tfs_lite.workers.replicas.connection import Credentials
+from tfs_lite.workers.replicas.connection import Credentials, dial_frames
 from tfs_lite.workers.replicas.near import tell
+from tfs_lite.workers.replicas.replica import MAX_ONGOING
+from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import CLOSE, DRAIN
+from tfs_lite.workers.wire import CLOSE, DRAIN, PING
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 NEVER = threading.Event()
@@ -51,6 +53,29 @@ def test_model_shows_and_answers_what_the_one_in_the_replica_does(open_replica, 
     assert answer["pid"].tolist() == [model.pid]
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
     assert opened.place.losses == []
+
+
+def test_busy_replica_has_not_run_the_request_and_a_model_that_says_so_has(open_replica, start, way, tmp_path):
+    replica = start()
+    model = open_replica(
+        options={"gate": str(tmp_path)}, replicas=[replica], way=way, near={"lanes": MAX_ONGOING}
+    ).model
+    other = open_replica(options={"gate": str(tmp_path)}, replicas=[replica], way=way).model
+    assert "busy" in refusal(other.run, "busy", {"x": ROW}, (), code=StatusCode.RESOURCE_EXHAUSTED)
+    with pytest.raises(ServingError) as error:
+        other.run("busy", {"x": ROW}, ())
+    assert not isinstance(error.value, WorkerBusy)
+    with ThreadPoolExecutor(MAX_ONGOING) as pool:
+        runs = [pool.submit(model.run, "gate", {"x": ROW}, ()) for _ in range(MAX_ONGOING)]
+        asking = RequestChannel(dial_frames(replica.address, Credentials(SECRET)))
+        wait_until(lambda: asking.ask(PING) or asking.ongoing == MAX_ONGOING, "all are inside")
+        with pytest.raises(WorkerBusy, match="its replica is busy"):
+            other.run("", {"x": ROW}, ())
+        (tmp_path / "open").touch()
+        for run in runs:
+            run.result(60)
+    asking.close()
+    np.testing.assert_array_equal(other.run("", {"x": ROW}, ("y",))["y"], ROW)
 
 
 def test_every_size_and_type_goes_through(open_replica, way):
@@ -369,11 +394,12 @@ def test_replacement_that_refuses_is_reported_and_the_next_one_is_used(open_repl
     assert where(opened.model) == third.address.pid
 
 
-def test_close_hangs_up_and_leaves_the_replica(open_replica, start, way):
+def test_close_hangs_up_and_closes_the_place(open_replica, start, way):
     replica = start()
     opened = open_replica(way=way, replicas=[replica])
     gc.collect()
     opened.model.close()
+    assert opened.place.is_closed
     assert not replica.ended
     assert opened.place.losses == []
     assert opened.model.recover(NEVER) is False
