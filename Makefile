@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -54,6 +54,17 @@ test: $(VENV)/.dev
 # Language models need the extra generate, which the development environment has.
 conformance: $(VENV)/.dev $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
+
+CLUSTERVENV := .venv-cluster
+$(CLUSTERVENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTERVENV)
+	$(CLUSTERVENV)/bin/python $(PIP) -c constraints.txt -e '.[demo,cluster]'
+	$(CLUSTERVENV)/bin/python $(PIP) -c constraints.txt pytest pytest-timeout hypothesis httpx psutil trustme
+	@touch $@
+
+# Replicas on a real cluster of Ray, whose head and nodes all run here: minutes. Elsewhere these tests skip.
+test-cluster: $(CLUSTERVENV)/.installed
+	OMP_NUM_THREADS=1 $(CLUSTERVENV)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 # Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
 test-grpcio: $(VENV)/.dev
@@ -136,4 +147,4 @@ protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
 
 clean:
-	rm -rf $(VENV) $(TFVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,6 +1,8 @@
-"""One suite over every platform that is served: whatever made the model, it behaves the same."""
+"""One suite over every platform that is served, wherever the model is: whatever made it, it behaves the same."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,22 +11,61 @@ import torch
 from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITERS
+from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
+from tfs_lite.workers.connection import RemoteModel
+from tfs_lite.workers.process import ProcessModel
+from tfs_lite.workers.replicas.near import ReplicaModel
+from tfs_lite.workers.supervisor import Supervisor
+
+ELSEWHERE = ("process", "replica over TCP", "replica over a UNIX socket", "replica in shared memory")
+CASES = [(writer, "here") for writer in WRITERS] + [
+    (writer, where) for writer in ("pytorch_export", "python class") for where in ELSEWHERE
+]
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+@pytest.fixture(scope="module")
+def supervisor():
+    found = Supervisor(PRELOAD)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def host():
+    with ReplicaHost(PRELOAD) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=CASES, ids=", ".join)
 def model(request, tmp_path_factory):
-    """The same model on each platform; its offset is 1."""
-    files = read_version(str(WRITERS[request.param](tmp_path_factory.mktemp("model"), 1.0)))
+    """The same model on each platform, in this process and in others; its offset is 1."""
+    writer, where = request.param
+    files = read_version(str(WRITERS[writer](tmp_path_factory.mktemp("model"), 1.0)))
     platform = choose_platform(files, "", PLATFORMS)
-    assert platform.name == request.param.split()[0]
-    opened = platform.open(OpenRequest(ServableId("m", 1), files, torch.device("cpu"), True, SETTINGS))
+    assert platform.name == writer.split()[0]
+    asked = OpenRequest(ServableId("m", 1), files, torch.device("cpu"), True, SETTINGS)
+    if where == "here":
+        opened = platform.open(asked)
+    else:
+        remote = RemoteModel("model m version 1", OPEN_VERSION, describe(asked, platform.name, 1))
+        opened = open_elsewhere(request, where, remote)
     yield opened
     opened.close()
+
+
+def open_elsewhere(request, where, remote):
+    if where == "process":
+        return ProcessModel(request.getfixturevalue("supervisor"), remote)
+    address = request.getfixturevalue("host").start(f"m/1/00000000/{request.param}").address
+    if where == "replica over TCP":
+        address = replace(address, unix=None)
+    return ReplicaModel(PlaceOfReplicas(address), remote, SECRET, shared_memory=where == "replica in shared memory")
 
 
 def rows(count, value=1.0):

@@ -20,15 +20,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from tfs_lite.schedulers.batching import execution
+from tfs_lite.schedulers.batching import batcher, execution
 from tfs_lite.schedulers.batching.assembly import split_outputs
 from tfs_lite.schedulers.batching.queue import Job, JobQueue
+from tfs_lite.schedulers.batching.retries import Loss, Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 from tfs_lite.testing.schedulers.batcher_checker import BatcherChecker
-from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
+from tfs_lite.testing.schedulers.batcher_models import NOT_RUN, GatedModel, Run, Verdict
 from tfs_lite.testing.schedulers.interleaving import (
     MOST_STEPS,
     InterleavingScheduler,
@@ -52,7 +53,9 @@ POLICIES = st.builds(
     allow_timeout_override=st.booleans(),
     max_queue_size=st.sampled_from([0, 0, 1, 2, 4]),
 )
-VERDICTS = st.sampled_from([Verdict.FINE] * 6 + [Verdict.FAILS] * 2 + [Verdict.LOST])
+VERDICTS = st.sampled_from(
+    [Verdict.FINE] * 6 + [Verdict.FAILS] * 2 + [Verdict.LOST] * 2 + [Verdict.UNREAD, Verdict.BUSY]
+)
 MOVES = st.lists(INDICES, max_size=6)
 """On a scheduler that goes stepwise: who takes the next steps."""
 
@@ -102,17 +105,23 @@ class Batcher(CountedMachine):
     checker: BatcherChecker
 
     @initialize(
-        wanted=any_settings(), models=st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1)]), stepwise=st.booleans()
+        wanted=any_settings(),
+        models=st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1)]),
+        stepwise=st.booleans(),
+        retries=st.sampled_from([None, True, True, False]),
     )
-    def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool) -> None:
+    def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool, retries: bool | None) -> None:
         """So many models, each with so many threads."""
         self.scheduler = scheduler = InterleavingScheduler(VirtualClock(), stepwise)
         count, threads = models
         runs: list[Run] = []
         servable = scheduler.make_servable(
-            [GatedModel(scheduler, runs, threads) for _ in range(count)], wanted, threads=threads
+            [GatedModel(scheduler, runs, threads) for _ in range(count)],
+            wanted,
+            threads=threads,
+            retries=None if retries is None else Retries(retries),
         )
-        self.checker = BatcherChecker(scheduler, wanted, servable)
+        self.checker = BatcherChecker(scheduler, wanted, servable, retries)
         self._go_on()
 
     def teardown(self) -> None:
@@ -124,7 +133,7 @@ class Batcher(CountedMachine):
         rows=st.integers(0, 7),
         width=st.sampled_from([2, 2, 3]),
         outputs=st.sampled_from([(), ("y",), ("id",), ("id", "y")]),
-        poisoned=st.sampled_from([False] * 7 + [True]),
+        bad=st.sampled_from([""] * 7 + ["poisoned", "deadly"]),
         rest=st.fixed_dictionaries({"priority": st.integers(0, 4), "timeout": st.sampled_from([0.0, 0.0625, 2.0])}),
         patience=st.sampled_from([None] * 4 + [0.0, 0.0625, 0.125, 0.5, 1.0]),
         apart=st.booleans(),
@@ -136,14 +145,16 @@ class Batcher(CountedMachine):
         rows: int,
         width: int,
         outputs: tuple[str, ...],
-        poisoned: bool,
+        bad: str,
         rest: dict[str, Any],
         patience: float | None,
         apart: bool,
         moves: list[int],
     ) -> None:
         deadline = None if patience is None else self.scheduler.clock.monotonic() + patience
-        request = self.checker.make_call(signature, rows, width, outputs, poisoned, deadline=deadline, **rest)
+        request = self.checker.make_call(
+            signature, rows, width, outputs, bad == "poisoned", bad == "deadly", deadline=deadline, **rest
+        )
         self._do(partial(self.checker.submit, request), apart, moves)
 
     @rule(signature=st.sampled_from("aab"), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), moves=MOVES)
@@ -165,6 +176,7 @@ class Batcher(CountedMachine):
 
     @rule(seconds=TIMES, moves=MOVES)
     def let_time_pass(self, seconds: float, moves: list[int]) -> None:
+        self.checker.note_time()
         self.scheduler.clock.advance(seconds)
         self._go_on(moves)
 
@@ -209,7 +221,7 @@ class Batcher(CountedMachine):
         worker = _pick(self.scheduler.in_state(ThreadState.IN_RUN), index)
         run = next(model.under_way[worker] for model in self.checker.models if worker in model.under_way)
         run.verdict = verdict
-        self.checker.losses += verdict is Verdict.LOST
+        self.checker.losses += verdict in NOT_RUN
         self.scheduler.step(worker)
 
     def _do(self, act: Any, apart: bool, moves: Sequence[int] = ()) -> None:
@@ -303,6 +315,14 @@ def _never_full(queue: JobQueue, job: Job) -> None:
     refusal_of_queue(queue, job)
 
 
+def _always(retries: Retries, loss: Loss, now: float) -> list[Job]:
+    return [*loss.inside, *loss.behind]
+
+
+def _never(retries: Retries, loss: Loss, now: float) -> list[Job]:
+    return []
+
+
 refusal_of_queue = JobQueue.refusal
 BREAKS = {
     "a worker is not woken": (SignatureQueue, "add", _never_wakes),
@@ -311,6 +331,9 @@ BREAKS = {
     "deadlines are not kept": (JobQueue, "sweep", _expired),
     "calls that wait are forgotten": (SignatureQueue, "clear", _drops),
     "the queue has no end": (JobQueue, "refusal", _never_full),
+    "a call that ends workers runs again and again": (Retries, "choose", _always),
+    "a call that may run again fails": (Retries, "choose", _never),
+    "nobody waits for a lost worker": (batcher, "PATIENCE", 0.5),
 }
 SOONEST = {"deadlines are not kept": 5}
 """The batch that notices the mistake soonest, with today's hypothesis; it is tried before the others."""

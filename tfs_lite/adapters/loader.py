@@ -29,12 +29,12 @@ from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.scheduling import InstanceGroup
+from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import Model, Servable
-from tfs_lite.core.resources import ResourceAllocation
+from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class AdapterSettings:
     ``opens`` opens the instances of a version; ``model_settings`` finds the config of a version by its directory and
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
     and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
-    removes loaded files from the system's cache.
+    removes loaded files from the system's cache. ``worker``: where instances live whose config does not say.
     """
 
     servable_factory: MakeServable
@@ -82,6 +82,7 @@ class AdapterSettings:
     warm_up: Callable[[Servable, OpenRequest], None] | None = None
     drop_file_caches: bool = False
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
+    worker: str = "thread"
 
 
 class ArtifactLoader(Loader):
@@ -110,6 +111,8 @@ class ArtifactLoader(Loader):
     def estimate_resources(self) -> ResourceAllocation:
         if self._measured is not None:
             return self._measured
+        if self._lives_elsewhere(self._read_settings(self._name)):
+            return NO_RESOURCES
         check_device(self._settings.device)
         device = self._settings.device
         return memory.estimate(self._reserve(), uses_gpu(device), gpu_instance(device))
@@ -122,7 +125,7 @@ class ArtifactLoader(Loader):
         else:
             return
         # By now the error is freed, and with it its stack, which held what had been built.
-        if failure.status.reason is not Reason.WAITS_FOR_MODELS:
+        if not failure.status.waits:
             memory.release_memory()
         raise failure
 
@@ -197,13 +200,19 @@ class ArtifactLoader(Loader):
         try:
             models = [sign(reshaped(model, request.settings), request) for model in models]
             if self._settings.warm_models is not None:
-                self._settings.warm_models(models, request)
+                self._settings.warm_models([model for model in models if model.worker.up], request)
         except BaseException:
             _close(models)
             raise
         return models
 
+    def _lives_elsewhere(self, settings: ModelSettings) -> bool:
+        """Whether all instances are replicas, which take nothing of this machine."""
+        return replica_options(settings.instance_group, self._settings.worker) is not None
+
     def _measure(self, models: Iterable[OpenedModel], request: OpenRequest) -> ResourceAllocation:
+        if self._lives_elsewhere(request.settings):
+            return NO_RESOURCES
         resident = _sum(model.resident_bytes() for model in models)
         return memory.measured(request.id, resident, self._reserve(), request.device)
 
@@ -238,16 +247,22 @@ class ArtifactLoader(Loader):
         beside = len(opened.models) - len(change.remove)
         models = self._open(opened.platform, replace(request, settings=more, beside=beside))
         try:
-            alone = more.model_copy(update={"response_cache": None})
-            servable = self._settings.servable_factory(list(map(unowned, models)), replace(request, settings=alone))
-            try:
-                self._warm_up(servable, request)
-            finally:
-                servable.close()
+            self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
         except BaseException:
             _close(models)
             raise
         return models
+
+    def _warm_up_beside(self, models: Sequence[OpenedModel], request: OpenRequest) -> None:
+        """Those that have no replica yet run their first requests when they have joined."""
+        if not models:
+            return
+        alone = replace(request, settings=request.settings.model_copy(update={"response_cache": None}))
+        servable = self._settings.servable_factory(list(map(unowned, models)), alone)
+        try:
+            self._warm_up(servable, request)
+        finally:
+            servable.close()
 
     def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
         """What to open, and by which platform."""
@@ -313,7 +328,8 @@ class Difference:
 def placements(settings: ModelSettings) -> list[InstanceGroup]:
     """One group of one instance for each instance, in the order in which they are opened."""
     groups = settings.instance_group or (InstanceGroup(),)
-    return [group.model_copy(update={"name": "", "count": 1}) for group in groups for _ in range(group.count)]
+    alone = {"name": "", "count": 1, "ready_replicas": None}
+    return [group.model_copy(update=alone) for group in groups for _ in range(group.count)]
 
 
 def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:

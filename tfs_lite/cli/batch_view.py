@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.model_view import Model, Version
 from tfs_lite.cli.output import state_text, table
+from tfs_lite.cli.replica_view import Replicas, ReplicasByVersion
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -111,23 +112,28 @@ def quantile(buckets: Buckets, share: float) -> Quantile | None:
     return None
 
 
-def verbose_table(models: Iterable[Model], known: NumbersByVersion) -> Table:
+def verbose_table(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> Table:
     """A row for each version, and for each model without any."""
     rows: list[tuple[Any, ...]] = []
     for model in models:
         if model.reason or not model.versions:
             blanks = [UNKNOWN] * (len(COLUMNS) + 1)
             rows.append((model.name, *blanks, model.reason or "no versions yet"))
-        rows += [_row(model.name, item, known.get((model.name, item.version), NOTHING)) for item in model.versions]
+        for item in model.versions:
+            key = (model.name, item.version)
+            rows.append(_row(model.name, item, known.get(key, NOTHING), replicas.get(key)))
     return table((*COLUMNS, "waiting", "workers", "reason"), rows)
 
 
-def verbose_json(models: Iterable[Model], known: NumbersByVersion) -> dict[str, Any]:
-    """The same JSON as without ``--verbose``, with ``numbers`` in each version."""
+def verbose_json(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
+    """The same JSON as without ``--verbose``, with ``numbers`` in each version, and ``replicas`` where it has any."""
     shown = [asdict(model) for model in models]
     for model in shown:
         for version in model["versions"]:
-            version["numbers"] = asdict(known.get((model["name"], version["version"]), NOTHING))
+            key = (model["name"], version["version"])
+            version["numbers"] = asdict(known.get(key, NOTHING))
+            if key in replicas:
+                version["replicas"] = asdict(replicas[key])
     return {"models": shown}
 
 
@@ -197,12 +203,14 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _row(name: str, version: Version, numbers: Numbers) -> tuple[Any, ...]:
+def _row(name: str, version: Version, numbers: Numbers, replicas: Replicas | None) -> tuple[Any, ...]:
+    *shown, workers = _shown(numbers)
     return (
         name,
         version.version,
         state_text(version.state, failed=bool(version.error)),
-        *_shown(numbers),
+        *shown,
+        f"ray {replicas.summary}" if replicas else workers,
         version.error,
     )
 

@@ -12,20 +12,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
 from tfs_lite.cli.batch_view import NumbersByVersion, read_numbers, verbose_json, verbose_table
 from tfs_lite.cli.model_view import Model, models_table, print_models, read_grpc, read_rest
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
+from tfs_lite.cli.replica_view import ReplicasByVersion, read_replicas, replicas_table
 from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
 _ANSWER_TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 * 2**20
@@ -38,6 +38,7 @@ class ServerView:
 
     models: list[Model]
     known: NumbersByVersion | None = None
+    replicas: ReplicasByVersion = field(default_factory=dict)
 
 
 Fetch = Callable[[], ServerView]
@@ -51,8 +52,10 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--verbose reads the metrics page, which gRPC has not: use --rest")
 
     def fetch() -> ServerView:
-        models = over_grpc(args.server, args.model, args) if args.server else over_rest(args.rest, args.model)
-        return ServerView(models, numbers(args.rest) if args.verbose else None)
+        if args.server:
+            return ServerView(over_grpc(args.server, args.model, args))
+        view = over_rest(args.rest, args.model)
+        return replace(view, known=numbers(args.rest)) if args.verbose else ServerView(view.models)
 
     if not args.watch:
         _print(fetch(), args.json)
@@ -81,16 +84,15 @@ def over_grpc(address: str, name: str, tls: Namespace) -> list[Model]:
         return [read_grpc(client, name)]
 
 
-def over_rest(address: str, name: str | None) -> list[Model]:
-    """Every model, or the one of that name, over REST. Raises CliError."""
-    models = [read_rest(item) for item in _get(f"http://{address}/v1/models")["models"]]
-    if name is None:
-        return models
-    found = [model for model in models if model.name == name]
-    if not found:
-        hint = nearest(name, [model.name for model in models])
+def over_rest(address: str, name: str | None) -> ServerView:
+    """Every model, or the one of that name, over REST, with its replicas. Raises CliError."""
+    items = _get(f"http://{address}/v1/models")["models"]
+    found = [item for item in items if name in (None, item["name"])]
+    if not found and name is not None:
+        hint = nearest(name, [item["name"] for item in items])
         raise CliError(f"the server has no model {name!r}{hint}; tfs-lite status lists them all", "NOT_FOUND")
-    return found
+    replicas = {key: of_version for item in found for key, of_version in read_replicas(item).items()}
+    return ServerView([read_rest(item) for item in found], replicas=replicas)
 
 
 def numbers(address: str) -> NumbersByVersion:
@@ -154,7 +156,7 @@ def _watch_in_place(fetch: Fetch, interval: float, page: Console) -> NoReturn:
     with Live(console=page, auto_refresh=False) as live:
         while True:
             seen = _fetch(fetch)
-            live.update(seen if isinstance(seen, str) else _table(seen), refresh=True)
+            live.update(seen if isinstance(seen, str) else _tables(seen), refresh=True)
             time.sleep(interval)
 
 
@@ -166,17 +168,22 @@ def _fetch(fetch: Fetch) -> ServerView | str:
         return str(error)
 
 
-def _table(view: ServerView) -> Table:
-    return models_table(view.models) if view.known is None else verbose_table(view.models, view.known)
+def _tables(view: ServerView) -> RenderableType:
+    from rich.console import Group
+
+    if view.known is None:
+        return models_table(view.models)
+    versions = verbose_table(view.models, view.known, view.replicas)
+    return Group(versions, replicas_table(view.replicas.values(), time.time())) if view.replicas else versions
 
 
 def _print(view: ServerView, as_json: bool) -> None:
     if view.known is None or not (view.models or as_json):
         print_models(view.models, as_json)
     elif as_json:
-        print_json(verbose_json(view.models, view.known))
+        print_json(verbose_json(view.models, view.known, view.replicas))
     else:
-        console().print(_table(view))
+        console().print(_tables(view))
 
 
 def _print_view(seen: ServerView | str, as_json: bool) -> None:

@@ -22,25 +22,40 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class WorkerLost(ServingError):
-    """The process that ran the model has died, with whatever it was running. UNAVAILABLE."""
+    """The process that ran the model has died, with whatever it was running. UNAVAILABLE. ``unread`` means that it
+    cannot have read the request: it is safe to run it elsewhere."""
+
+    def __init__(self, message: str, unread: bool = False) -> None:
+        super().__init__(StatusCode.UNAVAILABLE, message)
+        self.unread = unread
+
+    def __reduce__(self) -> tuple[type[WorkerLost], tuple[str, bool]]:  # type: ignore[override]
+        return type(self), (self.status.message, self.unread)
+
+
+class WorkerBusy(ServingError):
+    """The process that has the model has as many requests as it takes, and has not looked at this one: it is safe to
+    run it elsewhere, or later. RESOURCE_EXHAUSTED."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(StatusCode.UNAVAILABLE, message)
+        super().__init__(StatusCode.RESOURCE_EXHAUSTED, message)
 
-    def __reduce__(self) -> tuple[type[WorkerLost], tuple[str]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[WorkerBusy], tuple[str]]:  # type: ignore[override]
         return type(self), (self.status.message,)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
-    started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was."""
+    started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
+    host where it runs, empty for this one."""
 
     kind: str = "thread"
     up: bool = True
     pid: int | None = None
     restarts: int = 0
     reason: str = ""
+    node: str = ""
 
 
 class Model(Protocol):
@@ -60,7 +75,8 @@ class Model(Protocol):
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """Runs one request or batch. Inputs were checked against the signature; arrays may be read-only and must not
         be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own.
-        Raises ServingError; WorkerLost means that nothing can be run until :meth:`recover` says so."""
+        Raises ServingError; WorkerLost means that nothing can be run until :meth:`recover` says so, WorkerBusy that
+        nothing was run this time."""
 
     def close(self) -> None:
         """Drops weights, threads and processes. Called once, after the last ``run``."""
@@ -280,7 +296,8 @@ class FixedInstances:
 class BatchReport:
     """One run of a model. ``rows`` are those of requests, ``padding`` those added to reach an allowed size;
     ``queue_seconds`` has the wait of every call in it. ``copy_seconds``: of ``run_seconds``, the time for putting
-    inputs together and for handing outputs out."""
+    inputs together and for handing outputs out. ``lost``: the worker's process was lost in it. ``again``: calls in it
+    had been queued again."""
 
     id: ServableId
     rows: int
@@ -289,6 +306,8 @@ class BatchReport:
     queue_seconds: tuple[float, ...]
     ok: bool
     copy_seconds: tuple[float, float] = (0.0, 0.0)
+    lost: bool = False
+    again: bool = False
 
 
 OnBatch = Callable[[BatchReport], None]

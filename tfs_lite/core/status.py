@@ -44,6 +44,7 @@ class Reason(enum.Enum):
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
+    WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Status:
     @property
     def ok(self) -> bool:
         return self.code is StatusCode.OK
+
+    @property
+    def waits(self) -> bool:
+        """Whether it says that something else has to come first, which is no failure."""
+        return self.reason in (Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE)
 
     def __str__(self) -> str:
         return "OK" if self.ok else f"{self.code.name}: {self.message}"

@@ -142,7 +142,8 @@ class BasicManager:
 
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
-        was unloaded since: once for each such change. Returns their ids."""
+        was unloaded since, or a load that had waited has given memory back: once for each such change. Returns their
+        ids."""
         renewed = []
         with self._registry.lock:
             for servable_id, old in list(self._registry.harnesses.items()):
@@ -162,7 +163,7 @@ class BasicManager:
             harness.is_aspired
             and harness.state is HarnessState.ERROR
             and harness.status.code is StatusCode.RESOURCE_EXHAUSTED
-            and harness.unloads_seen < self._registry.unloads_finished
+            and harness.releases_seen < self._registry.releases
             and not self._registry.closing
         )
 
@@ -184,6 +185,11 @@ class BasicManager:
         version's own error, FAILED_PRECONDITION (asked before), RESOURCE_EXHAUSTED, CANCELLED, or the loader's error
         after the last attempt."""
         self._loads.request(servable_id, done)
+
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries a load again that waits for room in the cluster (``WAITS_FOR_PLACE``): something has changed there.
+        Does nothing to any other version. A call while an attempt runs is not lost."""
+        self._loads.wake(servable_id)
 
     def unload_servable(self, servable_id: ServableId, done: Done) -> None:
         """Withdraws a Ready version and unloads it once its last handle is released; then ``done`` gets OK."""

@@ -37,7 +37,8 @@ class Registry:
         self.beside: set[LoaderHarness] = set()
         """Second loads of managed versions: those that are to take a place, and those that had one."""
         self.closing = False
-        self.unloads_finished = 0
+        self.releases = 0
+        """How often memory came free that nothing was parked for: by unloads, and by loads that had waited."""
         self.changes = 0
         self._event_bus = event_bus
         self._after_change = after_change
@@ -73,7 +74,7 @@ class Registry:
 
     def queue_end(self, harness: LoaderHarness) -> None:
         """The ``on_error`` of every harness: queues its End. Called with the lock held."""
-        harness.unloads_seen = self.unloads_finished
+        harness.releases_seen = self.releases
         self.queue_event(harness, ManagerState.END, harness.status)
 
     def publish_events(self) -> None:

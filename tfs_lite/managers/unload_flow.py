@@ -77,7 +77,7 @@ class UnloadFlow:
     def _finish(self, harness: LoaderHarness, final: Status, done: Done) -> None:
         with self._registry.lock:
             harness.transition(HarnessState.DISABLED)
-            self._registry.unloads_finished += 1
+            self._registry.releases += 1
             if harness in self._registry.beside:  # the version goes on without it
                 self._registry.beside.discard(harness)
             else:

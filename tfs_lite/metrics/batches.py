@@ -66,11 +66,17 @@ class BatchMetrics:
             self._guard, "tfs_lite_batch_failures", "Runs that failed.", ("model", "version")
         )
         self._series = (self._waits, self._rows, self._padding, self._calls, self._seconds, self._failures)
+        self._again = CounterSeries(
+            self._guard,
+            "tfs_lite_batches_queued_again",
+            "Runs with calls that were queued again after their worker was lost or busy: answered, failed, or lost.",
+            ("model", "version", "outcome"),
+        )
         self._gone = GoneVersions(self._drop)
         self._cells: dict[tuple[str, int], _VersionCells] = {}  # guarded by the guard's lock
         self._noted: deque[tuple[BatchReport, bool]] = deque()
         self._guard.add_up = self._add_up
-        registry.register(SeriesCollector(self._guard, self._series))
+        registry.register(SeriesCollector(self._guard, (*self._series, self._again)))
 
     def _histogram(self, name: str, text: str, limits: tuple[float, ...]) -> HistogramSeries:
         return HistogramSeries(self._guard, f"tfs_lite_batch_{name}", text, ("model", "version"), limits)
@@ -118,6 +124,9 @@ class BatchMetrics:
             add_one(cells.seconds, SECONDS, report.run_seconds)
         else:
             cells.failures[0] += 1
+        if report.again:
+            outcome = "answered" if report.ok else "lost" if report.lost else "failed"
+            self._again.cell((key[0], str(key[1]), outcome))[0] += 1
 
     def _make_cells(self, key: tuple[str, int]) -> _VersionCells:
         labels = (key[0], str(key[1]))
@@ -125,15 +134,16 @@ class BatchMetrics:
         return cells
 
     def _drop(self, **labels: str) -> None:
-        for series in self._series:
+        for series in (*self._series, self._again):
             series.drop(**labels)
         self._cells.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The worker of one instance of a version. ``kind``: ``thread`` or ``process``. ``pid`` is None without a process;
-    ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual way."""
+    """The worker of one instance of a version. ``kind``: ``thread``, ``process`` or ``ray``. ``pid`` is None without a
+    process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
+    way; ``node`` is the host where it runs, empty for this one."""
 
     id: ServableId
     instance: int
@@ -142,6 +152,7 @@ class WorkerState:
     pid: int | None = None
     restarts: int = 0
     reason: str = ""
+    node: str = ""
 
 
 class BatchStateCollector(Collector):
@@ -180,5 +191,6 @@ class BatchStateCollector(Collector):
             up.add_metric(which, int(worker.up))
             restarts.add_metric(which, worker.restarts)
             pid = "" if worker.pid is None else str(worker.pid)
-            info.add_metric((*which, worker.kind, pid, worker.reason), 1)
+            facts = dict(zip(labels, which, strict=True)) | {"kind": worker.kind, "pid": pid, "reason": worker.reason}
+            info.add_sample(info.name, facts | ({"node": worker.node} if worker.node else {}), 1)
         yield from (up, restarts, info)

@@ -114,6 +114,30 @@ def _list(items: Any, **more: Any) -> Tree:
     return {"type": "array", "items": items, **more}
 
 
+def _listed_model(versions: Tree) -> Tree:
+    text: Tree = {"type": "string"}
+    count: Tree = {"type": "integer", "minimum": 0}
+    replica = _object(
+        ("name", "state", "since", "node", "pid", "ongoing", "restarts", "reason"),
+        name=text,
+        state={"enum": ["placing", "opening", "ready", "draining", "lost"]},
+        since={"type": "number"},
+        node=text,
+        pid={"type": ["integer", "null"]},
+        ongoing={"type": ["integer", "null"]},
+        restarts=count,
+        reason=text,
+    )
+    of_version = _object(("version", "summary", "replicas"), version=text, summary=text, replicas=_list(replica))
+    return _object(
+        ("name", "model_version_status"),
+        name=text,
+        model_version_status=versions,
+        reason=text,
+        replica_status=_list(of_version),
+    )
+
+
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
@@ -132,12 +156,7 @@ def _schemas() -> Tree:
     return {
         "Error": {**_object(("error",), error=text), "additionalProperties": False},
         "ModelStatus": _object(("model_version_status",), model_version_status=versions),
-        "ModelList": _object(
-            ("models",),
-            models=_list(
-                _object(("name", "model_version_status"), name=text, model_version_status=versions, reason=text)
-            ),
-        ),
+        "ModelList": _object(("models",), models=_list(_listed_model(versions))),
         "ModelMetadata": _object(
             ("model_spec", "metadata"), model_spec=spec, metadata=_object(("signature_def",), signature_def=signatures)
         ),

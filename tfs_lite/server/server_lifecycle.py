@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
@@ -26,6 +27,9 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.source_chain import NO_MODELS
 
+if TYPE_CHECKING:
+    from tfs_lite.serving.cluster.cluster import ConnectedEngine
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,10 +37,10 @@ class ServerLifecycle:
     """Construction opens the ports, or raises and leaves nothing open; then ``begin``; then ``stop``, once. ``hurry``
     may be called while ``stop`` runs."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, engine: ConnectedEngine | None = None) -> None:
         freeze_gc()
         settings = EndpointSettings.read(options)
-        self.core = ServerCore(options)
+        self.core = self._make_core(options, engine)
         self.health = Health(self.core.is_model_available)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
         self.endpoints = Endpoints(self.core, self.health, settings, self.repository)
@@ -54,6 +58,21 @@ class ServerLifecycle:
             self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, self.core.follow))
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
+
+    @staticmethod
+    def _make_core(options: ServerOptions, engine: ConnectedEngine | None) -> ServerCore:
+        """A server without a cluster imports and starts nothing of one."""
+        wanted = options.cluster_options
+        if wanted is not None and engine is None:
+            from tfs_lite.serving.cluster.cluster import connect
+
+            engine = connect(wanted)
+        try:
+            return ServerCore(options, engine=engine)
+        except BaseException:
+            if engine is not None:
+                engine.close()
+            raise
 
     def _open(self) -> ServingError | None:
         """Returns the error without its traceback, which would keep a half-started server and its threads alive."""

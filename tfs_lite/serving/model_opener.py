@@ -1,4 +1,4 @@
-"""Opens the instances of a model: in this process, or each in a process of its own.
+"""Opens the instances of a model: in this process, each in a process of its own, or in replicas of a cluster.
 
 The model's ``instance_group`` says how many there are and where; the server's ``--worker`` decides what it leaves open.
 Versions that need a process (:class:`~tfs_lite.adapters.contract.NeedsProcess`) get one in any case. Processes come
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,11 +18,14 @@ from tfs_lite.adapters.contract import NeedsProcess, OpenedModel, OpenRequest, P
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, TORCH_LOADER, describe
-from tfs_lite.config.scheduling import InstanceGroup
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.config.scheduling import InstanceGroup, replica_options
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.cluster.cluster import Cluster
 
 PROCESS = "process"
 logger = logging.getLogger(__name__)
@@ -37,18 +41,24 @@ def prepare_processes(worker: str) -> None:
 class ModelOpener:
     """Called by loaders, on any thread; ``close`` after the last model was closed."""
 
-    def __init__(self, worker: str, gpu_fraction: float = 0.0) -> None:
-        """``worker``: thread or process. ``gpu_fraction``: the share of a GPU's memory for torch in each process that
-        uses one; 0: all."""
+    def __init__(self, worker: str, gpu_fraction: float = 0.0, cluster: Cluster | None = None) -> None:
+        """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
+        that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
+        self._cluster = cluster
         self._supervisor = Supervisor(PRELOAD)
         self._preload: tuple[str, ...] = ()  # of torch's loader, for processes to share from its first use on
 
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
         """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
         none."""
-        groups = request.settings.instance_group or (InstanceGroup(),)
+        groups = _joined(request.settings.instance_group) or (InstanceGroup(),)
+        replicas = replica_options(groups, self._worker)
+        if replicas is not None:
+            if self._cluster is None:
+                raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
+            return self._cluster.open(platform, request, replicas)
         count = request.beside + sum(group.count for group in groups)
         models: list[OpenedModel] = []
         try:
@@ -88,6 +98,13 @@ class ModelOpener:
             self._preload = TORCH_LOADER
             logger.info("%s was %s", label_of(request.id), reason)
         return model
+
+
+def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
+    """Equal groups are one."""
+    if len(groups) < 2 or any(group != groups[0] for group in groups):
+        return groups
+    return (groups[0].model_copy(update={"count": sum(group.count for group in groups)}),)
 
 
 def _placed(request: OpenRequest, group: InstanceGroup) -> OpenRequest:

@@ -31,6 +31,7 @@ from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.generation import GenerationMetrics
 from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.retries import Retries
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, settings_of_model, settings_of_parameters
 from tfs_lite.schedulers.cached import CachedServable
@@ -229,6 +230,7 @@ class ServableFactory:
             threads=self._batching_options.threads,
             rule_of=ItemRule.of if items else BatchRule.of,
             traits=traits,
+            retries=Retries(request.settings.retry_lost_batches),
         )
         if not items:
             return inner
@@ -273,7 +275,9 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
     """Of every instance."""
     for number, model in enumerate(servable.models):
         worker = model.worker
-        yield WorkerState(servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts, worker.reason)
+        yield WorkerState(
+            servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts, worker.reason, worker.node
+        )
 
 
 class ServingSettings:

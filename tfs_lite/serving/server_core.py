@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +25,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import Reason, ServingError, Status, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
@@ -50,6 +50,10 @@ from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
 
+if TYPE_CHECKING:
+    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,10 @@ class ServerCore:
     in the control mode explicit, ``services`` has what requests need beside the models.
     """
 
-    def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, registry: CollectorRegistry | None = None, engine: ConnectedEngine | None = None
+    ) -> None:
+        """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
@@ -82,8 +89,9 @@ class ServerCore:
         self._resources = DeviceResources.measure(
             options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
+        self._cluster = self._join(engine)
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -110,6 +118,15 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+
+    def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
+        options = self.options.cluster_options
+        if engine is None or options is None:
+            return None
+        from tfs_lite.serving.cluster.cluster import Cluster
+
+        fraction = self.options.per_process_gpu_memory_fraction
+        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -154,6 +171,8 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        if self._cluster is not None:
+            self._cluster.start()
         self._manager.start()
         self.sources.start()
 
@@ -169,7 +188,10 @@ class ServerCore:
         return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
 
     def end_first_load(self) -> None:
-        """From now on as many threads load as the options say."""
+        """The models known at the start are available or have failed. From now on as many threads load as the options
+        say, and replicas of other models, which an earlier server has left, are ended."""
+        if self._cluster is not None:
+            self._cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
     def wait_for_all(self) -> None:
@@ -197,12 +219,17 @@ class ServerCore:
         return self._waiter.closed
 
     def close(self, drain_timeout: float) -> None:
-        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
+        Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        if self._cluster is not None:
+            self._cluster.stop_deciding()
         self.sources.close()
         self.services.close()
         self._manager.close(drain_timeout)
         self._opener.close()
+        if self._cluster is not None:
+            self._cluster.close()
         self._monitor.close()
         self.request_logs.close()
         self.clock.close()
@@ -278,6 +305,11 @@ class ServerCore:
             self._serving_settings.changed(servable, settings)
             return before
 
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries a load again that waits for room in the cluster, because something has changed there. Any thread,
+        cheap; nothing happens to a version that does not wait."""
+        self._manager.wake(servable_id)
+
     def replace(self, item: ServableData[StoragePath], done: Done) -> None:
         """Puts another load of a version that answers in its place, without a gap. ``done`` is called once, on any
         thread; a failure leaves what serves as it is. NOT_FOUND if the version does not answer."""
@@ -335,6 +367,10 @@ class ServerCore:
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
 
+    def replicas(self) -> Iterable[ReplicaReport]:
+        """Of every version that has replicas in a cluster, also while it is loaded."""
+        return self._cluster.replicas() if self._cluster else ()
+
     # Numbers.
 
     def counter_value(self, name: str) -> float:
@@ -373,9 +409,11 @@ class ServerCore:
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
             self.services.model_gone(name)
+            if self._cluster is not None:
+                self._cluster.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
-        if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
+        if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
@@ -394,6 +432,8 @@ class ServerCore:
             self._follower.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
+            if self._cluster is not None:
+                self._cluster.version_gone(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import Tensor
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
-from tfs_lite.workers.arena import Arena, TensorLocation, end_of, lay_out_shapes
+from tfs_lite.workers.arena import Arena
+from tfs_lite.workers.tensors import TensorLocation, end_of, lay_out_shapes
 
 
 class Staging:
@@ -68,4 +68,4 @@ def _staged_location(
     if offset or tensor.nbytes > view.nbytes:
         return None
     dtype = from_numpy(tensor.dtype)
-    return replace(location, shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)
+    return location._replace(shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)

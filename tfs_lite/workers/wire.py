@@ -1,28 +1,35 @@
-"""The messages between the server and the process of a model, apart from tensors.
+"""The messages between the server and a process with a model.
 
-    server -> child   [OPEN, {...}] + inputs, outputs (memory)     answer: [0, description] or [code, message]
-    server -> child   [ITEM_CHANNELS, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
-    server -> child   [number, RUN, signature, outputs, locations, seconds]    answer: [number, 0, locations]
-                                                                               or [number, code, message]
-    server -> child   [number, CLOSE, "", [], [], None]            the process ends
+A request and its answer have the same form; how their tensors travel is the connection's (``tensor_channel``).
 
-The child trusts the server. The server does not trust the child: what it receives is checked here.
+    number, what, signature, outputs, tensors, seconds left    RUN, PREPROCESS, POSTPROCESS
+    number, what, "", [], [], what is needed for it            OPEN, DESCRIBE, PING, DRAIN, CLOSE
+    number, ANSWER, "", [], tensors, [0, detail, ongoing]      or, without tensors, [code, message, ongoing]
+
+The detail of an answer to a replica's RUN is how many seconds the model took.
+
+A process of this machine gets the memory along with its first messages:
+
+    [OPEN, {...}] + inputs, outputs (memory)                        answer: [0, description] or [code, message]
+    [ITEM_CHANNELS, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
+
+Whoever receives a message does not trust it: it is checked here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
-from tfs_lite.workers.arena import read_dtype
 from tfs_lite.workers.channel import ProtocolError
+from tfs_lite.workers.tensors import read_dtype
 
 OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
     "open",
@@ -32,8 +39,61 @@ OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
     "postprocess",
     "close",
 )
+DESCRIBE, PING, DRAIN = "describe", "ping", "drain"
+PLACED = "placed"
+"""The state of a replica that nobody has asked to open a model."""
+"""For replicas."""
+ANSWER = "answer"
+BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")
+"""The failure of a run that a replica has not begun, because it has as many requests as it takes. No model's failure
+has this status."""
 MAX_TEXT = 8192
 """Characters of a failure's message; the child cuts longer ones."""
+
+
+class Message(NamedTuple):
+    """A request, or the answer of the same ``number``, apart from its tensors."""
+
+    number: int
+    what: str
+    signature: str = ""
+    wanted: Sequence[str] = ()
+    extra: object = None
+
+
+def read_message(raw: list[Any]) -> Message:
+    """The message in these six fields, of which the fifth is for the tensors. ProtocolError if it is none."""
+    number, what, signature, wanted, _, extra = raw
+    if type(number) is not int or not isinstance(what, str) or not isinstance(signature, str):
+        raise ProtocolError("no message")
+    if not isinstance(wanted, list):
+        raise ProtocolError("no names of outputs")
+    for name in wanted:
+        if not isinstance(name, str):
+            raise ProtocolError("no names of outputs")
+    return Message(number, what, signature, wanted, extra)
+
+
+def answer_to(number: int, detail: object = None, ongoing: int = 0) -> Message:
+    return Message(number, ANSWER, extra=(int(StatusCode.OK), detail, ongoing))
+
+
+def failure_of(number: int, error: ServingError, ongoing: int = 0) -> Message:
+    return Message(number, ANSWER, extra=(*plain_failure(error.code, error.status.message), ongoing))
+
+
+def read_answer(answer: Message, number: int) -> tuple[object, int]:
+    """The detail and ``ongoing`` of the answer to request ``number``. Raises the failure that it is; ProtocolError if
+    it is no answer to that request."""
+    extra = answer.extra
+    if answer.what != ANSWER or answer.number != number or not isinstance(extra, list) or len(extra) != 3:
+        raise ProtocolError("no answer to the question")
+    code, detail, ongoing = extra
+    if type(ongoing) is not int or ongoing < 0:
+        raise ProtocolError("no answer to the question")
+    if type(code) is int and code == StatusCode.OK:
+        return detail, ongoing
+    raise read_failure(code, detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def test_worker_whose_model_was_opened_in_another_way_says_why() -> None:
     page = 'tfs_lite_worker_info{model="m",version="1",instance="0",kind="process",pid="7",reason="no [operator]"} 1\n'
     (worker,) = read_numbers(page)["m", 1].workers
     assert (worker.kind, worker.pid, worker.reason) == ("process", "7", "no [operator]")
-    shown = verbose_table([Model("m", (Version(1, "AVAILABLE"),))], read_numbers(page))
+    shown = verbose_table([Model("m", (Version(1, "AVAILABLE"),))], read_numbers(page), {})
     (cell,) = shown.columns[-2].cells  # the last but one is that of the workers
     assert str(cell) == "pid 7: no [operator]"
 

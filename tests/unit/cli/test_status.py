@@ -165,6 +165,29 @@ def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     assert any(line.startswith("ranker - - - - - - - - - - its base path") for line in lines)
 
 
+def test_verbose_shows_replicas_and_sums_them_up_in_place_of_workers(
+    listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = {"name": "digits/2/0a1b2c3d/0#0", "state": "ready", "since": 1000.0, "node": "gpu-a", "pid": 41}
+    lost = {"name": "digits/2/0a1b2c3d/1#3", "state": "placing", "since": 1090.0, "node": "", "pid": None}
+    ready |= {"ongoing": 1, "restarts": 0, "reason": ""}
+    lost |= {"ongoing": None, "restarts": 2, "reason": "signal 9"}
+    replicas = [{"version": "2", "summary": "1/2 up, 1 starting", "replicas": [ready, lost]}]
+    listing.models[0] = {**listing.models[0], "replica_status": replicas}
+    monkeypatch.setattr(status.time, "time", lambda: 1100.0)
+    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "digits 2 AVAILABLE - - - - - - - ray 1/2 up, 1 starting" in lines
+    assert "digits/2/0a1b2c3d/0#0 gpu-a 41 ready 100 s 1 0" in lines
+    assert "digits/2/0a1b2c3d/1#3 - - placing 10 s - 2 signal 9" in lines
+    assert main(["status", "--verbose", "--json", "digits", "--rest", listing.address]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert "replicas" not in model["versions"][0]
+    assert model["versions"][1]["replicas"] == {"summary": replicas[0]["summary"], "replicas": [ready, lost]}
+    assert main(["status", "--json", "--rest", listing.address]) == 0
+    assert "replica" not in capsys.readouterr().out
+
+
 def test_a_page_that_holds_no_metrics_or_is_too_large_is_an_error(
     listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

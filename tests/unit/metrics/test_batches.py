@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +15,7 @@ from tfs_lite.metrics.tensorflow import TensorflowMetrics
 
 M1 = ServableId("m", 1)
 LABELS = {"model": "m", "version": "1"}
+OUTCOMES = ("answered", "lost", "failed")
 
 
 @pytest.fixture
@@ -77,6 +79,16 @@ def test_a_failed_run_is_counted_but_not_timed(metrics: BatchMetrics, registry: 
     assert value(registry, "batch_size_count") == 1
 
 
+def test_runs_with_calls_that_were_queued_again_are_counted_by_what_became_of_them(
+    metrics: BatchMetrics, registry: CollectorRegistry
+) -> None:
+    for ok, lost, again in ((True, False, True), (True, False, True), (False, True, True), (False, False, True)):
+        metrics.on_run(replace(report(ok=ok), lost=lost, again=again))
+    metrics.on_run(report())
+    counted = {outcome: value(registry, "batches_queued_again_total", outcome=outcome) for outcome in OUTCOMES}
+    assert counted == {"answered": 2, "lost": 1, "failed": 1}
+
+
 def test_runs_on_many_threads_are_all_counted(
     metrics: BatchMetrics, registry: CollectorRegistry, tensorflow: TensorflowMetrics
 ) -> None:
@@ -120,6 +132,7 @@ def test_what_waits_and_who_works_is_read_when_asked_for(registry: CollectorRegi
     workers = [
         WorkerState(M1, 0, "process", True, 4321, 2),
         WorkerState(M1, 1, "process", False, None, 3, "by other means"),
+        WorkerState(M1, 2, "ray", True, 77, node="gpu-a"),
     ]
     registry.register(BatchStateCollector(lambda: waiting, lambda: workers))
     assert value(registry, "queue_rows") == 7
@@ -128,6 +141,7 @@ def test_what_waits_and_who_works_is_read_when_asked_for(registry: CollectorRegi
     assert value(registry, "worker_restarts_total", instance="1") == 3
     assert value(registry, "worker_info", instance="0", kind="process", pid="4321", reason="") == 1
     assert value(registry, "worker_info", instance="1", kind="process", pid="", reason="by other means") == 1
+    assert value(registry, "worker_info", instance="2", kind="ray", pid="77", reason="", node="gpu-a") == 1
     waiting.clear()
     workers.clear()
     assert 'model="m"' not in page(registry)

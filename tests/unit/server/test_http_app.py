@@ -11,7 +11,9 @@ import orjson
 import ormsgpack
 import pytest
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
+from tfs_lite.metrics.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 
@@ -139,6 +141,27 @@ def test_list_names_every_model_and_why_one_has_nothing(shared: RestFixture) -> 
     assert first["model_version_status"] == shared.client.get("/v1/models/m").json()["model_version_status"]
     assert "reason" not in first
     assert second == {"name": "n", "model_version_status": [], "reason": "its base path does not exist"}
+
+
+def test_list_has_the_replicas_of_models_that_live_in_a_cluster(server: RestFixture) -> None:
+    lost = ReplicaStatus("m/7/00000000/1#2", "lost", 1.7e9, "gpu-b", None, None, 2, "signal 9")
+    ready = ReplicaStatus("m/7/00000000/0#0", "ready", 1.7e9, "gpu-a", 41, 1)
+    server.replica_reports.append(ReplicaReport(ServableId("m", 7), "1/2 up, 1 starting: signal 9", (ready, lost)))
+    first, second = server.client.get("/v1/models").json()["models"]
+    (of_version,) = first["replica_status"]
+    assert (of_version["version"], of_version["summary"]) == ("7", "1/2 up, 1 starting: signal 9")
+    assert of_version["replicas"][1] == {
+        "name": "m/7/00000000/1#2",
+        "state": "lost",
+        "since": 1.7e9,
+        "node": "gpu-b",
+        "pid": None,
+        "ongoing": None,
+        "restarts": 2,
+        "reason": "signal 9",
+    }
+    assert "replica_status" not in second
+    assert "replica_status" not in server.client.get("/v1/models/m").json()  # TensorFlow Serving's own
 
 
 def test_metadata_is_upstreams_json_and_gives_its_handle_back(server: RestFixture) -> None:

@@ -78,6 +78,12 @@ class ChildModel(Model):
     def refuse(self, inputs):
         raise invalid_argument("x is not to my liking")
 
+    def busy(self, inputs):
+        raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
+
+    def nap(self, inputs):
+        time.sleep(0.002)
+
     def fail(self, inputs):
         raise ValueError("what is this")
 

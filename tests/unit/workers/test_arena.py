@@ -9,8 +9,9 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import TABLE
 from tfs_lite.testing.errors import refusal
-from tfs_lite.workers.arena import ALIGNMENT, Arena, TensorLocation, end_of, lay_out_shapes, read_locations
+from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import ProtocolError
+from tfs_lite.workers.tensors import ALIGNMENT, TensorLocation, end_of, lay_out_shapes, read_locations
 
 LIMIT = 1 << 20
 NUMERIC = [row for row in TABLE if row.dtype is not DataType.STRING]

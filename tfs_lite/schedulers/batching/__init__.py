@@ -5,5 +5,6 @@ of a signature may share a run); ``batcher`` takes a call in, ``splitting`` spli
 holds the jobs that wait, one ``signature_queue`` for each signature. **``forming`` decides that a batch is due**;
 ``batch_delay``, with ``cpu_saturation``, says whether to wait for more although a worker is free. Then a worker
 (``worker_threads``) takes the batch, ``execution`` runs it, ``assembly`` stacks the inputs and splits the outputs, and
-``ordering`` keeps answers in order where that is asked for.
+``ordering`` keeps answers in order where that is asked for. ``retries`` says which calls run once more when a worker's
+process was lost.
 """

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from math import inf
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost
+from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerBusy
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode
@@ -23,6 +24,7 @@ from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.retries import Loss, Retries
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
@@ -33,6 +35,10 @@ from tfs_lite.schedulers.calls import CANCELLED, finish
 ANSWERS_HELD = 2
 """Where answers keep their order: how many may wait for an earlier one, for each call that may wait for the model. A
 call that is cancelled or late has left the queue, but its answer waits."""
+PATIENCE = 1.0
+"""Seconds for which calls wait when every worker has lost its process."""
+BUSY_SECONDS = 0.01
+"""So long a worker pauses whose process takes no more requests."""
 logger = logging.getLogger(__name__)
 
 
@@ -46,6 +52,10 @@ class BatchingServable:
     nothing of the last batch is held. Errors, all through ``on_done``: UNAVAILABLE (queue full, closed, or every worker
     lost), DEADLINE_EXCEEDED and CANCELLED (before the start), INVALID_ARGUMENT (more rows than allowed), what the model
     raises, INTERNAL for anything else it raises.
+
+    With ``retries``, calls whose worker's process was lost are queued again where that is safe, before all others, and
+    calls wait for :data:`PATIENCE` seconds for a worker when every one has lost its process. Without, the calls of a
+    lost batch, and what waits when every worker is lost, are answered UNAVAILABLE at once.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class BatchingServable:
         threads: int = 1,
         rule_of: RuleOf = BatchRule.of,
         traits: Traits | None = None,
+        retries: Retries | None = None,
     ) -> None:
         """Takes the models over: closes them in the end. ``threads`` is how many each model gets, as far as it allows
         them. ``rule_of`` says which calls may share a run. ``traits`` None means those of the platform
@@ -81,6 +92,10 @@ class BatchingServable:
             for key, signature in self.signatures.items()
         }
         self._closed = False
+        self._retries = retries
+        self._patience: Timer | None = None  # runs while every worker has lost its process
+        self._losses = 0  # how often it was started
+        self._is_refusing = False  # because every worker has lost its process, and patience is over
         self._timer: Timer | None = None
         self._timer_due = inf
         workers = make_workers(models, self._name, threads, self._serve)
@@ -177,7 +192,7 @@ class BatchingServable:
             idle = self._workers.change(workers, remove)
             for worker in workers:
                 worker.thread.start()  # here, because ``close`` joins all workers of the pool
-            waiting = self._clear() if self._workers.is_lost else []
+            waiting = self._look_for_losses()
             count = len(self._workers)
         for worker in idle:
             worker.wake()
@@ -193,8 +208,9 @@ class BatchingServable:
             self._closed = True
             waiting = self._clear()
             idle = self._workers.end()
-            timer, self._timer = self._timer, None
-        if timer is not None:
+            timers = [timer for timer in (self._timer, self._patience) if timer is not None]
+            self._timer = self._patience = None
+        for timer in timers:
             timer.cancel()
         for worker in idle:
             worker.wake()
@@ -217,7 +233,7 @@ class BatchingServable:
         """With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
-        if self._workers.is_lost:
+        if self._is_refusing:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return self._unavailable("has too many answers that wait for an earlier one; try again later")
@@ -291,6 +307,8 @@ class BatchingServable:
     # What workers do.
 
     def _serve(self, worker: WorkerThread) -> None:
+        if not worker.model.worker.up:
+            self._recover(worker)
         while True:
             queue, jobs = self._next(worker)
             if queue is None:
@@ -362,14 +380,35 @@ class BatchingServable:
 
     def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[Job]) -> None:
         now = self._clock.monotonic()
-        calls = [job.call for job in jobs]
         for job in jobs:
             job.call.queue_seconds = now - job.enqueued
             job.call.ticket = None  # or each would keep the other alive
-        try:
-            self._execution.run(worker.model, queue, calls, [job.size for job in jobs])
-        except WorkerLost:
-            self._recover(worker)
+        loss = self._execution.run(worker.model, queue, jobs)
+        if loss is not None:
+            self._answer_loss(queue, loss)
+            if isinstance(loss.error, WorkerBusy):
+                worker.ending.wait(BUSY_SECONDS)
+            else:
+                self._recover(worker)
+
+    def _answer_loss(self, queue: SignatureQueue, loss: Loss) -> None:
+        """Queues again what may run again, and answers the others."""
+        with self._lock:
+            closed = self._closed
+            again = [] if closed or self._retries is None else self._retries.choose(loss, self._clock.monotonic())
+            for job in again:
+                job.call.ticket = job
+            queue.put_back(again)
+            if queue.jobs.next_expiry < self._timer_due:
+                self._arm(queue.jobs.next_expiry)
+            other = self._workers.pop_idle() if again else None
+        if other is not None:
+            other.wake()
+        waiting = set(again)
+        status = self._unavailable("is being unloaded") if closed and loss.unread else loss.error.status
+        for job in (*loss.inside, *loss.behind):
+            if job not in waiting:
+                finish(job.call, status, self._name)
 
     def _ended(self, queue: SignatureQueue, now: float, rows: int, seconds: float) -> None:
         with self._lock:
@@ -377,13 +416,37 @@ class BatchingServable:
             queue.ended(now, rows, seconds, self._saturation.saturated)
 
     def _recover(self, worker: WorkerThread) -> None:
-        """Blocks until the worker's model can run again. While no worker has one, all that waits is refused."""
+        """Blocks until the worker's model can run again."""
         with self._lock:
-            waiting = self._clear() if self._workers.mark_lost(worker) else []
+            self._workers.mark_lost(worker)
+            waiting = self._look_for_losses()
         self._refuse(waiting, "has lost its worker process; try again later")
         worker.model.recover(worker.ending)
         with self._lock:
             self._workers.mark_recovered(worker)
+            self._look_for_losses()
+
+    def _look_for_losses(self) -> list[Job]:
+        """With the lock held, when workers have lost their processes or have got others. Returns what is refused: all
+        that waits, if every worker is lost and patience is over."""
+        if not self._workers.is_lost:
+            patience, self._patience, self._is_refusing = self._patience, None, False
+            if patience is not None:
+                patience.cancel()
+        elif self._retries is None:
+            self._is_refusing = True
+        elif self._patience is None and not self._closed:
+            self._losses += 1
+            self._patience = self._clock.call_later(PATIENCE, partial(self._lose_patience, self._losses))
+        return self._clear() if self._is_refusing else []
+
+    def _lose_patience(self, losses: int) -> None:
+        """On the clock's thread."""
+        with self._lock:
+            if self._workers.is_lost and self._losses == losses and not self._closed:
+                self._is_refusing = True
+            waiting = self._look_for_losses()
+        self._refuse(waiting, "has lost its worker process; try again later")
 
     def _finish(self, call: PredictCall, status: Status) -> None:
         call.ticket = None

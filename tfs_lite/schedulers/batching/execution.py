@@ -1,18 +1,22 @@
-"""Runs one batch through a model, and answers every call of it, whatever happens.
+"""Runs one batch through a model, and answers every call of it, unless the worker's process was lost.
 
 calls -> assemble -> Model.run -> split_outputs -> on_done of each call
                       failed, and there were several: each half on its own, until the call at fault is alone
+                      the process was lost, or busy: a Loss, and no answer
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerLost
+from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
+from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of, finish
 
@@ -35,30 +39,35 @@ class Execution:
         self._on_batch = on_batch
         self._ended = ended
 
-    def run(self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
-        """Answers every call; ``sizes`` are their rows. Raises WorkerLost, after having answered with it, when the
-        model has to recover."""
+    def run(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+        """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
+        WorkerLost it has to recover."""
+        calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
         started = self._clock.monotonic()
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
         ended = self._clock.monotonic()
-        ok = not isinstance(answers[0], Status)
+        loss = None if lost is None else Loss(lost, jobs)
+        if loss is not None and loss.unread:
+            return loss
+        ok = loss is None and not isinstance(answers[0], Status)
         moving = (inside[0] - started, ended - inside[1]) if inside else (0.0, 0.0)
         waits = tuple([call.queue_seconds for call in calls])
-        report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving)
+        again = any(job.again for job in jobs)
+        report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again)
         count_run(self._on_batch, report, self._name)
-        if not ok and lost is None and len(calls) > 1:
-            self._run_halves(model, queue, calls, sizes)
-            return
+        if loss is not None:
+            return loss
+        if not ok and len(calls) > 1:
+            return self._run_halves(model, queue, jobs)
         self._ended(queue, ended, sum(sizes), ended - started)
         for call, answer in zip(calls, answers, strict=True):
             call.run_seconds, call.copy_seconds = ended - started, moving
             finish(call, answer, self._name)
-        if lost is not None:
-            raise lost
+        return None
 
     def _attempt(
         self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
-    ) -> tuple[Sequence[Answer], int, WorkerLost | None, tuple[float, float] | None]:
+    ) -> tuple[Sequence[Answer], int, WorkerLost | WorkerBusy | None, tuple[float, float] | None]:
         """Returns an answer for each call, the rows of padding, the loss of the worker if it came, and when the model
         was entered and left, if it was."""
         padding = 0
@@ -69,18 +78,14 @@ class Execution:
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
             return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
+        except (WorkerLost, WorkerBusy) as lost:
+            return [], padding, lost, None
         except BaseException as error:
-            lost = error if isinstance(error, WorkerLost) else None
-            return [failure_of(error, self._name)] * len(calls), padding, lost, None
+            return [failure_of(error, self._name)] * len(calls), padding, None, None
 
-    def _run_halves(
-        self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
-    ) -> None:
-        middle = len(calls) // 2
-        try:
-            self.run(model, queue, calls[:middle], sizes[:middle])
-        except WorkerLost as error:
-            for call in calls[middle:]:
-                finish(call, error.status, self._name)
-            raise
-        self.run(model, queue, calls[middle:], sizes[middle:])
+    def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+        middle = len(jobs) // 2
+        loss = self.run(model, queue, jobs[:middle])
+        if loss is not None:
+            return replace(loss, behind=[*loss.behind, *jobs[middle:]])
+        return self.run(model, queue, jobs[middle:])

@@ -1,6 +1,7 @@
 """The jobs that wait for one signature of a model, in order of service. Bookkeeping only: its owner has lock and clock.
 
     refusal -> add -> take (they run) | remove (cancelled) | sweep (they waited too long) | clear (the model goes)
+                 put_back (they have not run to the end) -> the same
 
 Levels come strictly one after the other, the lowest number first. Within a level, jobs that the level's policy has
 delayed come after the others; else the order is that of arrival. Level numbers may be anything, so levels are made when
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -31,6 +32,7 @@ class Job:
 
     ``expires`` ends the wait by the deadline of the call; ``times_out`` by the queue's timeout, which a level with the
     action DELAY answers by moving the job, once. ``gone`` is set when the job has left the queue, for any reason.
+    ``again``: it has been put back; ``lost``: it was in a worker's process that was lost.
     """
 
     call: PredictCall
@@ -44,11 +46,13 @@ class Job:
     times_out: float = inf
     delayed: bool = field(default=False)
     gone: bool = field(default=False)
+    again: bool = field(default=False)
+    lost: bool = field(default=False)
 
 
 class JobQueue:
-    """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove`` and
-    ``take`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
+    """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove``, ``take``
+    and ``put_back`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
 
     __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "next_expiry", "rows", "youngest")
 
@@ -124,6 +128,17 @@ class JobQueue:
         self._count += 1
         self.rows += job.rows
         self.youngest = job.enqueued
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Puts jobs that were taken before all others of their levels, in this order. Only their deadlines end their
+        wait now: the queue's timeout is for the wait before the first run."""
+        for job in reversed(jobs):
+            level = self._by_number.get(job.level) or self._new_level(job.level)
+            job.gone, job.again, job.times_out = False, True, inf
+            end = (level.delayed if job.delayed else level.fresh).prepend(job)
+            self.next_expiry = min(self.next_expiry, end)
+            self._count += 1
+            self.rows += job.rows
 
     def remove(self, job: Job) -> bool:
         """Takes out a job that was added. Returns False if it had left already."""
@@ -258,6 +273,18 @@ class _Fifo:
             self.bound = end
         self._last = end
         self._jobs.append(job)
+        self.live += 1
+        return end
+
+    def prepend(self, job: Job) -> float:
+        """Returns when the job ends."""
+        end, head = _end(job), self.head
+        if head is None:
+            return self.append(job)
+        if end > _end(head):
+            self._ascending = False
+        self.bound = min(self.bound, end)
+        self._jobs.appendleft(job)
         self.live += 1
         return end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -73,6 +73,11 @@ class SignatureQueue:
         changed = head is not None and head.key != job.key
         jobs.add(job)
         return changed or jobs.rows >= self.wake_rows
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Puts jobs that were taken to the head; a worker should decide again."""
+        self.wake_rows = 1
+        self.jobs.put_back(jobs)
 
     def remove(self, job: Job) -> bool:
         """Takes out a job. Returns whether it was still waiting."""

@@ -96,13 +96,11 @@ class WorkerPool:
         self._idle.remove(worker)
         return True
 
-    def mark_lost(self, worker: WorkerThread) -> bool:
-        """The worker's process has died. Returns whether none is left."""
-        if worker.ending.is_set():
-            return False
-        self._lost.add(worker)
-        self.is_lost = len(self._lost) == len(self._workers)
-        return self.is_lost
+    def mark_lost(self, worker: WorkerThread) -> None:
+        """The worker's process has died."""
+        if not worker.ending.is_set():
+            self._lost.add(worker)
+            self.is_lost = len(self._lost) == len(self._workers)
 
     def mark_recovered(self, worker: WorkerThread) -> None:
         self._lost.discard(worker)

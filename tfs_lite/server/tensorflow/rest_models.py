@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from google.protobuf.json_format import MessageToDict
@@ -15,6 +17,9 @@ from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.server_core import ServerCore
 
+if TYPE_CHECKING:
+    from tfs_lite.metrics.replicas import ReplicaReport
+
 
 class ModelPages:
     """On the event loop. Raises ServingError."""
@@ -24,9 +29,14 @@ class ModelPages:
         self._metrics = core.request_metrics
 
     async def list(self, request: Request, ref: ModelRef) -> Response:
-        """Every model with its versions, and why a model without any has none."""
+        """Every model with its versions, and why a model without any has none; and the replicas of those that live in
+        a cluster."""
         with self._metrics.record("ListModels", "", REST):
-            return json_reply({"models": [_report(report) for report in self._core.models()]})
+            replicas: dict[str, list[ReplicaReport]] = {}
+            for report in self._core.replicas():
+                replicas.setdefault(report.id.name, []).append(report)
+            models = [_report(report, replicas.get(report.name, ())) for report in self._core.models()]
+            return json_reply({"models": models})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST):
@@ -44,9 +54,19 @@ class ModelPages:
             return json_reply({"model_spec": spec, "metadata": {"signature_def": signatures}})
 
 
-def _report(report: ModelReport) -> dict[str, Any]:
+def _report(report: ModelReport, replicas: Sequence[ReplicaReport]) -> dict[str, Any]:
     statuses = orjson.loads(status_json(model_status(report.versions)))
     body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
     if not report.problem.ok:
         body["reason"] = report.problem.message
+    if replicas:
+        body["replica_status"] = [_of_replicas(of_version) for of_version in replicas]
     return body
+
+
+def _of_replicas(report: ReplicaReport) -> dict[str, Any]:
+    return {
+        "version": str(report.id.version),
+        "summary": report.summary,
+        "replicas": [asdict(replica) for replica in report.replicas],
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -16,10 +17,11 @@ import numpy as np
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.batcher import PATIENCE, BatchingServable
 from tfs_lite.schedulers.batching.forming import form_batch
+from tfs_lite.schedulers.batching.retries import POISON_SECONDS
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, TimeoutAction
-from tfs_lite.testing.schedulers.batcher_models import SHIFTS, SPAN, GatedModel, Run, Verdict
+from tfs_lite.testing.schedulers.batcher_models import NOT_RUN, SHIFTS, SPAN, GatedModel, Run, Verdict
 from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, ThreadState
 
 WIDE = 2e-9
@@ -52,6 +54,7 @@ class CheckedCall:
     width: int
     level: int
     poisoned: bool
+    deadly: bool
     entered: int
     left: int = -1
     cancelled: bool = False
@@ -66,10 +69,18 @@ class CheckedCall:
 
 
 class BatcherChecker:
-    """Used by the test; answers may come on any stepped thread."""
+    """Used by the test; answers may come on any stepped thread. ``retries``: None if the servable queues nothing again,
+    else whether it may queue again what was lost while it ran."""
 
-    def __init__(self, scheduler: InterleavingScheduler, settings: BatchSettings, servable: BatchingServable) -> None:
+    def __init__(
+        self,
+        scheduler: InterleavingScheduler,
+        settings: BatchSettings,
+        servable: BatchingServable,
+        retries: bool | None = None,
+    ) -> None:
         self.scheduler = scheduler
+        self.retries = retries
         self.settings = settings
         self.servable = servable
         self.models = cast("tuple[GatedModel, ...]", servable.models)
@@ -77,6 +88,7 @@ class BatcherChecker:
         self.moment = 0
         self.closing = False
         self.losses = 0
+        self._up = 0.0  # when there was a worker that had not lost its process
         self._next_id = 0
         self._seen = 0
         self._open: list[CheckedCall] = []
@@ -84,7 +96,14 @@ class BatcherChecker:
     # What happens.
 
     def make_call(
-        self, signature: str, rows: int, width: int, outputs: tuple[str, ...], poisoned: bool, **rest: Any
+        self,
+        signature: str,
+        rows: int,
+        width: int,
+        outputs: tuple[str, ...],
+        poisoned: bool,
+        deadly: bool = False,
+        **rest: Any,
     ) -> CheckedCall:
         """A new call, not submitted yet."""
         ids = range(self._next_id, self._next_id + rows)
@@ -92,12 +111,15 @@ class BatcherChecker:
         if poisoned and rows:
             for model in self.models:
                 model.poisoned.add(ids[-1])
+        if deadly and rows:
+            for model in self.models:
+                model.deadly.add(ids[-1])
         numbers = np.arange(ids.start, ids.stop)
         inputs = {"id": numbers, "x": numbers[:, None] * float(SPAN) + np.arange(width)}
         call = _Call(signature, inputs, outputs, on_done=lambda answer: self._answered(request, answer), **rest)
         levels = self.settings.priority_levels
         level = call.priority if 0 < call.priority <= levels else self.settings.default_priority
-        request = CheckedCall(call, ids, width, level, poisoned and rows > 0, self._tick())
+        request = CheckedCall(call, ids, width, level, poisoned and rows > 0, deadly and rows > 0, self._tick())
         self.requests.append(request)
         self._open.append(request)
         return request
@@ -144,7 +166,10 @@ class BatcherChecker:
         for name in names:
             self._need(np.array_equal(cast(Any, answer[name]), expected[name]), f"{name} of other rows, or not all")
         fine = {number for run in request.runs if run.verdict is Verdict.FINE for number in run.ids}
-        self._need(not request.poisoned and fine.issuperset(request.ids), "answered without a run that went well")
+        self._need(
+            not (request.poisoned or request.deadly) and fine.issuperset(request.ids),
+            "answered without a run that went well",
+        )
 
     def _check_status(self, request: CheckedCall, status: Status) -> None:
         call, now = request.call, self.scheduler.clock.monotonic()
@@ -162,7 +187,8 @@ class BatcherChecker:
                     request.poisoned and self._alone(request, Verdict.FINE), "its rows did not fail by themselves"
                 )
             case StatusCode.RESOURCE_EXHAUSTED:
-                self._need(self._alone(request, Verdict.FAILS), "it has not failed by itself")
+                busy = self.retries is None and any(run.verdict is Verdict.BUSY for run in request.runs)
+                self._need(busy or self._alone(request, Verdict.FAILS), "it has not failed by itself")
             case StatusCode.UNAVAILABLE:
                 self._need(self._unavailable(request, status.message), f"not so: {status.message}")
             case _:
@@ -187,13 +213,65 @@ class BatcherChecker:
             held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.scheduler.workers)
             return not request.admitted and self.settings.preserve_ordering and (held or self.scheduler.stepwise)
         if "worker died" in text:
-            return self.losses > 0 and (not request.ids or request.runs != [])
+            return self._has_losses and (not request.ids or self._was_lost_for_good(request))
         away = (
             len(self.scheduler.workers)
             if self.scheduler.stepwise
             else 1 + len(self.scheduler.in_state(ThreadState.RECOVERING))
         )
-        return "lost its worker" in text and self.losses > 0 and away >= len(self.scheduler.workers)
+        patience = 0.0 if self.retries is None or self.scheduler.stepwise else PATIENCE
+        waited = self.scheduler.clock.monotonic() - self._up >= patience - WIDE
+        return "lost its worker" in text and self._has_losses and away >= len(self.scheduler.workers) and waited
+
+    def note_time(self) -> None:
+        """Called before time passes."""
+        if len(self.scheduler.in_state(ThreadState.RECOVERING)) < len(self.scheduler.workers):
+            self._up = self.scheduler.clock.monotonic()
+
+    # Losses.
+
+    @property
+    def _has_losses(self) -> bool:
+        return self.losses > 0 or any(model.losses for model in self.models)
+
+    @property
+    def _lost_runs(self) -> list[Run]:
+        runs = [run for model in self.models for run in model.losses]
+        return sorted(runs, key=lambda run: run.ended)
+
+    def _was_lost_for_good(self, request: CheckedCall) -> bool:
+        """Whether a call that was lost with a worker had to be answered so, and may not have been queued again."""
+        lost = [run for run in request.runs if run.verdict is Verdict.LOST]
+        unread = any(run.verdict is Verdict.UNREAD for run in request.runs)
+        if self.retries is None:
+            return bool(lost or unread)
+        now = self.scheduler.clock.monotonic()
+        late = request.call.deadline is not None and request.call.deadline <= now
+        twice = any(sum(number in run.ids for run in lost) > 1 for number in request.ids)
+        return self.closing or (bool(lost) and (not self.retries or twice or late or self._are_off(now)))
+
+    def _are_off(self, now: float) -> bool:
+        """Whether two batches that were lost for the second time have switched retries off."""
+        seen: set[int] = set()
+        poison: list[float] = []
+        for run in self._lost_runs:
+            if not seen.isdisjoint(run.ids):
+                poison.append(run.ended)
+            seen.update(run.ids)
+        return any(
+            second - first <= POISON_SECONDS and second <= now < second + POISON_SECONDS
+            for first, second in pairwise(poison)
+        )
+
+    def _check_losses(self, run: Run) -> None:
+        """No row is in a third run after two were lost with it, and none in a second one that may not be."""
+        for number in set(run.ids):
+            lost = [before for before in self._lost_runs if number in before.ids and before is not run]
+            self._need(len(lost) < 2, "a call runs that was lost twice")
+            self._need(not lost or bool(self.retries), "a call runs again that must not")
+            for before in lost:
+                off = not self.scheduler.stepwise and self._are_off(before.ended)
+                self._need(not off, "a call runs again while retries are off")
 
     @property
     def _most_rows(self) -> int:
@@ -210,7 +288,7 @@ class BatcherChecker:
     # The queue.
 
     def waiting(self, signature: str) -> list[CheckedCall]:
-        """Calls of which no row has run yet; those without rows may be running."""
+        """Calls of which no row has run to the end, or runs; those without rows may be running."""
         return [
             request
             for request in self._open
@@ -220,7 +298,8 @@ class BatcherChecker:
         ]
 
     def _ran(self, request: CheckedCall) -> set[int]:
-        return set(request.ids).intersection(number for run in request.runs for number in run.ids)
+        runs = [run for run in request.runs if run.verdict not in NOT_RUN]
+        return set(request.ids).intersection(number for run in runs for number in run.ids)
 
     def _is_full(self, request: CheckedCall) -> bool:
         """Whether a call that was just refused may have found no room."""
@@ -252,6 +331,7 @@ class BatcherChecker:
 
     def _see(self, run: Run) -> None:
         settings = self.settings
+        self._check_losses(run)
         numbers = set(run.ids)
         inside = [request for request in self._open if not numbers.isdisjoint(request.ids)]
         for request in inside:
@@ -344,6 +424,7 @@ class BatcherChecker:
 
     def _check_bounds(self, waiting: Sequence[CheckedCall]) -> None:
         settings = self.settings
+        waiting = [request for request in waiting if not any(run.verdict in NOT_RUN for run in request.runs)]
         self._need(len(waiting) <= settings.max_queued_calls, "more calls wait than may")
         if settings.max_queued_rows:
             rows = sum(len(request.ids) - len(self._ran(request)) for request in waiting)

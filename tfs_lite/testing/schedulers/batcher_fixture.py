@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfs_lite.schedulers.batching.retries import Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.batcher_checker import BatcherChecker, CheckedCall
-from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
+from tfs_lite.testing.schedulers.batcher_models import NOT_RUN, GatedModel, Run, Verdict
 from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedWorker, ThreadState
 
 
@@ -29,8 +30,10 @@ class BatcherFixture:
         self.runs: list[Run] = []
         self._threads = threads
         self.models = [self._model() for _ in range(models)]
-        self.servable = self.scheduler.make_servable(self.models, settings, threads=threads, **rest)
-        self.checker = BatcherChecker(self.scheduler, settings, self.servable)
+        retries = rest.pop("retries", None)
+        made = None if retries is None else Retries(retries)
+        self.servable = self.scheduler.make_servable(self.models, settings, threads=threads, retries=made, **rest)
+        self.checker = BatcherChecker(self.scheduler, settings, self.servable, retries)
         if not stepwise:
             self.scheduler.settle()
 
@@ -61,7 +64,7 @@ class BatcherFixture:
     def end_run(self, worker: SteppedWorker, verdict: Verdict = Verdict.FINE) -> None:
         """Other threads do not go on."""
         next(model.under_way[worker] for model in self.models if worker in model.under_way).verdict = verdict
-        self.checker.losses += verdict is Verdict.LOST
+        self.checker.losses += verdict in NOT_RUN
         self.scheduler.step(worker)
 
     def finish(self, verdict: Verdict = Verdict.FINE, index: int = 0) -> None:
@@ -74,6 +77,7 @@ class BatcherFixture:
         self.scheduler.settle()
 
     def advance(self, seconds: float) -> None:
+        self.checker.note_time()
         self.clock.advance(seconds)
         self.scheduler.settle()
 

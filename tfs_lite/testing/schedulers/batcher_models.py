@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tfs_lite.core.model import Model, Shapes, WorkerLost
+from tfs_lite.core.model import Model, Shapes, WorkerBusy, WorkerLost
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedWorker, ThreadState, current
@@ -33,33 +33,42 @@ SPAN = 16
 
 
 class Verdict(Enum):
-    """How a run ends, unless rows in it are poisoned."""
+    """How a run ends, unless rows in it are poisoned or deadly."""
 
     FINE = "fine"
     FAILS = "ServingError"
     LOST = "WorkerLost"
+    UNREAD = "WorkerLost, and nobody has read it"
+    BUSY = "WorkerBusy"
+
+
+NOT_RUN = (Verdict.LOST, Verdict.UNREAD, Verdict.BUSY)
+"""Such runs gave no answer to any call."""
 
 
 @dataclass(eq=False)
 class Run:
-    """One call of ``Model.run``. ``ids`` with those of padding rows."""
+    """One call of ``Model.run``. ``ids`` with those of padding rows; ``ended`` is a time of the scheduler's clock."""
 
     signature: str
     ids: tuple[int, ...]
     width: int
     verdict: Verdict | None = None
+    ended: float = 0.0
 
 
 class GatedModel(Model):
-    """``poisoned``: rows that no run survives; it raises what models must not raise. ``runs``: of all equal models, in
-    order."""
+    """``poisoned``: rows that no run survives; it raises what models must not raise. ``deadly``: rows that no worker
+    survives. ``runs``: of all equal models, in order; ``losses``: those that were lost, in the order of their ends."""
 
     platform = "numpy"
     signatures = SIGNATURES
 
     def __init__(self, scheduler: InterleavingScheduler, runs: list[Run], concurrency: int = 1) -> None:
         self.poisoned: set[int] = set()
+        self.deadly: set[int] = set()
         self.runs = runs
+        self.losses: list[Run] = []
         self.under_way: dict[SteppedWorker, Run] = {}
         self.closed = 0
         self._scheduler = scheduler
@@ -88,8 +97,16 @@ class GatedModel(Model):
         results = {"y": arrays["x"] + SHIFTS[signature], "id": arrays["id"].copy()}
         for array in self._lent.pop(worker, {}).values():
             array.fill(-1)
+        run.ended = self._scheduler.clock.monotonic()
+        if self.deadly.intersection(run.ids) and run.verdict in (Verdict.FINE, Verdict.FAILS):
+            run.verdict = Verdict.LOST
         if run.verdict is Verdict.LOST:
+            self.losses.append(run)
             raise WorkerLost("the worker died")
+        if run.verdict is Verdict.UNREAD:
+            raise WorkerLost("the worker died", unread=True)
+        if run.verdict is Verdict.BUSY:
+            raise WorkerBusy("the worker is busy")
         if run.verdict is Verdict.FAILS:
             raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory for this run")
         if self.poisoned.intersection(run.ids):

@@ -127,7 +127,8 @@ class Traffic:
     """Threads that call one model without pause while the ``with`` block runs; each has a connection of its own.
 
     Afterwards ``answers`` counts answers by version, ``failures`` lists what was refused or broke, and ``wrong``
-    lists answers that are not those of the version they name. Entering waits until every thread has had an answer.
+    lists answers that are not those of the version they name. ``backwards`` counts answers of a version older than one
+    that had answered before the request began. Entering waits until every thread has had an answer.
     Models other than the tagged ones come with ``inputs``, those of each thread, and ``is_true``, which says of an
     answer to them whether it is that of its version.
     """
@@ -144,12 +145,14 @@ class Traffic:
         self.answers: Counter[int] = Counter()
         self.failures: list[ServingError] = []
         self.wrong: list[str] = []
+        self.backwards = 0
+        self._newest = 0
         self._target = target
         self._model = model
         self._stop_at_failure = stop_at_failure
         self._inputs = inputs
         self._is_true = is_true
-        self._lock = threading.Lock()  # guards the three above
+        self._lock = threading.Lock()  # guards the five above
         self._stop = threading.Event()
         self._begun = [threading.Event() for _ in range(threads)]
         self._threads = [
@@ -189,6 +192,7 @@ class Traffic:
                     return
 
     def _call_once(self, client: Client, inputs: Mapping[str, Any]) -> bool:
+        newest = self._newest
         try:
             answer = client.predict(self._model, inputs)
         except ServingError as error:
@@ -198,6 +202,8 @@ class Traffic:
         true = self._is_true(inputs, answer)
         with self._lock:
             self.answers[answer.version] += 1
+            self.backwards += answer.version < newest
+            self._newest = max(self._newest, answer.version)
             if not true:
                 self.wrong.append(f"version {answer.version} answered {answer.outputs} to {inputs}")
         return True

@@ -26,6 +26,7 @@ from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.replicas import ReplicaReport
 from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
@@ -159,7 +160,8 @@ class ListLog:
 
 class RestFixture:
     """A started server, its port and a client of it. ``limits`` are those of :class:`HttpLimits`. One thread, except
-    ``post``. ``handle``, ``status``, ``models`` and ``request_metrics`` stand for those of a core."""
+    ``post``. ``handle``, ``status``, ``models``, ``replicas`` and ``request_metrics``
+    stand for those of a core."""
 
     def __init__(
         self,
@@ -177,6 +179,7 @@ class RestFixture:
         self.health = Health(lambda name: None)
         self.servable = servable or GatedServable()
         self.handles = 0
+        self.replica_reports: list[ReplicaReport] = []
         self._lock = threading.Lock()  # guards handles
         self.log = ListLog()
         self.background = background or BackgroundRunner("REST", 2, 8)
@@ -246,6 +249,9 @@ class RestFixture:
     def models(self) -> list[ModelReport]:
         missing = Status(StatusCode.NOT_FOUND, "its base path does not exist")
         return [ModelReport("m", (FAILED, AVAILABLE)), ModelReport("n", (), missing)]
+
+    def replicas(self) -> list[ReplicaReport]:
+        return self.replica_reports
 
     def count(self, code: str, method: str, model: str = "m", version: str = "7") -> float:
         """How many requests were counted so."""

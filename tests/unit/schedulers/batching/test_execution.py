@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerLost
+from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.execution import Execution
+from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
@@ -68,6 +70,7 @@ class ExecutionFixture:
         self.events: list[str] = []
         self.answers: dict[int, list[Answer]] = {}
         self.calls: list[PredictCall] = []
+        self.loss: Loss | None = None
         self.execution = Execution(ID, "m-7", self.clock, self.count, self.end)
 
     def count(self, report: BatchReport) -> None:
@@ -91,7 +94,12 @@ class ExecutionFixture:
     def run(self, *parts: Sequence[int]) -> None:
         """One call for each part, with these rows."""
         self.calls = [self.call(number, *rows) for number, rows in enumerate(parts)]
-        self.execution.run(self.model, self.queue, self.calls, [len(rows) for rows in parts])
+        jobs = [Job(call, len(rows) or 1, None, 0.0, len(rows)) for call, rows in zip(self.calls, parts, strict=True)]
+        self.loss = self.execution.run(self.model, self.queue, jobs)
+
+    def lost(self, jobs: Sequence[Job]) -> list[int]:
+        """The numbers of their calls."""
+        return [self.calls.index(job.call) for job in jobs]
 
     def of(self, number: int) -> Answer:
         (answer,) = self.answers[number]
@@ -196,27 +204,39 @@ def test_results_that_cannot_be_told_apart_are_run_one_by_one(fixture: Execution
     assert [report.ok for report in fixture.reports] == [False, True, True]
 
 
-def test_lost_worker_answers_every_call_and_nothing_is_run_again(fixture: ExecutionFixture) -> None:
+def test_calls_of_a_lost_worker_are_given_back_and_nothing_is_run_again(fixture: ExecutionFixture) -> None:
     lost = WorkerLost("the worker of m-7 has died")
     fixture.model.failing = {2: lost}
-    with pytest.raises(WorkerLost) as caught:
-        fixture.run([1], [2], [3])
-    assert caught.value is lost
+    fixture.run([1], [2], [3])
+    assert fixture.loss is not None
+    assert fixture.loss.error is lost
+    assert (fixture.lost(fixture.loss.inside), fixture.loss.behind) == ([0, 1, 2], ())
     assert fixture.model.runs == [[1, 2, 3]]
-    assert [fixture.of(number) for number in range(3)] == [lost.status] * 3
-    assert [report.ok for report in fixture.reports] == [False]
+    assert fixture.answers == {}
+    assert [(report.ok, report.lost) for report in fixture.reports] == [(False, True)]
+    assert fixture.ended == []
 
 
-def test_worker_that_is_lost_among_the_halves_answers_those_that_are_left(fixture: ExecutionFixture) -> None:
+@pytest.mark.parametrize("error", [WorkerLost("it has died", unread=True), WorkerBusy("busy")])
+def test_batch_that_nobody_has_read_is_no_run(fixture: ExecutionFixture, error: ServingError) -> None:
+    fixture.model.failing = {2: error}
+    fixture.run([1], [2])
+    assert fixture.loss is not None
+    assert fixture.lost(fixture.loss.inside) == [0, 1]
+    assert (fixture.answers, fixture.reports, fixture.ended) == ({}, [], [])
+
+
+def test_worker_that_is_lost_among_the_halves_gives_back_those_that_are_left(fixture: ExecutionFixture) -> None:
     lost = WorkerLost("the worker of m-7 has died")
     fixture.model.failing = {1: ServingError(StatusCode.INTERNAL, "one"), 3: lost}
     # [1 2 3 4] fails by 1, [1 2] too, [1] fails, [2] is fine, [3 4] loses the worker
-    with pytest.raises(WorkerLost):
-        fixture.run([1], [2], [3], [4])
+    fixture.run([1], [2], [3], [4])
     assert fixture.model.runs == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
     assert fixture.of(0) == Status(StatusCode.INTERNAL, "one")
     assert fixture.rows_of(1) == [4]
-    assert [fixture.of(number) for number in (2, 3)] == [lost.status] * 2
+    assert fixture.loss is not None
+    assert (fixture.lost(fixture.loss.inside), list(fixture.loss.behind)) == ([2, 3], [])
+    assert set(fixture.answers) == {0, 1}
 
 
 def test_worker_that_is_lost_in_the_first_half_spares_the_second(fixture: ExecutionFixture) -> None:
@@ -227,10 +247,11 @@ def test_worker_that_is_lost_in_the_first_half_spares_the_second(fixture: Execut
         raise next(failures)
 
     fixture.model.result = fail
-    with pytest.raises(WorkerLost):
-        fixture.run([1], [2], [3], [4], [5])
+    fixture.run([1], [2], [3], [4], [5])
     assert fixture.model.runs == [[1, 2, 3, 4, 5], [1, 2]]
-    assert [fixture.of(number) for number in range(5)] == [lost.status] * 5
+    assert fixture.loss is not None
+    assert (fixture.lost(fixture.loss.inside), fixture.lost(fixture.loss.behind)) == ([0, 1], [2, 3, 4])
+    assert fixture.answers == {}
 
 
 def test_memory_that_is_missing_fails_like_a_run(fixture: ExecutionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +269,7 @@ def test_counter_that_raises_is_only_logged(fixture: ExecutionFixture, caplog: p
         raise RuntimeError("no space left for numbers")
 
     execution = Execution(ID, "m-7", fixture.clock, broken, fixture.end)
-    execution.run(fixture.model, fixture.queue, [fixture.call(0, 1)], [1])
+    execution.run(fixture.model, fixture.queue, [Job(fixture.call(0, 1), 1, None, 0.0)])
     assert fixture.rows_of(0) == [2]
     assert "a run of m-7 could not be counted" in caplog.text
 
@@ -261,7 +282,8 @@ def test_caller_that_raises_is_logged_and_others_answered(
 
     first = fixture.call(0, 1)
     first.on_done = careless
-    fixture.execution.run(fixture.model, fixture.queue, [first, fixture.call(1, 2)], [1, 1])
+    jobs = [Job(call, 1, None, 0.0) for call in (first, fixture.call(1, 2))]
+    fixture.execution.run(fixture.model, fixture.queue, jobs)
     assert fixture.rows_of(1) == [4]
     assert "a caller of m-7 broke its contract" in caplog.text
     with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""The server's end of a connection to a child, which takes one request at a time, and a pool of such connections."""
+"""The server's end of a connection to a process with a model, which takes one request at a time, and a pool of such."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from collections.abc import Mapping, Sequence
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.workers.arena import Arena, TensorLocation, read_locations
-from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.staging import Staging
-from tfs_lite.workers.wire import CLOSE, read_failure
+from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
+from tfs_lite.workers.tensor_channel import TensorChannel
+from tfs_lite.workers.tensors import TensorLocation
+from tfs_lite.workers.wire import CLOSE, Message, read_answer
 
 
-class ChildChannel:
-    """One connection with memory for each direction, which stays the caller's. Threads: any; calls wait for each other.
-    ``shut_down`` ends the call in progress with ConnectionClosed."""
+class RequestChannel:
+    """One connection. Threads: any; calls wait for each other. ``shut_down`` ends the call in progress with
+    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one, ``detail``
+    what that answer said beside its tensors, unchecked."""
 
-    def __init__(self, channel: Channel, inputs: Staging, outputs: Arena) -> None:
-        self.channel = channel
-        self.inputs = inputs
-        self.outputs = outputs
+    def __init__(self, channel: TensorChannel) -> None:
+        self._channel = channel
         self._calling = threading.Lock()  # guards _number and the exchange; held while waiting for the answer
         self._closed = False
         self._number = 0
+        self.ongoing = 0
+        self.detail: object = None
 
     def call(
         self,
@@ -35,18 +36,18 @@ class ChildChannel:
         wanted: Sequence[str],
         deadline: float | None = None,
     ) -> dict[str, Array]:
-        """The child's answer, copied: the ``wanted`` tensors, or all if that is empty. Raises the child's ServingError,
+        """The answer, copied: the ``wanted`` tensors, or all if that is empty. Raises the process's ServingError,
         ConnectionClosed, ProtocolError; RESOURCE_EXHAUSTED if the tensors are too large."""
         with self._calling:
-            if self._closed:
-                raise ConnectionClosed(unread=True)
-            locations = self.inputs.locate(tensors)
-            self._number = (self._number + 1) % (1 << 32)
             seconds = None if deadline is None else deadline - time.monotonic()
-            plain = [location.plain for location in locations]
-            self.channel.send((self._number, what, signature, wanted, plain, seconds))
-            found = _in_order(_answer(self.channel.receive(), self._number), wanted)
-            return {location.name: self.outputs.read(location) for location in found}
+            self.detail, locations = self._exchange(what, signature, wanted, seconds, tensors)
+            return self._channel.read(_in_order(locations, wanted), copy=True)
+
+    def ask(self, what: str, extra: object = None) -> object:
+        """As :meth:`call` for what has no tensors: the answer's detail, which the caller has to check."""
+        with self._calling:
+            detail, _ = self._exchange(what, "", (), extra, {})
+            return detail
 
     def request_close(self, seconds: float) -> None:
         """Asks the process to end after the call in progress. Raises ConnectionClosed if the connection is closed, or
@@ -56,25 +57,41 @@ class ChildChannel:
         try:
             if self._closed:
                 raise ConnectionClosed
-            self.channel.send((0, CLOSE, "", (), (), None))
+            self._channel.send(Message(0, CLOSE), {})
         finally:
             self._calling.release()
 
     def shut_down(self) -> None:
-        self.channel.shut_down()
+        self._channel.shut_down()
 
     def close(self) -> None:
         """Shuts down, waits for the call in progress and frees the connection. May be called again."""
-        self.channel.shut_down()
+        self._channel.shut_down()
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits for the call in progress and frees the connection. May be called again."""
         with self._calling:
-            self._closed = True
-            self.channel.close()
+            if not self._closed:
+                self._closed = True
+                self._channel.close()
+
+    def _exchange(
+        self, what: str, signature: str, wanted: Sequence[str], extra: object, tensors: Mapping[str, Tensor]
+    ) -> tuple[object, list[TensorLocation]]:
+        if self._closed:
+            raise ConnectionClosed(unread=True)
+        self._number = (self._number + 1) % (1 << 32)
+        self._channel.send(Message(self._number, what, signature, wanted, extra), tensors)
+        answer, locations = self._channel.receive()
+        detail, self.ongoing = read_answer(answer, self._number)
+        return detail, locations
 
 
 class ChannelPool:
-    """Connections that any thread may use. The pool owns their memory."""
+    """Connections that any thread may use."""
 
-    def __init__(self, channels: Sequence[ChildChannel]) -> None:
+    def __init__(self, channels: Sequence[RequestChannel]) -> None:
         self._channels = tuple(channels)
         self._changed = threading.Condition()  # guards _idle and _closed
         self._idle = list(self._channels)
@@ -83,7 +100,8 @@ class ChannelPool:
     def call(
         self, what: str, signature: str, tensors: Mapping[str, Tensor], deadline: float | None
     ) -> dict[str, Array]:
-        """As :meth:`ChildChannel.call`; DEADLINE_EXCEEDED if no channel is idle in time."""
+        """As :meth:`RequestChannel.call`; DEADLINE_EXCEEDED if no channel is idle in time, ConnectionClosed if there is
+        none at all."""
         channel = self._borrow(deadline)
         try:
             return channel.call(what, signature, tensors, (), deadline)
@@ -91,6 +109,11 @@ class ChannelPool:
             with self._changed:
                 self._idle.append(channel)
                 self._changed.notify()
+
+    def finish(self) -> None:
+        """Closes each channel after the call in it."""
+        for channel in self._channels:
+            channel.finish()
 
     def shut_down(self) -> None:
         with self._changed:
@@ -103,29 +126,19 @@ class ChannelPool:
         self.shut_down()
         for channel in self._channels:
             channel.close()
-            channel.inputs.close()
-            channel.outputs.close()
 
-    def _borrow(self, deadline: float | None) -> ChildChannel:
+    def _borrow(self, deadline: float | None) -> RequestChannel:
         with self._changed:
-            while not self._closed and not self._idle:
+            while self._channels and not self._closed and not self._idle:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise ServingError(
                         StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the request waited for its own steps"
                     )
                 self._changed.wait(left)
-            if self._closed:
+            if self._closed or not self._idle:
                 raise ConnectionClosed(unread=True)
             return self._idle.pop()
-
-
-def _answer(raw: object, number: int) -> list[TensorLocation]:
-    if not isinstance(raw, list) or len(raw) != 3 or type(raw[0]) is not int or raw[0] != number:
-        raise ProtocolError("no answer to the question")
-    if type(raw[1]) is int and raw[1] == StatusCode.OK:
-        return read_locations(raw[2])
-    raise read_failure(raw[1], raw[2])
 
 
 def _in_order(locations: list[TensorLocation], wanted: Sequence[str]) -> list[TensorLocation]:

@@ -16,12 +16,21 @@ import pytest
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
-from tfs_lite.workers.arena import Arena, read_locations
+from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.child_channel import ChannelPool, ChildChannel
+from tfs_lite.workers.request_channel import ChannelPool, RequestChannel
 from tfs_lite.workers.staging import Staging
+from tfs_lite.workers.tensor_channel import ArenaChannel
+from tfs_lite.workers.tensors import read_locations
+from tfs_lite.workers.wire import ANSWER
 
 LIMIT = 1 << 20
+
+
+def answer_of(number, code, detail):
+    """The answer to a question: tensors, or the message of a failure."""
+    found = isinstance(detail, list)
+    return [number, ANSWER, "", [], detail if found else [], [code, "" if found else detail, 0]]
 
 
 class ChildEnd:
@@ -32,7 +41,8 @@ class ChildEnd:
         self.inputs, self.outputs = Arena.create(LIMIT, "inputs"), Arena.create(LIMIT, "outputs")
         our_inputs = Staging(Arena(os.dup(self.inputs.descriptor), LIMIT, "the inputs"))
         our_outputs = Arena(os.dup(self.outputs.descriptor), LIMIT, "the outputs")
-        self.server = ChildChannel(Channel(ours, stall_seconds=0.05), our_inputs, our_outputs)
+        channel = Channel(ours, stall_seconds=0.05)
+        self.server = RequestChannel(ArenaChannel(channel, our_inputs, our_outputs, owner=True))
         self.channel = Channel(self.sock)
 
     def answer(self, make) -> threading.Thread:
@@ -55,8 +65,6 @@ class ChildEnd:
 
     def close(self) -> None:
         self.server.close()
-        self.server.inputs.close()
-        self.server.outputs.close()
         self.channel.close()
         self.inputs.close()
         self.outputs.close()
@@ -73,7 +81,7 @@ def test_question_and_answer(child):
     def work():
         number, what, signature, wanted, locations, seconds = child.channel.receive()
         inputs = {location.name: child.inputs.read(location).tolist() for location in read_locations(locations)}
-        child.channel.send((number, 0, child.put(y=np.array([3.5]), n=np.array([b"text"], dtype=object))))
+        child.channel.send(answer_of(number, 0, child.put(y=np.array([3.5]), n=np.array([b"text"], dtype=object))))
         return what, signature, wanted, inputs, seconds
 
     with ThreadPoolExecutor(1) as pool:
@@ -85,7 +93,7 @@ def test_question_and_answer(child):
 
 
 def test_answer_is_the_callers_own(child):
-    thread = child.answer(lambda number: (number, 0, child.put(y=np.zeros(4))))
+    thread = child.answer(lambda number: answer_of(number, 0, child.put(y=np.zeros(4))))
     answer = child.server.call("run", "", {}, ("y",))
     thread.join()
     child.put(y=np.ones(4))
@@ -97,7 +105,7 @@ def test_answer_is_the_callers_own(child):
 def test_deadline_travels_as_the_seconds_that_are_left(child):
     def work():
         number, *_, seconds = child.channel.receive()
-        child.channel.send((number, 0, []))
+        child.channel.send(answer_of(number, 0, []))
         return seconds
 
     with ThreadPoolExecutor(1) as pool:
@@ -107,10 +115,10 @@ def test_deadline_travels_as_the_seconds_that_are_left(child):
 
 
 def test_failure_of_the_model_is_raised_and_the_channel_goes_on(child):
-    thread = child.answer(lambda number: (number, int(StatusCode.INVALID_ARGUMENT), "no such word"))
+    thread = child.answer(lambda number: answer_of(number, int(StatusCode.INVALID_ARGUMENT), "no such word"))
     assert "no such word" in refusal(child.server.call, "run", "", {}, ())
     thread.join()
-    thread = child.answer(lambda number: (number, 0, []))
+    thread = child.answer(lambda number: answer_of(number, 0, []))
     assert child.server.call("run", "", {}, ()) == {}
     thread.join()
 
@@ -126,29 +134,36 @@ GARBAGE = {
     "half a length": lambda number: b"\x01\x00",
     "no list": lambda number: "hello",
     "empty list": lambda number: [],
-    "too many": lambda number: [number, 0, [], 1],
-    "number of another question": lambda number: [number + 1, 0, [location()]],
-    "number as a text": lambda number: [str(number), 0, [location()]],
+    "too many": lambda number: [*answer_of(number, 0, []), 1],
+    "number of another question": lambda number: answer_of(number + 1, 0, [location()]),
+    "number as a text": lambda number: answer_of(str(number), 0, [location()]),
     "two answers": lambda number: (
-        2 * (lambda body: struct.pack("<I", len(body)) + body)(ormsgpack.packb([number, 0, [location()]]))
+        2 * (lambda body: struct.pack("<I", len(body)) + body)(ormsgpack.packb(answer_of(number, 0, [location()])))
     ),
-    "unknown code": lambda number: [number, 99, "no"],
-    "failure without a message": lambda number: [number, 13, None],
-    "endless message": lambda number: [number, 13, "x" * 100_000],
-    "no locations": lambda number: [number, 0, None],
-    "no location": lambda number: [number, 0, [1]],
-    "too few outputs": lambda number: [number, 0, []],
-    "another output": lambda number: [number, 0, [location("z")]],
-    "one output too many": lambda number: [number, 0, [location(), location("z", offset=64)]],
-    "an output twice": lambda number: [number, 0, [location(), location()]],
-    "unknown dtype": lambda number: [number, 0, [location(dtype=77)]],
-    "negative size": lambda number: [number, 0, [location(shape=(-4,))]],
-    "shape of other bytes": lambda number: [number, 0, [location(shape=(5,))]],
-    "behind the memory": lambda number: [number, 0, [location(offset=1 << 16)]],
-    "far behind the memory": lambda number: [number, 0, [location(offset=1 << 60)]],
-    "before the memory": lambda number: [number, 0, [location(offset=-64)]],
-    "more than the limit": lambda number: [number, 0, [location(shape=(1 << 30,), nbytes=1 << 32)]],
-    "texts that are none": lambda number: [number, 0, [location(dtype=DataType.STRING, shape=(2,), nbytes=16)]],
+    "unknown code": lambda number: answer_of(number, 99, "no"),
+    "failure without a message": lambda number: answer_of(number, 13, None),
+    "endless message": lambda number: answer_of(number, 13, "x" * 100_000),
+    "no locations": lambda number: [number, ANSWER, "", [], None, [0, None, 0]],
+    "a question": lambda number: [number, "run", "", [], [location()], [0, None, 0]],
+    "no text": lambda number: [number, ANSWER, None, [], [location()], [0, None, 0]],
+    "no names": lambda number: [number, ANSWER, "", [1], [location()], [0, None, 0]],
+    "less than no requests": lambda number: [number, ANSWER, "", [], [location()], [0, None, -1]],
+    "no outcome": lambda number: [number, ANSWER, "", [], [location()], None],
+    "no location": lambda number: answer_of(number, 0, [1]),
+    "too few outputs": lambda number: answer_of(number, 0, []),
+    "another output": lambda number: answer_of(number, 0, [location("z")]),
+    "one output too many": lambda number: answer_of(number, 0, [location(), location("z", offset=64)]),
+    "an output twice": lambda number: answer_of(number, 0, [location(), location()]),
+    "unknown dtype": lambda number: answer_of(number, 0, [location(dtype=77)]),
+    "negative size": lambda number: answer_of(number, 0, [location(shape=(-4,))]),
+    "shape of other bytes": lambda number: answer_of(number, 0, [location(shape=(5,))]),
+    "behind the memory": lambda number: answer_of(number, 0, [location(offset=1 << 16)]),
+    "far behind the memory": lambda number: answer_of(number, 0, [location(offset=1 << 60)]),
+    "before the memory": lambda number: answer_of(number, 0, [location(offset=-64)]),
+    "more than the limit": lambda number: answer_of(number, 0, [location(shape=(1 << 30,), nbytes=1 << 32)]),
+    "texts that are none": lambda number: answer_of(
+        number, 0, [location(dtype=DataType.STRING, shape=(2,), nbytes=16)]
+    ),
 }
 
 
@@ -188,7 +203,7 @@ def test_inputs_that_are_too_large_are_refused_before_they_are_sent(child):
     assert "the inputs take" in refusal(
         child.server.call, "run", "", {"x": np.zeros(LIMIT)}, (), code=StatusCode.RESOURCE_EXHAUSTED
     )
-    thread = child.answer(lambda number: (number, 0, []))
+    thread = child.answer(lambda number: answer_of(number, 0, []))
     assert child.server.call("run", "", {"x": np.zeros(4)}, ()) == {}
     thread.join()
 
@@ -209,7 +224,7 @@ def test_pool_runs_as_many_calls_at_once_as_it_has_channels(pool_of_two):
 
     def make(number):
         both.wait()
-        return (number, 0, [])
+        return answer_of(number, 0, [])
 
     children = [end.answer(make) for end in ends]
     with ThreadPoolExecutor(2) as threads:

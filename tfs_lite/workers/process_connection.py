@@ -1,0 +1,171 @@
+"""The server's connection to one process of a model: starting it, opening the model in it, ending it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+from tfs_lite.core.model import WorkerLost
+from tfs_lite.core.status import StatusCode
+from tfs_lite.workers.arena import Arena
+from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
+from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.request_channel import RequestChannel
+from tfs_lite.workers.staging import Staging
+from tfs_lite.workers.supervisor import Supervisor, Worker
+from tfs_lite.workers.tensor_channel import ArenaChannel
+from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, Description, read_description, read_failure
+
+GRACE_SECONDS = 2.0
+"""How long a process may take to end once it has closed its connection."""
+KILL_SECONDS = 10.0
+"""How long the kernel may take to end a killed process."""
+logger = logging.getLogger(__name__)
+
+
+class ProcessConnection(Connection):
+    """A process of the fork server."""
+
+    def __init__(
+        self,
+        remote: RemoteModel,
+        worker: Worker,
+        main: RequestChannel,
+        items: Sequence[RequestChannel],
+        description: Description,
+    ) -> None:
+        super().__init__([main], items, description)
+        self._remote = remote
+        self._worker = worker
+        self._main = main
+        self._verdict = ""
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid
+
+    @property
+    def verdict(self) -> str:
+        return self._verdict or self._worker.cause
+
+    def is_same_process(self, other: Connection) -> bool:
+        return False
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        self._worker.on_end(call)
+
+    def kill_for(self, garbage: ProtocolError) -> None:
+        logger.error("the process of %s sent %s; it is killed", self._remote.label, garbage)
+        self._verdict = self._verdict or "it sent garbage"
+        self._worker.kill()
+
+    def cause(self) -> str:
+        """Kills a process that has not ended after :data:`GRACE_SECONDS`."""
+        if not self._worker.ended.wait(GRACE_SECONDS):
+            self._verdict = self._verdict or "it closed its connection"
+            _kill(self._worker, self._remote.label)
+        return self.verdict
+
+    def close(self) -> None:
+        """Gives the model ``close_seconds`` to close, then kills its process."""
+        seconds = self._remote.close_seconds
+        try:
+            self._main.request_close(seconds)
+            if not self._worker.ended.wait(seconds):
+                logger.warning("%s did not close within %g seconds: its process is killed", self._remote.label, seconds)
+        except ConnectionClosed:
+            pass
+        _kill(self._worker, self._remote.label)
+        self.free()
+
+
+def connect(
+    supervisor: Supervisor, remote: RemoteModel, lane: Lane, on_start: Callable[[Worker], None]
+) -> ProcessConnection:
+    """Starts a process and opens the model in it, without a time limit. The caller keeps ``lane``.
+    ``on_start`` gets the process as soon as there is one; killing it ends the wait.
+
+    Raises what the opening raised; WorkerLost if the process died meanwhile. A failure leaves nothing behind.
+    """
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    try:
+        with theirs:
+            worker = supervisor.spawn(remote.label, theirs, remote.preload)
+    except BaseException:
+        channel.close()
+        raise
+    worker.on_end(channel.shut_down)
+    on_start(worker)
+    try:
+        description = _open(channel, remote, lane)
+        items = _open_item_channels(channel, remote) if description.has_item_steps else ()
+    except BaseException as error:
+        failure = _failure(error, worker, remote)
+        _kill(worker, remote.label)
+        channel.close()
+        raise failure from None
+    worker.started.wait(KILL_SECONDS)
+    main = RequestChannel(ArenaChannel(channel, lane.inputs, lane.outputs))
+    return ProcessConnection(remote, worker, main, items, description)
+
+
+def _open(channel: Channel, remote: RemoteModel, lane: Lane) -> Description:
+    request = {
+        "label": remote.label,
+        "function": remote.function,
+        "arguments": remote.arguments,
+        "limit": remote.memory_limit,
+        "log_level": logging.getLogger().getEffectiveLevel(),
+    }
+    channel.send((OPEN, request), [lane.inputs.arena.descriptor, lane.outputs.descriptor])
+    answer = channel.receive()
+    if not isinstance(answer, list) or len(answer) != 2:
+        raise ProtocolError("no description of a model")
+    if answer[0] == StatusCode.OK:
+        return read_description(answer[1])
+    raise read_failure(answer[0], answer[1])
+
+
+def _open_item_channels(channel: Channel, remote: RemoteModel) -> Sequence[RequestChannel]:
+    """Connections for the steps of single requests, each with memory of its own."""
+    channels: list[RequestChannel] = []
+    child_ends: list[socket.socket] = []
+    try:
+        descriptors: list[int] = []
+        for _ in range(remote.item_channels):
+            ours, theirs = socket.socketpair()
+            child_ends.append(theirs)
+            inputs = Arena.create(remote.memory_limit, f"{remote.label}: the tensors of a request")
+            outputs = Arena.create(remote.memory_limit, "")
+            channels.append(RequestChannel(ArenaChannel(Channel(ours), Staging(inputs), outputs, owner=True)))
+            descriptors += [theirs.fileno(), inputs.descriptor, outputs.descriptor]
+        channel.send((ITEM_CHANNELS, remote.item_channels), descriptors)
+    except BaseException:
+        for opened in channels:
+            opened.close()
+        raise
+    finally:
+        for end in child_ends:
+            end.close()
+    return channels
+
+
+def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseException:
+    """The error that says why the model could not be opened."""
+    if isinstance(error, ProtocolError):
+        logger.error("the process of %s sent %s; it is killed", remote.label, error)
+        return WorkerLost(f"{remote.label}: its process sent garbage while the model was opened")
+    if not isinstance(error, ConnectionClosed):
+        return error
+    ended = worker.ended.wait(GRACE_SECONDS)
+    cause = worker.cause if ended else "it closed its connection"
+    return WorkerLost(f"{remote.label}: its process ended while the model was opened ({cause})")
+
+
+def _kill(worker: Worker, label: str) -> None:
+    """Kills the process unless it has ended, and waits for its end."""
+    worker.kill()
+    if not worker.ended.wait(KILL_SECONDS):
+        logger.error("the process of %s (%s) was killed and has not ended", label, worker.pid)

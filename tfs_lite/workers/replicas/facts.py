@@ -1,0 +1,25 @@
+"""What a replica says about the process that it is: versions of what it runs with, and its GPU."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Any
+
+
+def version_of(distribution: str) -> str:
+    """Empty if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def gpu() -> list[object] | None:
+    """Uuid of the GPU that the model's torch uses, its bytes, and how many of them torch has reserved; None if it uses
+    none."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return [str(found.uuid), int(found.total_memory), int(torch.cuda.memory_reserved())]
