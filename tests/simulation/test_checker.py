@@ -130,3 +130,25 @@ def test_flawed_version_has_its_reason_and_leaves_its_sibling_alone(make: Make, 
     push(simulation, 2)
     simulation.settle()
     assert simulation.checker.available() == [M1, ServableId("m", 2)]
+
+
+def test_version_that_waits_for_room_has_its_reason_and_leaves_its_sibling_alone(make: Make) -> None:
+    simulation = make()
+    simulation.change_room("m", has_room=False)
+    push(simulation, 1)
+    push(simulation, 2, Recipe(remote=True))
+    simulation.settle()
+    assert simulation.checker.available() == [M1]
+    simulation.change_room("m", has_room=True)
+    simulation.settle()
+    assert simulation.checker.available() == [M1, ServableId("m", 2)]
+
+
+def test_room_of_which_nobody_is_told_is_a_breach(make: Make) -> None:
+    simulation = make()
+    simulation.change_room("m", has_room=False)
+    push(simulation, 1, Recipe(remote=True))
+    simulation.settle()
+    simulation.checker.without_room.clear()
+    with pytest.raises(AssertionError, match=r"\(10\)"):
+        simulation.settle()

@@ -45,6 +45,7 @@ RECIPES = st.one_of(
         load_failures=st.sampled_from([0, 0, 0, 1, 2, 3]),
         estimate_failures=st.sampled_from([0, 0, 0, 1, 3]),
         flaw=st.sampled_from([Flaw.NONE] * 8 + list(Flaw)),
+        remote=st.sampled_from([False, False, True]),
     ),
 )
 ARRIVALS = st.sampled_from([Arrival.RENAMED, Arrival.RENAMED, Arrival.PUBLISHED, Arrival.COPIED])
@@ -174,6 +175,11 @@ class Lifecycle(CountedMachine):
     @rule(num_threads=st.sampled_from([0, 1, 2, 2, 3]), then=THEN)
     def resize_load_executor(self, num_threads: int, then: Then) -> None:
         self.simulation.resize_loads(num_threads)
+        self._go_on(then)
+
+    @rule(name=st.sampled_from(NAMES), has_room=st.booleans(), then=THEN)
+    def change_room_in_the_cluster(self, name: str, has_room: bool, then: Then) -> None:
+        self.simulation.change_room(name, has_room)
         self._go_on(then)
 
     # Tasks, in their steps.

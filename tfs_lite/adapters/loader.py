@@ -34,7 +34,7 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class ArtifactLoader(Loader):
         else:
             return
         # By now the error is freed, and with it its stack, which held what had been built.
-        if failure.status.reason is not Reason.WAITS_FOR_MODELS:
+        if not failure.status.waits:
             memory.release_memory()
         raise failure
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
 from tfs_lite.config.model_warmup import ModelWarmup, check_model_warmup
 from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
+from tfs_lite.config.replicas import AutoscalingConfig
 from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
@@ -70,6 +71,9 @@ class ModelSettings(Settings):
     """Set if the model is made of other models."""
     instance_group: Annotated[tuple[InstanceGroup, ...], AfterValidator(check_instances)] = ()
     """How many copies of the model there are; empty: one."""
+    retry_lost_batches: StrictBool = True
+    """Whether a batch whose worker process or replica was lost may be run once more, by another one."""
+    autoscaling_config: AutoscalingConfig | None = None
     model_transaction_policy: TransactionPolicy = TransactionPolicy()
     response_cache: ResponseCache | None = None
     model_warmup: Annotated[tuple[ModelWarmup, ...], AfterValidator(check_model_warmup)] = ()

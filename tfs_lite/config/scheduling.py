@@ -20,16 +20,33 @@ from pydantic import (
     model_validator,
 )
 
+from tfs_lite.config.replicas import (
+    MAX_ONGOING_BATCHES,
+    MAX_REPLICAS_OF_MODEL,
+    RAY,
+    STRATEGIES,
+    AutoscalingConfig,
+    RayActorOptions,
+    ReplicaOptions,
+)
 from tfs_lite.config.settings import Settings, problem
 from tfs_lite.config.tensors import one_of
+from tfs_lite.core.status import invalid_argument
 
 MAX_INSTANCES = 64
-"""Of one model, all groups together."""
+"""Of one model on this machine, all groups together."""
 TIMEOUT_ACTIONS = ("REJECT", "DELAY")
 INSTANCE_KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
-WORKERS = ("thread", "process")
+WORKERS = ("thread", "process", RAY)
 NOT_YET = ("gpus", "passive")
 """Fields of Triton's instance groups that would change where and whether instances run."""
+OF_REPLICAS = (
+    "ray_actor_options",
+    "placement_strategy",
+    "max_replicas_per_node",
+    "max_ongoing_batches",
+    "ready_replicas",
+)
 
 
 def _keys_as_written(policies: object) -> object:
@@ -130,13 +147,26 @@ class InstanceGroup(Settings):
     """Equal copies of the model, each of which runs one batch at a time."""
 
     name: StrictStr = ""
-    count: Annotated[StrictInt, Field(ge=0, le=MAX_INSTANCES), AfterValidator(_at_least_one)] = 1
+    count: Annotated[StrictInt, Field(ge=0, le=MAX_REPLICAS_OF_MODEL), AfterValidator(_at_least_one)] = 1
     """0 counts as 1."""
     kind: Annotated[
         Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], one_of(INSTANCE_KINDS, "kind of instance")
     ] = "KIND_AUTO"
-    worker: Annotated[Literal["", "thread", "process"], one_of(("", *WORKERS), "worker")] = ""
-    """Whether each copy is in a thread of the server or in a process of its own; empty: what the server's flag says."""
+    worker: Annotated[Literal["", "thread", "process", "ray"], one_of(("", *WORKERS), "worker")] = ""
+    """Whether each copy is in a thread of the server, in a process of its own, or a replica on a node of the cluster;
+    empty: what the server's flag says."""
+    ray_actor_options: RayActorOptions | None = None
+    """Of replicas, as are the next five."""
+    placement_strategy: Annotated[
+        Literal["SPREAD", "PACK", "STRICT_SPREAD"], one_of(STRATEGIES, "placement strategy")
+    ] = "SPREAD"
+    max_replicas_per_node: Annotated[StrictInt, Field(ge=0, le=MAX_REPLICAS_OF_MODEL)] = 0
+    """0: any number."""
+    max_ongoing_batches: Annotated[StrictInt, Field(ge=1, le=MAX_ONGOING_BATCHES)] | None = None
+    """Batches that a replica has at once, of which it runs one; None: 1 on the CPU, 2 with a GPU."""
+    ready_replicas: Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS_OF_MODEL)] | None = None
+    """How many have to be ready before a version is available; None: all."""
+    autoscaling_config: AutoscalingConfig | None = None
     profile: tuple[StrictStr, ...] = ()
     """Without effect, as are the next three."""
     rate_limiter: RateLimiter | None = None
@@ -154,12 +184,54 @@ class InstanceGroup(Settings):
                 raise problem("is not supported yet; leave it out", name)
         return {name: value for name, value in fields.items() if name not in NOT_YET}
 
+    @model_validator(mode="after")
+    def _fields_of_replicas(self) -> InstanceGroup:
+        if self.worker != RAY:
+            for name in OF_REPLICAS:
+                if name in self.model_fields_set:
+                    raise problem('is for replicas: it needs worker: "ray" in the same group', name)
+            return self
+        if self.ready_replicas is not None and self.ready_replicas > self.count:
+            raise problem(f"must be at most count, {self.count}; got {self.ready_replicas}", "ready_replicas")
+        if self.placement_strategy == "STRICT_SPREAD" and self.max_replicas_per_node > 1:
+            raise problem("must be 1 with STRICT_SPREAD", "max_replicas_per_node")
+        gpus = self.ray_actor_options.num_gpus if self.ray_actor_options else None
+        if gpus is not None and ((self.kind == "KIND_CPU" and gpus > 0) or (self.kind == "KIND_GPU" and gpus == 0)):
+            raise problem(f"does not fit {self.kind}; got {gpus:g}", "ray_actor_options", "num_gpus")
+        return self
+
 
 def check_instances(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
-    """A validator: all instances of a model together are bounded."""
+    """A validator: all instances of a model together are bounded, and replicas are of one group."""
+    most = MAX_REPLICAS_OF_MODEL if groups and groups[0].worker == RAY else MAX_INSTANCES
     total = 0
     for index, group in enumerate(groups):
         total += group.count
-        if total > MAX_INSTANCES:
-            raise problem(f"more than {MAX_INSTANCES} instances in all", index, "count")
+        if total > most:
+            raise problem(f"more than {most} instances in all", index, "count")
+        if len(groups) > 1 and group.worker == RAY:
+            raise problem('a model with worker: "ray" has one instance group', index, "worker")
     return groups
+
+
+def replica_options(groups: tuple[InstanceGroup, ...], worker: str) -> ReplicaOptions | None:
+    """For a model with these groups on a server with the flag ``--worker=worker``; None if it has no replicas.
+
+    INVALID_ARGUMENT if the flag makes replicas of several groups."""
+    of_replicas = [group for group in groups or (InstanceGroup(),) if (group.worker or worker) == RAY]
+    if not of_replicas:
+        return None
+    if len(groups) > 1:
+        raise invalid_argument("instance_group: a model whose worker is ray has one group")
+    group = of_replicas[0]
+    options = group.ray_actor_options or RayActorOptions()
+    return ReplicaOptions(
+        count=group.count,
+        kind=group.kind,
+        needs=options.needs,
+        labels=options.label_selector,
+        strategy=group.placement_strategy,
+        max_per_node=group.max_replicas_per_node,
+        max_ongoing_batches=group.max_ongoing_batches,
+        ready_replicas=group.ready_replicas,
+    )

@@ -59,6 +59,11 @@ class Status:
     def ok(self) -> bool:
         return self.code is StatusCode.OK
 
+    @property
+    def waits(self) -> bool:
+        """Whether it says that something else has to come first, which is no failure."""
+        return self.reason in (Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE)
+
     def __str__(self) -> str:
         return "OK" if self.ok else f"{self.code.name}: {self.message}"
 

@@ -200,6 +200,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     # What the manager below offers.
 
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries a load again that waits for room in the cluster; see :meth:`BasicManager.wake`."""
+        self._manager.wake(servable_id)
+
     def replace_servable(self, data: ServableData[Loader], done: Done) -> None:
         """Puts another load of a ready version in its place; see :meth:`BasicManager.replace_servable`."""
         self._manager.replace_servable(data, done)

@@ -183,6 +183,11 @@ class BasicManager:
         after the last attempt."""
         self._loads.request(servable_id, done)
 
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries a load again that waits for room in the cluster (``WAITS_FOR_PLACE``): something has changed there.
+        Does nothing to any other version. A call while an attempt runs is not lost."""
+        self._loads.wake(servable_id)
+
     def unload_servable(self, servable_id: ServableId, done: Done) -> None:
         """Withdraws a Ready version and unloads it once its last handle is released; then ``done`` gets OK."""
         self._unloads.request(servable_id, done)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition
+from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, failed_precondition
 
 
 class HarnessState(enum.Enum):
@@ -31,7 +31,7 @@ class HarnessState(enum.Enum):
     LOAD_APPROVED = "load-approved"
     """Its memory is reserved."""
     LOADING = "loading"
-    """The loader is at work, or waits for the next attempt, or for other models."""
+    """The loader is at work, or waits for the next attempt, or for what has to come first."""
     READY = "ready"
     """Handles are given out."""
     UNLOAD_REQUESTED = "unload-requested"
@@ -97,8 +97,8 @@ class LoaderHarness:
 
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
     and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
-    counts for while it holds resources. ``waits_for_models``: it is loading, and waits until another version is
-    available. ``on_error`` is called once, when the harness ends in ERROR.
+    counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to come first.
+    ``on_error`` is called once, when the harness ends in ERROR.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class LoaderHarness:
         "state",
         "status",
         "unloads_seen",
-        "waits_for_models",
+        "waits",
     )
 
     def __init__(
@@ -134,7 +134,7 @@ class LoaderHarness:
         self.estimate: ResourceAllocation = NO_RESOURCES
         self.unloads_seen = 0
         """How many unloads the manager had finished when this version ended in error."""
-        self.waits_for_models = False
+        self.waits: Reason | None = None
         self._on_error = on_error
 
     def transition(self, to: HarnessState) -> None:
@@ -165,7 +165,7 @@ class LoaderHarness:
     @property
     def in_flight(self) -> bool:
         """Whether it will get somewhere by itself, and may free memory when it does."""
-        return self.state in IN_FLIGHT and not self.waits_for_models
+        return self.state in IN_FLIGHT and self.waits is None
 
     def snapshot(self) -> ServableStateSnapshot:
         has_loader = self.loader is not None

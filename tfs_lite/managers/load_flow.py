@@ -4,8 +4,8 @@
         -> publish Available -> ready
 
 A failed attempt goes back to the clock, a load without memory is parked, and both come back to the executor as a
-new task: no thread waits. So does one whose attempt said that it needs other models first, as soon as any version has
-become available; that is no failure and uses up no retry. Cancelling ends whatever is not running at that moment; an
+new task: no thread waits. So does one whose attempt said that something has to come first: other models, as soon as any
+version has become available; room for its replicas, when it is woken. That is no failure and uses up no retry. Cancelling ends whatever is not running at that moment; an
 attempt that runs is never interrupted, and what it loaded is unloaded unseen.
 """
 
@@ -45,7 +45,7 @@ class LoadSettings:
 class _Load:
     """One load request. The registry's lock guards the fields that change."""
 
-    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "served_before", "waiting")
+    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "served_before", "waiting", "woken")
 
     def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
         self.harness, self.loader, self.done = harness, loader, done
@@ -54,6 +54,7 @@ class _Load:
         self.running = False  # inside loader.load
         self.waiting = False  # for the clock
         self.served_before = 0  # versions that had become available when the present attempt began
+        self.woken = False  # since then
 
 
 def load_servable(loader: Loader, servable_id: ServableId) -> None:
@@ -129,6 +130,18 @@ class LoadFlow:
             else:
                 self._submit(load)
 
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries the load again if it waits for room for its replicas; once more after the attempt that runs now."""
+        with self._registry.lock:
+            load = self._active.get(servable_id)
+            if load is None:
+                return
+            load.woken = True
+            if load.harness.waits is not Reason.WAITS_FOR_PLACE:
+                return
+            load.harness.waits = None
+        self._submit(load)
+
     # From here on: one task per attempt, on an executor's thread.
 
     def _submit(self, load: _Load) -> None:
@@ -177,7 +190,7 @@ class LoadFlow:
                 harness.transition(HarnessState.LOADING)
                 self._registry.queue_event(harness, ManagerState.LOADING)
             harness.attempts += 1
-            load.running, load.served_before = True, self._served
+            load.running, load.woken, load.served_before = True, False, self._served
         self._registry.publish_events()
         return True
 
@@ -208,9 +221,9 @@ class LoadFlow:
             harness.transition(HarnessState.READY)
             closing = self._registry.closing
             self._served += 1
-            waiting = [other for other in self._active.values() if other.harness.waits_for_models]
+            waiting = [other for other in self._active.values() if other.harness.waits is Reason.WAITS_FOR_MODELS]
             for other in waiting:
-                other.harness.waits_for_models = False
+                other.harness.waits = None
         logger.info("%s is available", harness.id)
         call_done(load.done, OK)
         if closing:
@@ -221,7 +234,7 @@ class LoadFlow:
 
     def _failed(self, load: _Load, status: Status, error: BaseException) -> None:
         """An estimate or an attempt failed: it comes back later, or ends."""
-        if status.reason is Reason.WAITS_FOR_MODELS and self._wait_for_models(load, status):
+        if status.waits and self._wait(load, status):
             return
         harness, retry = load.harness, self._settings.retry
         retryable = self._is_retryable(status)
@@ -244,16 +257,17 @@ class LoadFlow:
         else:
             self._resume(load)
 
-    def _wait_for_models(self, load: _Load, status: Status) -> bool:
-        """The attempt found that other models have to come first. False: it was not one that may wait."""
+    def _wait(self, load: _Load, status: Status) -> bool:
+        """The attempt found that something has to come first. False: it was not one that may wait."""
         harness = load.harness
         with self._registry.lock:
             if not (self._is_active(load) and load.running) or harness.cancelled:
                 return False
             known = load.failure == status
             load.running, load.failure = False, status
-            come = self._served != load.served_before  # meanwhile: perhaps the very model
-            harness.waits_for_models = not come
+            for_place = status.reason is Reason.WAITS_FOR_PLACE
+            come = load.woken if for_place else self._served != load.served_before  # meanwhile, perhaps the very thing
+            harness.waits = None if come else status.reason
         if not known:
             logger.info("%s: %s", harness.id, status.message)
         if come:

@@ -31,7 +31,7 @@ from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
@@ -285,7 +285,7 @@ class ConfigFollower:
             self._clock.call_later(delay, self._thread.wake)
 
     def _next_delay(self, change: _Change, status: Status) -> float | None:
-        if status.reason is Reason.WAITS_FOR_MODELS:
+        if status.waits:
             return RECHECK_SECONDS
         change.failures += 1
         retryable = self._options.may_be_retried(status)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import OK, ServingError, Status, StatusCode
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_states import ModelStates
@@ -51,7 +51,7 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
     """``holds_after``: seconds for which the same outcome must hold. ``reasons`` are ready to be shown. ``waits``: a
-    version waits for other models, and may yet be loaded when they are."""
+    version waits for other models or for room in the cluster, and may yet be loaded when they come."""
 
     outcome: Outcome
     holds_after: float = 0.0
@@ -99,8 +99,8 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
             fresh = fresh and timed.time >= rules.since
         elif attempt and not attempt.status.ok:
             reasons.append((str(servable_id), attempt.status))
-            for_models = attempt.status.reason is Reason.WAITS_FOR_MODELS
-            decided, waits = decided and (rules.first_attempt_counts or for_models), waits or for_models
+            it_waits = attempt.status.waits
+            decided, waits = decided and (rules.first_attempt_counts or it_waits), waits or it_waits
         else:
             decided = False
     if not decided:
@@ -109,7 +109,7 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
 
 
 def combined(outcomes: Mapping[str, ModelOutcome]) -> dict[str, ModelOutcome]:
-    """A failure that waits for other models is pending as long as any model is."""
+    """A failure that waits for something is pending as long as any model is."""
     undecided = any(found.outcome is Outcome.PENDING for found in outcomes.values())
     return {
         name: replace(found, outcome=Outcome.PENDING) if undecided and found.waits else found

@@ -25,7 +25,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import Reason, ServingError, Status, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
@@ -278,6 +278,11 @@ class ServerCore:
             self._serving_settings.changed(servable, settings)
             return before
 
+    def wake(self, servable_id: ServableId) -> None:
+        """Tries a load again that waits for room in the cluster, because something has changed there. Any thread,
+        cheap; nothing happens to a version that does not wait."""
+        self._manager.wake(servable_id)
+
     def replace(self, item: ServableData[StoragePath], done: Done) -> None:
         """Puts another load of a version that answers in its place, without a gap. ``done`` is called once, on any
         thread; a failure leaves what serves as it is. NOT_FOUND if the version does not answer."""
@@ -375,7 +380,7 @@ class ServerCore:
             self.services.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
-        if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
+        if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)

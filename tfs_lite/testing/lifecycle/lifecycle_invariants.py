@@ -94,8 +94,8 @@ class Life:
 
 
 class LifecycleChecker:
-    """Observes lists, events, loaders and handles. ``stage``, ``closing`` and ``forgiven`` are set by the
-    simulation."""
+    """Observes lists, events, loaders and handles. ``stage``, ``closing``, ``forgiven`` and ``without_room``
+    are set by the simulation."""
 
     def __init__(
         self, policy: str, loads: ManualExecutor, unloads: ManualExecutor, monitor: ServableStateMonitor
@@ -105,6 +105,8 @@ class LifecycleChecker:
         self.closing = False
         self.forgiven: frozenset[str] = frozenset()
         """Streams whose passing faults are off."""
+        self.without_room: set[str] = set()
+        """Streams whose replicas the cluster has no room for."""
         self.lives: dict[ServableId, Life] = {}
         self.aspired: dict[str, dict[ServableId, ServableData[Loader]]] = {}
         self.handles: list[ServableHandle] = []
@@ -199,6 +201,9 @@ class LifecycleChecker:
     def forgives(self, name: str) -> bool:
         return name in self.forgiven
 
+    def has_room(self, name: str) -> bool:
+        return name not in self.without_room
+
     # What it checks after a step.
 
     def check_tick(self, action: Action | None) -> None:
@@ -253,11 +258,11 @@ class LifecycleChecker:
             if life.state is not _M.AVAILABLE and not self._has_reason(item, life):
                 self.violations.append(f"(10) {item} is wanted, and it is {life.health}")
         moving = [id_ for id_, life in self.lives.items() if id_.name == name and not life.ended and id_ not in ready]
-        stuck = [id_ for id_ in moving if not self._waits_for_room(self.lives[id_])]
+        stuck = [id_ for id_ in moving if not self._waits(self.lives[id_])]
         self.expect(not stuck, f"(10) {stuck} do not come to rest: {[self.lives[id_].health for id_ in stuck]}")
 
     def _has_reason(self, item: ServableData[Loader], life: Life) -> bool:
-        if self._waits_for_room(life):
+        if self._waits(life):
             return True
         if life.state is not _M.END or life.health is None:
             return False
@@ -272,9 +277,23 @@ class LifecycleChecker:
             return not has_room(self.held(), life.loader.need)
         return life.loader.explains(status)
 
-    def _waits_for_room(self, life: Life) -> bool:
+    def _waits(self, life: Life) -> bool:
+        return self._waits_for_place(life) or self._waits_for_memory(life)
+
+    def _waits_for_place(self, life: Life) -> bool:
+        """It is loading, has found no room in the cluster, and there is none yet."""
+        loader = life.loader
+        return (
+            life.state is _M.LOADING
+            and loader is not None
+            and loader.waits is not None
+            and not self.has_room(loader.item.id.name)
+        )
+
+    def _waits_for_memory(self, life: Life) -> bool:
         """It waits for memory, or behind one that does, while a held stream is in the middle of something."""
-        under_way = any(other.state in (_M.LOADING, _M.UNLOADING) for other in self.lives.values())
+        others = [other for other in self.lives.values() if not self._waits_for_place(other)]
+        under_way = any(other.state in (_M.LOADING, _M.UNLOADING) for other in others)
         if life.state is not _M.START or life.loader is None or not under_way:
             return False
         waiting = [other for other in self.lives.values() if other.state is _M.START and other.loader is not None]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.simulated_models import Flaw, ModelStore, Recipe
 
@@ -87,6 +87,9 @@ class LoadObserver(Protocol):
     def forgives(self, name: str) -> bool:
         """Whether faults that pass (not flaws) are off for this stream now."""
 
+    def has_room(self, name: str) -> bool:
+        """Whether the cluster has room for the replicas of this stream."""
+
 
 class SimulatedLoader(FakeLoader):
     """``item`` is what it was made from; ``failed`` are the failures in a row of its present step."""
@@ -102,6 +105,9 @@ class SimulatedLoader(FakeLoader):
         )
         self.item = item
         self.failed: list[Status] = []
+        self.is_remote = recipe.remote
+        self.waits: Status | None = None
+        """What its last attempt has waited for."""
         self.need = Need(recipe.ram, recipe.gpu, place=None if recipe.gpu else 0)
         self._shrinks, self._flaw = recipe.shrinks, recipe.flaw
         self._store, self._observer = store, observer
@@ -138,7 +144,10 @@ class SimulatedLoader(FakeLoader):
         try:
             super().load(servable_id)
         except ServingError as error:
-            self.failed.append(error.status)
+            if error.status.waits:
+                self.waits = error.status
+            else:
+                self.failed.append(error.status)
             raise
         self.failed.clear()
         if self._flaw is not Flaw.FORGETFUL:
@@ -158,6 +167,9 @@ class SimulatedLoader(FakeLoader):
             self.failures = self.estimate_failures = 0
 
     def _read(self) -> None:
+        self.waits = None
+        if self.is_remote and not self._observer.has_room(self.item.id.name):
+            raise ServingError(StatusCode.UNAVAILABLE, "waits for 1 of 1 replicas", Reason.WAITS_FOR_PLACE)
         if not self._may_fail:
             return
         flaw = self._store.read(self.item.payload).flaw

@@ -55,6 +55,8 @@ class Recipe:
     """So many loads fail before one succeeds, for every loader made."""
     estimate_failures: int = 0
     flaw: Flaw = Flaw.NONE
+    remote: bool = False
+    """Its instances are replicas in a cluster: without room there, its load waits."""
 
     def to_bytes(self) -> bytes:
         return json.dumps({**asdict(self), "flaw": self.flaw.value}).encode()

@@ -143,6 +143,17 @@ class Simulation:
         with self._step(Stage.TICK):
             self._manager.set_num_load_threads(num_threads)
 
+    def change_room(self, name: str, has_room: bool) -> None:
+        """The cluster gets room for the replicas of a stream, or has none any more; whoever watches it wakes the
+        stream's versions, on a thread of its own."""
+        with self._step(Stage.REQUEST):
+            if has_room:
+                self.checker.without_room.discard(name)
+            else:
+                self.checker.without_room.add(name)
+            for servable_id in [id_ for id_ in self.checker.lives if id_.name == name]:
+                self._manager.wake(servable_id)
+
     def take_handle(self, request: ModelRef) -> None:
         """A request begins. It must be answered by the version that the events promise."""
         with self._step(Stage.REQUEST):

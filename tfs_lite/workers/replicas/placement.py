@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.workers.replicas.engine import (
     CPUS,
@@ -520,6 +521,27 @@ def replica_needs(
     if needs[CPUS] <= 0:
         raise invalid_argument(f"{CPUS} is {_number(needs[CPUS])}; a replica needs a share of a CPU, however small")
     return needs
+
+
+def requirements_of(
+    options: ReplicaOptions, file_bytes: int, gpu_bytes: int, nodes: Sequence[Node]
+) -> tuple[Requirements, bool]:
+    """What each replica asks of its node, and whether it has a GPU. ``file_bytes`` are those of the version's files,
+    ``gpu_bytes`` estimates what a replica would take of a GPU. INVALID_ARGUMENT as :func:`replica_needs` says.
+
+    Of the nodes those count that fulfil the demands on labels: KIND_AUTO takes a GPU if one of them has any, and the
+    part of a GPU is one of the smallest GPU among them.
+    """
+    fitting = [node for node in nodes if fulfils_labels(node.labels, options.labels)]
+    wanted = options.needs.get(GPUS)
+    if wanted is not None or options.kind == "KIND_CPU":
+        on_gpu = bool(wanted)
+    else:
+        on_gpu = options.kind == "KIND_GPU" or any(node.total.get(GPUS, 0) > 0 for node in fitting)
+    needs = replica_needs(options.needs, file_bytes, gpu_bytes, on_gpu, fitting)
+    estimate = gpu_bytes if on_gpu else 0
+    strategy = Strategy(options.strategy)
+    return Requirements(needs, options.labels, strategy, options.max_per_node, estimate), on_gpu
 
 
 def _is_usable(node: Node) -> bool:
