@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import tfs_lite
+from tfs_lite.core.status import ServingError
 
 MODEL = "doubler"
 CALLERS = 4
@@ -58,7 +59,7 @@ def ask(address: str, answers: Answers) -> None:
             try:
                 answer = client.predict(MODEL, {"x": [[21.0]]})
                 outcome = f"version {answer.version}" if answer.outputs["doubled"] == 42 else "WRONG"
-            except tfs_lite.ServingError as error:
+            except ServingError as error:
                 outcome = f"FAILED ({error})"
                 time.sleep(0.1)
             answers.note(outcome, time.perf_counter() - began)
