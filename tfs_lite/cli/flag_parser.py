@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.cli.flags import FLAGS, Flag, FlagType
+from tfs_lite.cli.flags import FLAGS, Flag, FlagType, Support
 from tfs_lite.cli.output import UsageError, nearest
 
 ENVIRONMENT_PREFIX = "TFS_LITE_"
@@ -137,4 +137,5 @@ def _refuse_unsupported(flag: Flag, value: Any, spelled: str) -> None:
     if flag.accepts(value):
         return
     shown = str(value).lower() if flag.kind is FlagType.BOOL else value
-    raise UsageError(f"{spelled}={shown} has no meaning for PyTorch: {flag.reason}; leave it out")
+    is_what = "has no meaning for PyTorch" if flag.support is Support.NO_MEANING else "is not supported yet"
+    raise UsageError(f"{spelled}={shown} {is_what}: {flag.reason}; leave it out")

@@ -34,6 +34,8 @@ class Support(enum.Enum):
     HONOURED = "honoured"
     NO_MEANING = "no meaning for PyTorch"
     """It is for something that only TensorFlow has."""
+    NOT_YET = "not supported yet"
+    """Its name is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,15 @@ class _Group:
     def no_meaning(self, name: str, kind: FlagType, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
 
+    def not_yet(self, name: str, kind: FlagType, default: Any, reason: str) -> Flag:
+        return self(name, kind, default, f"not supported yet: {reason}", support=Support.NOT_YET, reason=reason)
+
 
 _what = _Group("What is served")
 _where = _Group("Where it listens")
 _load = _Group("Versions and loading")
 _run = _Group("Running models")
+_cluster = _Group("Replicas in a Ray cluster")
 _process = _Group("The process")
 _tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
 _BOOL, _INT, _FLOAT, _STRING, _LIST = FlagType.BOOL, FlagType.INT, FlagType.FLOAT, FlagType.STRING, FlagType.LIST
@@ -164,7 +170,7 @@ FLAGS: tuple[Flag, ...] = (
     _run("batching_parameters_file", _STRING, "", "BatchingParameters (text proto or YAML)"),
     _run("enable_per_model_batching_parameters", _BOOL, False, "batch by the batching_params.pbtxt of each version"),
     _run("send_batches", _STRING, "expect", "when a batch that could grow leaves", words="expect|greedy"),
-    _run("worker", _STRING, "thread", "where models live: in the server, or each on its own", words="thread|process"),
+    _run("worker", _STRING, "thread", "where models live: here, on their own, elsewhere", words="thread|process|ray"),
     _run("sequence_drain_seconds", _FLOAT, 60.0, "a withdrawn version waits this long for its sequences", minimum=0),
     _run("openai_timeout_seconds", _FLOAT, 600.0, "the most for a request of OpenAI's API", minimum=0.001),
     _run("cache_config", _STRING, "", "response cache: local,size=BYTES; empty: none"),
@@ -172,6 +178,18 @@ FLAGS: tuple[Flag, ...] = (
     _run("tensorflow_session_parallelism", _INT, 0, "both of the next two; 0: each its default", minimum=0),
     _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator; 0: all cores but one", minimum=0),
     _run("tensorflow_inter_op_parallelism", _INT, 0, "threads between operators; 0: torch decides", minimum=0),
+    _cluster("cluster", _STRING, "", "where it is: auto, HOST:PORT or ray://HOST:PORT; empty: there is none"),
+    _cluster("cluster_name", _STRING, "default", "servers with other names share no replicas with this one"),
+    _cluster("cluster_host", _STRING, "", "where server and replicas listen; empty: their nodes' addresses"),
+    _cluster("cluster_port", _INT, 0, "where the server does; 0: a free port", minimum=0, maximum=65535),
+    _cluster("replica_port_range", _STRING, "", "where replicas do: FIRST-LAST; empty: any free port"),
+    _cluster("cluster_ssl_config_file", _STRING, "", "TLS between them: an SSLConfig (text proto or YAML)"),
+    _cluster("model_transfer", _STRING, "shared", "same paths everywhere, or from the server", words="shared|fetch"),
+    _cluster("model_cache_dir", _STRING, "", "where a node keeps what it fetched; empty: in the user's cache"),
+    _cluster("model_cache_bytes", _INT, 50 * 2**30, "the most that it keeps", minimum=1, maximum=INT64_MAX),
+    _cluster("replica_orphan_seconds", _FLOAT, 600.0, "a replica without a server ends after so long", minimum=1),
+    _cluster("health_check_timeout_s", _FLOAT, 60.0, "one that is silent so long is given up; 0: never", minimum=0),
+    _cluster.not_yet("cluster_standby", _BOOL, False, "one server decides; a second one is refused"),
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
     _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),

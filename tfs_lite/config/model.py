@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictI
 from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
 from tfs_lite.config.model_warmup import ModelWarmup, check_model_warmup
-from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
 from tfs_lite.config.replicas import AutoscalingConfig
+from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
 from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, model_validator
 
 from tfs_lite.config.settings import Settings, problem
+from tfs_lite.core.status import invalid_argument
 
 RAY = "ray"
 """The worker of replicas."""
@@ -25,10 +26,14 @@ MAX_ONGOING_BATCHES = 8
 """With more inside a replica answers that it is busy."""
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD")
 TRANSFERS = ("shared", "fetch")
+DEFAULT_CLUSTER_NAME = "default"
+CACHE_BYTES = 50 * 2**30
 LEAST_AMOUNT = 0.0001
 """Ray rounds amounts to this; a replica with none of anything might be put on the cluster's head."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory", "object_store_memory": ""}
 """Resources that have fields of their own, or are none of ours."""
+_ADDRESS = re.compile(r"auto|(ray://)?([\w.\-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
+_CLUSTER_NAME = re.compile(r"[\w.\-]{1,64}", re.ASCII)
 _DEMAND = re.compile(r"!?[\w.\-]*|!?in\([\w.\- ]+(,[\w.\- ]+)*\)")
 
 Amount = Annotated[StrictFloat | StrictInt, Field(ge=0, le=2**53, allow_inf_nan=False)]
@@ -129,8 +134,8 @@ class ClusterOptions:
 
     - ``address``: ``auto``, ``HOST:PORT`` of a node's head, or ``ray://HOST:PORT``; ``name``: of the cluster's users
       only those with the same name share replicas.
-    - ``host``: where replicas listen, empty means the address of their node; ``port_range``: first and last port of
-      theirs, None means any free one.
+    - ``host``: where server and replicas listen, empty means the address of each one's node; ``port``: where the server
+      does, 0 means any free one; ``port_range``: first and last port of replicas, None means any free one.
     - ``orphan_seconds``: a replica that no server has asked for so long ends itself. ``health_check_timeout``: seconds
       without an answer after which one is given up, 0 means never.
     - ``ssl_config_file``: path of an SSLConfig for the connections between server and replicas; empty means none.
@@ -139,16 +144,39 @@ class ClusterOptions:
     """
 
     address: str
-    name: str = "default"
+    name: str = DEFAULT_CLUSTER_NAME
     host: str = ""
+    port: int = 0
     port_range: tuple[int, int] | None = None
     orphan_seconds: float = 600.0
     health_check_timeout: float = 60.0
     ssl_config_file: str = ""
     transfer: str = "shared"
     cache_dir: str = ""
-    cache_bytes: int = 50 * 2**30
+    cache_bytes: int = CACHE_BYTES
+
+    def __post_init__(self) -> None:
+        """INVALID_ARGUMENT names the flag. Numbers have been checked before."""
+        if not _ADDRESS.fullmatch(self.address):
+            raise invalid_argument(f"cluster is {self.address!r}, expected auto, HOST:PORT or ray://HOST:PORT")
+        if not _CLUSTER_NAME.fullmatch(self.name):
+            expected = "expected at most 64 letters, digits, dots, hyphens and underscores"
+            raise invalid_argument(f"cluster_name is {self.name!r}, {expected}")
+        if self.transfer not in TRANSFERS:
+            raise invalid_argument(f"model_transfer is {self.transfer!r}, expected one of: {', '.join(TRANSFERS)}")
+        if self.cache_dir and not self.cache_dir.startswith("/"):
+            raise invalid_argument(f"model_cache_dir is {self.cache_dir!r}, expected an absolute path")
 
     @property
     def fetches(self) -> bool:
         return self.transfer == "fetch"
+
+
+def port_range(text: str) -> tuple[int, int] | None:
+    """``20000-20999``; None for an empty text. INVALID_ARGUMENT for anything else."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text, re.ASCII)
+    if found is None or not 0 < int(found[1]) <= int(found[2]) <= 65535:
+        raise invalid_argument(f"replica_port_range is {text!r}, expected FIRST-LAST, ports from 1 to 65535")
+    return int(found[1]), int(found[2])

@@ -5,8 +5,9 @@
 
 A failed attempt goes back to the clock, a load without memory is parked, and both come back to the executor as a
 new task: no thread waits. So does one whose attempt said that something has to come first: other models, as soon as any
-version has become available; room for its replicas, when it is woken. That is no failure and uses up no retry. Cancelling ends whatever is not running at that moment; an
-attempt that runs is never interrupted, and what it loaded is unloaded unseen.
+version has become available; room for its replicas, when it is woken. That is no failure and uses up no retry.
+Cancelling ends whatever is not running at that moment; an attempt that runs is never interrupted, and what it loaded is
+unloaded unseen.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ those of ``tensorflow_model_server``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.serving.response_cache_config import cache_bytes
 
@@ -20,7 +21,7 @@ GRPC_SERVERS = (NATIVE, GRPCIO)
 CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
-WORKERS = ("thread", "process")
+WORKERS = ("thread", "process", RAY)
 SEND_BATCHES = ("expect", "greedy")
 
 
@@ -110,13 +111,39 @@ class ServerOptions:
     """When a batch without a delay that could still grow is run: when no more requests are expected soon, or
     (``greedy``) at once."""
     worker: str = "thread"
-    """Where models run whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
+    """Where models run whose config does not say: in a ``thread`` of the server, in a ``process`` of their own, or as
+    replicas on the nodes of the cluster (``ray``)."""
     sequence_drain_seconds: float = 60.0
     """How long a withdrawn version stays for the sequences that have not ended."""
     openai_timeout_seconds: float = 600.0
     """The most for a request of OpenAI's API; it may ask for less."""
     cache_config: str = ""
     """The response cache, as ``local,size=BYTES``; empty: there is none."""
+
+    # the cluster
+    cluster: str = ""
+    """``auto``, ``HOST:PORT`` or ``ray://HOST:PORT`` of a Ray cluster; empty: there is none."""
+    cluster_name: str = DEFAULT_CLUSTER_NAME
+    """Servers with different names share a cluster and no replicas."""
+    cluster_host: str = ""
+    """Where server and replicas listen for one another; empty: the address of each one's node."""
+    cluster_port: int = 0
+    """Where the server does; 0 means a free port."""
+    replica_port_range: str = ""
+    """``FIRST-LAST``, where replicas listen; empty: any free ports."""
+    cluster_ssl_config_file: str = ""
+    """TLS between server and replicas: an SSLConfig (text proto or YAML)."""
+    replica_orphan_seconds: float = 600.0
+    """A replica that no server has asked for so long ends itself."""
+    health_check_timeout_s: float = 60.0
+    """A replica that does not answer for so long is given up; 0: never."""
+    model_transfer: str = "shared"
+    """Where replicas have a version's files from: the same path on every node (``shared``), or the server
+    (``fetch``)."""
+    model_cache_dir: str = ""
+    """Where a node keeps files that it has fetched; empty: a directory of the user's."""
+    model_cache_bytes: int = CACHE_BYTES
+    """The most that it keeps."""
 
     # answers
     enable_signature_method_name_check: bool = False
@@ -146,6 +173,7 @@ class ServerOptions:
         self._check_choice("worker", WORKERS)
         self._check_choice("grpc_server", GRPC_SERVERS)
         cache_bytes(self.cache_config)
+        self._check_cluster()
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
         if self.port and self.port == self.rest_api_port:
@@ -176,6 +204,38 @@ class ServerOptions:
             raise invalid_argument("load_model is set without setting model_control_mode to explicit")
         if EVERY_MODEL in self.load_model and len(self.load_model) > 1:
             raise invalid_argument(f"load_model: {EVERY_MODEL} stands for all models and must stand alone")
+
+    def _check_cluster(self) -> None:
+        """Options of a cluster are refused without one, and not ignored."""
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        options = self.cluster_options
+        if options is None:
+            if self.worker == RAY:
+                raise invalid_argument("worker is ray and cluster is not set: say where the cluster is")
+            for name in filter(_OF_CLUSTER.__contains__, given):
+                raise invalid_argument(f"{name} is set and cluster is not")
+        elif not options.fetches:
+            for name in filter(_OF_FETCHING.__contains__, given):
+                raise invalid_argument(f"{name} is set and model_transfer is not fetch")
+
+    @property
+    def cluster_options(self) -> ClusterOptions | None:
+        """None without a cluster."""
+        if not self.cluster:
+            return None
+        return ClusterOptions(
+            address=self.cluster,
+            name=self.cluster_name,
+            host=self.cluster_host,
+            port=self.cluster_port,
+            port_range=port_range(self.replica_port_range),
+            orphan_seconds=self.replica_orphan_seconds,
+            health_check_timeout=self.health_check_timeout_s,
+            ssl_config_file=self.cluster_ssl_config_file,
+            transfer=self.model_transfer,
+            cache_dir=self.model_cache_dir,
+            cache_bytes=self.model_cache_bytes,
+        )
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -216,4 +276,21 @@ _MINIMA = {
     "max_queued_requests": 1,
     "sequence_drain_seconds": 0,
     "openai_timeout_seconds": 0.001,
+    "cluster_port": 0,
+    "replica_orphan_seconds": 1,
+    "health_check_timeout_s": 0,
+    "model_cache_bytes": 1,
 }
+_OF_FETCHING = frozenset({"model_cache_dir", "model_cache_bytes"})
+_OF_CLUSTER = _OF_FETCHING | frozenset(
+    {
+        "cluster_name",
+        "cluster_host",
+        "cluster_port",
+        "replica_port_range",
+        "cluster_ssl_config_file",
+        "replica_orphan_seconds",
+        "health_check_timeout_s",
+        "model_transfer",
+    }
+)

@@ -20,6 +20,7 @@ from typing import Any
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.replicas import RAY
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
 CONFIG = "config.json"
@@ -200,3 +201,7 @@ def check_settings(settings: ModelSettings) -> None:
     for index, group in enumerate(settings.instance_group):
         if group.worker == "process":
             raise invalid_argument(f"instance_group[{index}].worker: a language model runs in the server's process")
+        if group.worker == RAY:
+            raise ServingError(
+                StatusCode.UNIMPLEMENTED, f"instance_group[{index}].worker: a language model has no replicas yet"
+            )
