@@ -1,4 +1,4 @@
-"""The deployment files as data: ``Dockerfile``, ``.dockerignore``, ``deploy/compose.yaml``, ``deploy/kubernetes``."""
+"""The deployment files as data: ``Dockerfile``, ``.dockerignore``, and what is in ``deploy``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+KUBERAY = ROOT / "deploy" / "kuberay"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 
@@ -88,14 +89,14 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def manifests() -> list[dict[str, Any]]:
-    """Every object of ``deploy/kubernetes`` that goes to a cluster."""
-    paths = [path for path in sorted(KUBERNETES.glob("*.yaml")) if path.name != "kustomization.yaml"]
+def manifests(directory: Path = KUBERNETES) -> list[dict[str, Any]]:
+    """Every object of a directory that goes to a cluster."""
+    paths = [path for path in sorted(directory.glob("*.yaml")) if path.name != "kustomization.yaml"]
     return [document for path in paths for document in documents(path)]
 
 
-def manifest(kind: str, name: str = "tfs-lite") -> dict[str, Any]:
-    (found,) = (each for each in manifests() if (each["kind"], each["metadata"]["name"]) == (kind, name))
+def manifest(kind: str, name: str = "tfs-lite", directory: Path = KUBERNETES) -> dict[str, Any]:
+    (found,) = (each for each in manifests(directory) if (each["kind"], each["metadata"]["name"]) == (kind, name))
     return found
 
 
@@ -125,6 +126,8 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "compose", Launch(tuple(server["command"]), {}, seconds, "/models", {})
     pod = manifest("Deployment")["spec"]["template"]["spec"]
     yield "kubernetes", _container(pod["containers"][0], pod["terminationGracePeriodSeconds"], "/models")
+    pod = manifest("Deployment", directory=KUBERAY)["spec"]["template"]["spec"]
+    yield "kuberay", _container(pod["containers"][0], pod["terminationGracePeriodSeconds"], "/models")
     yield "kserve", _container(manifest("ClusterServingRuntime")["spec"]["containers"][0], 30, "/mnt/models")
 
 
