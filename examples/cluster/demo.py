@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ import tfs_lite
 from tfs_lite.core.status import ServingError
 
 MODEL = "doubler"
+CONFIG = Path(__file__).resolve().parent / "repository" / MODEL / "config.pbtxt"
 CALLERS = 4
 
 
@@ -65,6 +67,12 @@ def ask(address: str, answers: Answers) -> None:
             answers.note(outcome, time.perf_counter() - began)
 
 
+def publish_next(base: Path) -> None:
+    base.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(CONFIG, base / CONFIG.name)
+    print(tfs_lite.save(Doubler(), base, example_inputs={"x": torch.ones(2, 1)}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -74,7 +82,7 @@ def main() -> None:
     asking.add_argument("--server", default="127.0.0.1:8500")
     arguments = parser.parse_args()
     if arguments.command == "publish":
-        print(tfs_lite.save(Doubler(), arguments.repository / MODEL, example_inputs={"x": torch.ones(2, 1)}))
+        publish_next(arguments.repository / MODEL)
         return
     answers = Answers()
     for _ in range(CALLERS):

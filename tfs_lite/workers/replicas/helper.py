@@ -269,7 +269,7 @@ class HelperEngine(ClusterEngine):
         stream = MessageStream(ours)
         try:
             with theirs:
-                process = _start(theirs)
+                process = _start(theirs, self._options.address)
         except OSError as error:
             stream.close()
             return f"the system refuses a process ({os.strerror(error.errno or 0)})"
@@ -394,8 +394,8 @@ class HelperEngine(ClusterEngine):
                 logger.exception("a watcher of the cluster failed")
 
 
-def _start(sock: socket.socket) -> subprocess.Popen[bytes]:
-    """A new program. The signals that a terminal sends to all processes of a group stay blocked in it: ignoring them
+def _start(sock: socket.socket, address: str) -> subprocess.Popen[bytes]:
+    """A new program, which is to reach the cluster at ``address``. The signals that a terminal sends to all processes of a group stay blocked in it: ignoring them
     would not do, because Ray has handlers of its own."""
     command = [sys.executable, "-m", "tfs_lite.workers.replicas.helper_program", str(sock.fileno())]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
@@ -405,10 +405,19 @@ def _start(sock: socket.socket) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             pass_fds=[sock.fileno()],
             cwd=_ROOT,
-            env={"RAY_BACKEND_LOG_LEVEL": "error", **os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env=_environment(address),
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(address: str) -> dict[str, str]:
+    """What the helper is told. A loopback address stays one only if Ray is told to leave it alone, by a variable whose
+    name speaks of something else; else Ray puts the machine's address in its place."""
+    told = {"RAY_BACKEND_LOG_LEVEL": "error", **os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    if address.startswith(("127.", "localhost:", "ray://127.", "ray://localhost:")):
+        told.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    return told
 
 
 def _end(process: subprocess.Popen[bytes], kill: bool) -> str:
