@@ -83,6 +83,7 @@ class HelperEngine(ClusterEngine):
         self._stream: MessageStream | None = None
         self._heard = 0.0
         self._is_up = False
+        self._is_silent = False
         self._up_since = 0.0
         self._trouble = "wrong or missing token? No answer"
         self._has_failed = False  # the last helper has said why it ends
@@ -145,9 +146,9 @@ class HelperEngine(ClusterEngine):
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a helper that has reached the cluster."""
+        """Whether there is a helper that has reached the cluster, and the cluster's head answers it."""
         with self._changed:
-            return self._is_up
+            return self._is_up and not self._is_silent
 
     @property
     def restarts(self) -> int:
@@ -298,7 +299,7 @@ class HelperEngine(ClusterEngine):
             logger.exception("the cluster's helper sent what cannot be understood")
             garbage = f"its helper sent garbage ({error})"
         late.cancel()
-        end = _end(process, kill=bool(garbage) or not self.is_up)
+        end = _end(process, kill=bool(garbage) or not self._is_up)
         with self._changed:
             self._process = self._stream = None
         stream.close()
@@ -390,6 +391,7 @@ class HelperEngine(ClusterEngine):
 
     def _tell(self, event: EngineEvent) -> None:
         with self._changed:
+            self._is_silent = isinstance(event, Unreachable)
             watchers = list(self._watchers)
         for watcher in watchers:
             try:
