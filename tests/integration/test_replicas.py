@@ -317,6 +317,22 @@ def test_replicas_end_by_themselves_when_no_server_comes_back(
     wait_running(cluster, 0)
 
 
+def test_models_that_say_nothing_live_where_the_servers_flag_says_and_take_nothing_of_its_memory(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    config.write_text(PYTHON_CONFIG)
+    (models.root / "both" / "1").mkdir(parents=True)
+    (models.root / "both" / "config.pbtxt").write_text(ENSEMBLE.replace("first", "m").replace("second", "m"))
+    with serve(worker="ray", total_model_memory_limit_bytes=1) as served:
+        assert served.version() == 1
+        assert len(cluster.replicas) == 1
+        served.wait_states({1: VersionState.AVAILABLE}, "both")
+        np.testing.assert_array_equal(served.predict("both").outputs["y"], ROW + 2)
+
+
 def test_a_decoupled_model_is_refused_before_a_replica_is_placed(
     cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:

@@ -111,7 +111,7 @@ class ArtifactLoader(Loader):
     def estimate_resources(self) -> ResourceAllocation:
         if self._measured is not None:
             return self._measured
-        if self._lives_elsewhere(self._read_settings(self._name)):
+        if self._will_live_elsewhere():
             return NO_RESOURCES
         check_device(self._settings.device)
         device = self._settings.device
@@ -205,6 +205,13 @@ class ArtifactLoader(Loader):
             _close(models)
             raise
         return models
+
+    def _will_live_elsewhere(self) -> bool:
+        """False for a config that is wrong: the load says so."""
+        try:
+            return self._lives_elsewhere(self._read_settings(self._name))
+        except ServingError:
+            return False
 
     def _lives_elsewhere(self, settings: ModelSettings) -> bool:
         """Whether all instances are replicas, which take nothing of this machine."""

@@ -190,7 +190,7 @@ class ServerCore:
     def end_first_load(self) -> None:
         """The models known at the start are available or have failed. From now on as many threads load as the options
         say, and replicas of other models, which an earlier server has left, are ended."""
-        if self._cluster is not None:
+        if self._cluster is not None and not self.stopping:
             self._cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
