@@ -18,6 +18,8 @@ from golden_server import PATIENCE, World
 from prometheus_client import CollectorRegistry, metrics_core
 from prometheus_client.registry import Collector
 
+from tfs_lite.metrics.replicas import ReplicaMetrics
+
 PAGES = ("/metrics", "/monitoring/prometheus/metrics")
 SAMPLE = re.compile(r"([^ {]+)(?:\{(.*)\})? [^ ]+")
 LABEL = re.compile(r'([A-Za-z_]+)="((?:[^"\\]|\\.)*)"')
@@ -80,6 +82,9 @@ def _page(world: World, path: str) -> str:
 
 
 def _make_the_others(notes: Notes) -> None:
+    of_clusters = CollectorRegistry()
+    ReplicaMetrics(of_clusters)
+    list(of_clusters.collect())
     for kind in Collector.__subclasses__():
         of_the_product = kind.__module__.startswith("tfs_lite.") and "testing" not in kind.__module__
         if of_the_product and kind not in notes.collectors:

@@ -20,7 +20,9 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.core.servable import ModelRef, VersionState
+from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
+from tfs_lite.testing.cluster.replicated_models import PATIENCE, ReplicatedModels, states, wait_ready
 from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
 from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.probe import Traffic
@@ -28,20 +30,6 @@ from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.replicas import ReplicaHost
 from tfs_lite.workers.replicas.reports import READY
 
-MODEL = """
-import os
-
-class Model:
-    def __init__(self, context):
-        with open({log!r}, "a") as log:
-            log.write(f"{name}/{version} {{os.getpid()}}\\n")
-        {opening}
-
-    def predict(self, inputs):
-        {running}
-        return {{"y": inputs["x"] + {version}}}
-"""
-GROUP = 'instance_group {{ count: {count} worker: "ray" ray_actor_options {{ num_cpus: {cpus} }} {more} }}\n'
 ENSEMBLE = """
 platform: "ensemble"
 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] }
@@ -71,7 +59,6 @@ SUM = """out = inputs["x"] * 0
         return {"y": out}"""
 ROOM = {"num_cpus": 16, "memory": 1e12}
 CALLERS = 4
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -86,72 +73,29 @@ def cluster(host: ReplicaHost) -> Iterator[ProcessCluster]:
         yield found
 
 
-class Models:
-    """A directory of models for replicas. A version is there all at once."""
-
-    def __init__(self, root: Path, scratch: Path) -> None:
-        self.root = root
-        self._scratch = scratch
-        self.log = scratch / "opened"
-
-    def publish(
-        self,
-        version: int,
-        name: str = "m",
-        count: int = 2,
-        cpus: float = 1,
-        more: str = "",
-        config: str = PYTHON_CONFIG,
-        opening: str = "pass",
-        running: str = "pass",
-    ) -> None:
-        text = MODEL.format(log=str(self.log), name=name, version=version, opening=opening, running=running)
-        made = self._scratch / f"{name}-{version}"
-        made.mkdir()
-        (made / "model.py").write_text(text)
-        (made / "config.pbtxt").write_text(config + GROUP.format(count=count, cpus=cpus, more=more))
-        (self.root / name).mkdir(exist_ok=True)
-        made.rename(self.root / name / str(version))
-
-    def withdraw(self, version: int, name: str = "m") -> None:
-        shutil.rmtree(self.root / name / str(version))
-
-    @property
-    def opened(self) -> list[str]:
-        """``m/1`` for each time that version 1 of m was opened."""
-        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
-
-
 @pytest.fixture
-def models(tmp_path: Path) -> Models:
+def models(tmp_path: Path) -> ReplicatedModels:
     root, scratch = tmp_path / "models", tmp_path / "scratch"
     root.mkdir()
     scratch.mkdir()
-    return Models(root, scratch)
+    return ReplicatedModels(root, scratch)
 
 
 @pytest.fixture
-def serve(cluster: ProcessCluster, models: Models) -> Callable[..., contextlib.AbstractContextManager[ServerFixture]]:
+def serve(
+    cluster: ProcessCluster, models: ReplicatedModels
+) -> Callable[..., contextlib.AbstractContextManager[ServerFixture]]:
     """A server of the repository, on the cluster."""
 
     def start(**fields: Any) -> contextlib.AbstractContextManager[ServerFixture]:
         root = str(models.root)
-        fields = {"model_repository": root, "trusted_model_base_paths": (root,), **fields}
+        fields = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,), **fields}
         return serving(models.root, engine=cluster.connect(), **fields)
 
     return start
 
 
 Serve = Callable[..., contextlib.AbstractContextManager[ServerFixture]]
-
-
-def states(served: ServerFixture) -> list[str]:
-    """Of all replicas, as the server sees them."""
-    return [replica.state for version in served.server.core.replicas() for replica in version.replicas]
-
-
-def wait_ready(served: ServerFixture, count: int) -> None:
-    wait_until(lambda: states(served) == [READY] * count, f"{count} replicas are ready", PATIENCE)
 
 
 def wait_running(cluster: ProcessCluster, count: int) -> None:
@@ -191,7 +135,7 @@ def ask(served: ServerFixture, sequence: int, start: bool = False) -> Any:
 
 
 def test_a_version_is_opened_in_replicas_on_several_nodes_and_its_end_ends_them(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
     models.publish(1)
@@ -205,7 +149,7 @@ def test_a_version_is_opened_in_replicas_on_several_nodes_and_its_end_ends_them(
 
 
 def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_newer_one(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1)
@@ -221,7 +165,7 @@ def test_swaps_under_callers_lose_nothing_and_no_older_version_answers_after_a_n
 
 
 def test_replicas_that_are_killed_again_and_again_are_replaced_and_other_ones_answer(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, count=3)
@@ -235,7 +179,9 @@ def test_replicas_that_are_killed_again_and_again_are_replaced_and_other_ones_an
     assert (traffic.failures, traffic.wrong) == ([], [])
 
 
-def test_a_node_that_is_killed_is_replaced_by_others(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+def test_a_node_that_is_killed_is_replaced_by_others(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
     nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
     models.publish(1)
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
@@ -247,7 +193,7 @@ def test_a_node_that_is_killed_is_replaced_by_others(cluster: ProcessCluster, mo
 
 
 def test_a_node_that_drains_is_left_without_a_failed_request(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     old = cluster.add_node("a", ROOM)
     models.publish(1)
@@ -264,7 +210,7 @@ def test_a_node_that_drains_is_left_without_a_failed_request(
 
 
 def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", {"num_cpus": 2, "memory": 1e12})
     models.publish(1, "large", count=3)
@@ -272,7 +218,7 @@ def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
         wait_until(lambda: waits(served, "large"), "the model waits", PATIENCE)
         assert served.states("large") == {1: VersionState.LOADING}
         assert "waits for 1 of 3 replicas: num_cpus 1; free 0 on a" in served.status("large")[1].status.message
-        models.publish(1, "in_server", config=PYTHON_CONFIG, count=1, cpus=0.01)
+        models.publish(1, "in_server", count=1, cpus=0.01)
         models.publish(1, "small", count=1, cpus=0.01)
         cluster.add_node("b", {"num_cpus": 0.5, "memory": 1e12})
         served.wait_states({1: VersionState.AVAILABLE}, "small")
@@ -283,7 +229,9 @@ def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
         assert served.version("large") == 1
 
 
-def test_what_waits_for_room_is_withdrawn_with_its_model(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+def test_what_waits_for_room_is_withdrawn_with_its_model(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
     cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
     models.publish(1)
     with serve(ready=False) as served:
@@ -294,7 +242,7 @@ def test_what_waits_for_room_is_withdrawn_with_its_model(cluster: ProcessCluster
 
 
 def test_a_version_is_available_with_its_ready_replicas_and_the_rest_joins(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
     models.publish(1, count=3, more="ready_replicas: 1")
@@ -309,7 +257,7 @@ def test_a_version_is_available_with_its_ready_replicas_and_the_rest_joins(
 
 
 def test_a_refusal_fails_the_load_with_its_words_and_ends_the_other_replicas(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, opening='raise ValueError("weights of another model")')
@@ -319,8 +267,42 @@ def test_a_refusal_fails_the_load_with_its_words_and_ends_the_other_replicas(
         wait_running(cluster, 0)
 
 
+def test_versions_are_fetched_by_nodes_that_do_not_share_the_servers_disk(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve, tmp_path: Path
+) -> None:
+    cluster.add_node("a", ROOM)
+    cluster.settings = {"cache_dir": str(tmp_path / "cache")}
+    models.publish(1)
+    with serve(model_transfer="fetch") as served:
+        assert served.version() == 1
+    assert list((tmp_path / "cache").rglob("model.py"))
+
+
+def test_replicas_end_by_themselves_when_no_server_comes_back(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    cluster.settings = {"orphan_seconds": 0.2}
+    models.publish(1)
+    with serve() as served:
+        assert served.version() == 1
+    wait_running(cluster, 0)
+
+
+def test_a_decoupled_model_is_refused_before_a_replica_is_placed(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1, config=PYTHON_CONFIG + "model_transaction_policy { decoupled: true }")
+    with serve() as served:
+        served.wait_states({1: VersionState.END})
+        status = served.status()[1].status
+    assert status.code is StatusCode.UNIMPLEMENTED
+    assert models.opened == []
+
+
 def test_the_next_server_adopts_the_replicas_that_a_stopped_one_has_left(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1)
@@ -336,7 +318,7 @@ def test_the_next_server_adopts_the_replicas_that_a_stopped_one_has_left(
 
 
 def test_replicas_of_other_files_under_the_same_number_are_not_adopted_but_ended(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1)
@@ -356,14 +338,13 @@ def test_replicas_of_other_files_under_the_same_number_are_not_adopted_but_ended
 
 
 def test_more_and_fewer_instances_are_more_and_fewer_replicas(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, count=1)
-    config = models.root / "m" / "1" / "config.pbtxt"
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         for count in (3, 1, 2):
-            config.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=1, more=""))
+            models.reconfigure(1, count=count)
             wait_running(cluster, count)
             wait_ready(served, count)
         traffic.stop()
@@ -372,13 +353,12 @@ def test_more_and_fewer_instances_are_more_and_fewer_replicas(
 
 
 def test_instances_that_have_no_room_yet_join_when_there_is_some(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", {"num_cpus": 1, "memory": 1e12})
     models.publish(1, count=1)
-    config = models.root / "m" / "1" / "config.pbtxt"
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
-        config.write_text(PYTHON_CONFIG + GROUP.format(count=2, cpus=1, more=""))
+        models.reconfigure(1, count=2)
         wait_running(cluster, 2)
         cluster.add_node("b", {"num_cpus": 1, "memory": 1e12})
         wait_until(lambda: len(worker_pids(served)) == 2 and None not in worker_pids(served), "it joins", PATIENCE)
@@ -388,34 +368,32 @@ def test_instances_that_have_no_room_yet_join_when_there_is_some(
 
 
 def test_the_next_server_adopts_replicas_of_a_version_that_wants_more_of_them_now(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, count=1)
-    config = models.root / "m" / "1" / "config.pbtxt"
     for count in (1, 2, 3):
-        config.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=1, more=""))
+        models.reconfigure(1, count=count)
         with serve() as served:
             wait_ready(served, count)
     assert models.opened == ["m/1"] * 3
 
 
 def test_a_change_of_what_replicas_need_is_a_load_beside_those_that_serve(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, count=1)
-    config = models.root / "m" / "1" / "config.pbtxt"
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         before = {process.id for process in cluster.replicas}
-        config.write_text(PYTHON_CONFIG + GROUP.format(count=1, cpus=2, more=""))
+        models.reconfigure(1, count=1, cpus=2)
         wait_until(lambda: before.isdisjoint(process.id for process in cluster.replicas), "they were exchanged")
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
 
 
 def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
-    cluster: ProcessCluster, models: Models, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1)
@@ -431,7 +409,7 @@ def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
 
 
 def test_a_server_that_was_killed_and_started_again_adopts_its_replicas_without_opening_anything(
-    cluster: ProcessCluster, models: Models
+    cluster: ProcessCluster, models: ReplicatedModels
 ) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1)
@@ -453,7 +431,9 @@ def test_a_server_that_was_killed_and_started_again_adopts_its_replicas_without_
     assert {process.replica.pid for process in cluster.replicas if process.replica} == pids
 
 
-def test_an_ensemble_of_models_in_replicas_answers(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+def test_an_ensemble_of_models_in_replicas_answers(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
     cluster.add_node("a", ROOM)
     models.publish(1, "first")
     models.publish(2, "second")
@@ -465,7 +445,9 @@ def test_an_ensemble_of_models_in_replicas_answers(cluster: ProcessCluster, mode
     np.testing.assert_array_equal(answer.outputs["y"], ROW + 3)
 
 
-def test_sequences_live_in_replicas_and_end_with_them(cluster: ProcessCluster, models: Models, serve: Serve) -> None:
+def test_sequences_live_in_replicas_and_end_with_them(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
     node = cluster.add_node("a", ROOM)
     models.publish(1, "sums", config=SEQUENCES, opening="self.sums = {}", running=SUM)
     with serve() as served:

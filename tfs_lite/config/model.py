@@ -242,6 +242,8 @@ def _check_ensemble(settings: ModelSettings) -> None:
     for name in NOT_IN_ENSEMBLES:
         if getattr(settings, name):
             raise problem("is not possible for an ensemble: its models have it", name)
+    if not settings.retry_lost_batches:
+        raise problem("is not possible for an ensemble: its models have it", "retry_lost_batches")
     for name in ("input", "output"):
         if not getattr(settings, name):
             raise problem(f"an ensemble needs its {name}s declared", "ensemble_scheduling")

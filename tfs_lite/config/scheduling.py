@@ -187,6 +187,8 @@ class InstanceGroup(Settings):
     @model_validator(mode="after")
     def _fields_of_replicas(self) -> InstanceGroup:
         if self.worker != RAY:
+            if self.count > MAX_INSTANCES:
+                raise problem(f"Input should be less than or equal to {MAX_INSTANCES}, got {self.count}", "count")
             for name in OF_REPLICAS:
                 if name in self.model_fields_set:
                     raise problem('is for replicas: it needs worker: "ray" in the same group', name)

@@ -34,8 +34,8 @@ class Server:
     def __init__(
         self, options: ServerOptions | None = None, *, engine: ConnectedEngine | None = None, **fields: Any
     ) -> None:
-        """``engine`` is a connection to a cluster, which the server closes; None: the server connects to the one that
-        the options name, if any."""
+        """``engine`` is a connection to the cluster that the options name, which the server closes; None: the server
+        makes one."""
         if options is not None and fields:
             raise TypeError("pass either options or their fields")
         self.options = options or ServerOptions(**fields)

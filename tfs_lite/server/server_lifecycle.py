@@ -63,7 +63,7 @@ class ServerLifecycle:
     def _make_core(options: ServerOptions, engine: ConnectedEngine | None) -> ServerCore:
         """A server without a cluster imports and starts nothing of one."""
         wanted = options.cluster_options
-        if engine is None and wanted is not None:
+        if wanted is not None and engine is None:
             from tfs_lite.serving.cluster.cluster import connect
 
             engine = connect(wanted)

@@ -68,7 +68,7 @@ class ServerCore:
     def __init__(
         self, options: ServerOptions, registry: CollectorRegistry | None = None, engine: ConnectedEngine | None = None
     ) -> None:
-        """``engine`` is the connection to a cluster, which is closed with the core; None: it belongs to none."""
+        """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
@@ -120,13 +120,13 @@ class ServerCore:
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
-        if engine is None:
+        options = self.options.cluster_options
+        if engine is None or options is None:
             return None
         from tfs_lite.serving.cluster.cluster import Cluster
 
-        options = self.options
-        timeout, fraction = options.health_check_timeout_s, options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, timeout, fraction, self.wake)
+        fraction = self.options.per_process_gpu_memory_fraction
+        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
@@ -94,6 +95,7 @@ class ReconnectingModel(Model):
         self._lanes = _Lanes(tuple(Lane(remote) for _ in range(lanes)))
         self.opening: Future[Description] = Future()
         if in_background:
+            self._delay = inf  # nobody waits for the first connection
             self._start_thread(None, 0.0)
             return
         try:
@@ -329,11 +331,13 @@ class ReconnectingModel(Model):
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
             self._changed.notify_all()
-        if not (self._closing.is_set() or status_of(error).waits):
+        if self._closing.is_set() or status_of(error).waits:
+            return delay
+        if not self.opening.done():
+            self.opening.set_exception(error)
+        else:
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
-            if not self.opening.done():
-                self.opening.set_exception(error)
         return delay
 
     def _resume(self, connector: Connector, connection: Connection, old: Connection | None) -> None:

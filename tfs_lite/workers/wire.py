@@ -40,6 +40,8 @@ OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
     "close",
 )
 DESCRIBE, PING, DRAIN = "describe", "ping", "drain"
+PLACED = "placed"
+"""The state of a replica that nobody has asked to open a model."""
 """For replicas."""
 ANSWER = "answer"
 BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")

@@ -50,6 +50,13 @@ model_metrics {
 """
 
 
+AUTOSCALING = {
+    *("min_replicas", "max_replicas", "initial_replicas", "target_ongoing_requests", "upscale_delay_s"),
+    *("downscale_delay_s", "look_back_period_s", "metrics_interval_s", "upscaling_factor", "downscaling_factor"),
+}
+"""They can be written, and are refused as a whole."""
+
+
 def test_both_syntaxes_keep_what_they_were_told() -> None:
     settings = parse_model_settings(EVERYTHING, "c.pbtxt")
     plain = to_plain(parse_proto_text(EVERYTHING, messages.TritonModelConfig, "c.pbtxt"))
@@ -67,7 +74,9 @@ def test_both_syntaxes_keep_what_they_were_told() -> None:
 def test_the_settings_have_the_fields_of_the_messages() -> None:
     differences = dict(_differences(messages.TritonModelConfig.DESCRIPTOR, ModelSettings, ()))
     assert differences == {
+        ("autoscaling_config",): AUTOSCALING,
         ("instance_group",): {"gpus", "passive"},
+        ("instance_group", "autoscaling_config"): AUTOSCALING,
         ("input",): {"label_filename"},
         ("output",): {"format", "allow_ragged_batch", "optional"},
     }

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
 
@@ -21,6 +22,37 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_num_load_retries": -1}, "max_num_load_retries is -1, expected at least 0"),
     ({"max_message_bytes": 0}, "max_message_bytes is 0"),
     ({"model_config_list_root_dir": "relative"}, "expected an absolute path"),
+    ({"worker": "fork"}, "expected one of: thread, process, ray"),
+    ({"worker": "ray"}, "worker is ray and cluster is not set"),
+    ({"cluster_name": "mine"}, "cluster_name is set and cluster is not"),
+    ({"cluster_host": "10.0.0.1"}, "cluster_host is set and cluster is not"),
+    ({"cluster_port": 7000}, "cluster_port is set and cluster is not"),
+    ({"replica_port_range": "1-2"}, "replica_port_range is set and cluster is not"),
+    ({"cluster_ssl_config_file": "tls"}, "cluster_ssl_config_file is set and cluster is not"),
+    ({"model_transfer": "fetch"}, "model_transfer is set and cluster is not"),
+    ({"model_cache_dir": "/c"}, "model_cache_dir is set and cluster is not"),
+    ({"model_cache_bytes": 1}, "model_cache_bytes is set and cluster is not"),
+    ({"replica_orphan_seconds": 5.0}, "replica_orphan_seconds is set and cluster is not"),
+    ({"health_check_timeout_s": 0.0}, "health_check_timeout_s is set and cluster is not"),
+    *[
+        ({"cluster": address}, f"cluster is {address!r}, expected auto, HOST:PORT or ray://HOST:PORT")
+        for address in ("head", "http://head:1", "ray://head", "head:port", ":6379", "head:6379/x", "a b:1")
+    ],
+    ({"cluster": "auto", "cluster_name": ""}, "cluster_name is ''"),
+    ({"cluster": "auto", "cluster_name": "a/b"}, "cluster_name is 'a/b', expected at most 64 letters"),
+    ({"cluster": "auto", "cluster_name": "a" * 65}, "expected at most 64 letters"),
+    ({"cluster": "auto", "cluster_port": -1}, "cluster_port is -1"),
+    *[
+        ({"cluster": "auto", "replica_port_range": text}, f"replica_port_range is {text!r}, expected FIRST-LAST")
+        for text in ("20000", "2-1", "0-5", "1-65536", "a-b", "1-2-3", "-1-5")
+    ],
+    ({"cluster": "auto", "model_transfer": "copy"}, "expected one of: shared, fetch"),
+    ({"cluster": "auto", "model_cache_dir": "/c"}, "model_cache_dir is set and model_transfer is not fetch"),
+    ({"cluster": "auto", "model_cache_bytes": 1}, "model_cache_bytes is set and model_transfer is not fetch"),
+    ({"cluster": "auto", "model_transfer": "fetch", "model_cache_dir": "c"}, "expected an absolute path"),
+    ({"cluster": "auto", "model_transfer": "fetch", "model_cache_bytes": 0}, "model_cache_bytes is 0"),
+    ({"cluster": "auto", "replica_orphan_seconds": 0.5}, "replica_orphan_seconds is 0.5, expected at least 1"),
+    ({"cluster": "auto", "health_check_timeout_s": -1.0}, "health_check_timeout_s is -1.0"),
 ]
 
 
@@ -40,3 +72,43 @@ def test_socket_alone_is_a_way_in() -> None:
 
 def test_two_free_ports_are_not_the_same_port() -> None:
     assert ServerOptions(port=0, rest_api_port=0).port == 0
+
+
+def test_server_without_a_cluster_has_no_options_of_one() -> None:
+    assert ServerOptions().cluster_options is None
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:6379", "[::1]:6379", "ray://head-svc:10001"])
+def test_cluster_is_named_by_its_address(address: str) -> None:
+    assert ServerOptions(cluster=address).cluster_options == ClusterOptions(address)
+
+
+def test_options_of_the_cluster_are_those_of_the_flags() -> None:
+    options = ServerOptions(
+        worker="ray",
+        cluster="ray://head:10001",
+        cluster_name="mine",
+        cluster_host="10.0.0.1",
+        cluster_port=7000,
+        replica_port_range="20000-20999",
+        cluster_ssl_config_file="/etc/tls.pbtxt",
+        replica_orphan_seconds=5.0,
+        health_check_timeout_s=0.0,
+        model_transfer="fetch",
+        model_cache_dir="/var/cache/models",
+        model_cache_bytes=2**40,
+    ).cluster_options
+    assert options == ClusterOptions(
+        "ray://head:10001",
+        name="mine",
+        host="10.0.0.1",
+        port=7000,
+        port_range=(20000, 20999),
+        orphan_seconds=5.0,
+        health_check_timeout=0.0,
+        ssl_config_file="/etc/tls.pbtxt",
+        transfer="fetch",
+        cache_dir="/var/cache/models",
+        cache_bytes=2**40,
+    )
+    assert options.fetches

@@ -25,9 +25,9 @@ def message_json(message: Message, order: _Order = None) -> dict[str, Any]:
 
 
 def _is_shown(field: FieldDescriptor, message: Message) -> bool:
-    if field.number >= OUR_FIRST_NUMBER:
-        return bool(getattr(message, field.name))
-    return message.HasField(field.name) if field.has_presence else True
+    if field.has_presence:
+        return bool(message.HasField(field.name))
+    return field.number < OUR_FIRST_NUMBER or bool(getattr(message, field.name))
 
 
 def _json_field(field: FieldDescriptor, value: Any, order: _Order) -> Any:

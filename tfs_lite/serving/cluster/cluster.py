@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.memory import bytes_to_reserve
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
 from tfs_lite.config.replicas import ClusterOptions, ReplicaOptions
+from tfs_lite.config.server_files import read_ssl_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
@@ -38,6 +40,9 @@ from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.reports import ReplicaCounter, cluster_report, replica_report
 from tfs_lite.workers.replicas.states import VersionReplicas
+from tfs_lite.workers.replicas.tls import Tls, TlsKeys
+from tfs_lite.workers.replicas.transfer import OfferedFiles, deliver
+from tfs_lite.workers.request_channel import RequestChannel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 """A replica with a GPU sees no other one."""
@@ -58,8 +63,17 @@ class ConnectedEngine(ClusterEngine, Protocol):
 
 def connect(options: ClusterOptions) -> ConnectedEngine:
     """Reaches the cluster that the options name. UNAVAILABLE if that is not possible within 30 seconds;
-    FAILED_PRECONDITION if it has other versions, or another server leads its name."""
-    return HelperEngine.connect(options)
+    FAILED_PRECONDITION if it has other versions, or another server leads its name; INVALID_ARGUMENT for a file of keys
+    that says too little."""
+    settings: dict[str, object] = {"cache_dir": options.cache_dir, "cache_bytes": options.cache_bytes}
+    if (keys := _keys(options)) is not None:
+        settings["tls"] = keys.plain
+    return HelperEngine.connect(options, settings)
+
+
+def _keys(options: ClusterOptions) -> TlsKeys | None:
+    """None if connections between hosts go without TLS."""
+    return TlsKeys.of(read_ssl_config(options.ssl_config_file)) if options.ssl_config_file else None
 
 
 class Cluster:
@@ -70,14 +84,16 @@ class Cluster:
         engine: ConnectedEngine,
         clock: Clock,
         registry: CollectorRegistry,
-        health_check_timeout: float,
+        options: ClusterOptions,
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
     ) -> None:
         """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
         if the cluster does not answer."""
         self._engine = engine
-        self._health_check_timeout = health_check_timeout
+        self._options = options
+        keys = _keys(options)
+        self._tls = None if keys is None else Tls(keys)
         self._gpu_fraction = gpu_fraction
         self._wake = wake
         self._first_nodes = engine.nodes()
@@ -135,6 +151,8 @@ class Cluster:
         or until it has ended; unless it serves already, and is to be loaded anew."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
+        if request.settings.model_transaction_policy.decoupled:
+            raise ServingError(StatusCode.UNIMPLEMENTED, 'a decoupled model does not run with worker: "ray" yet')
         if request.beside:
             return self._opened(platform, request).grow(options.count)
         serves = any(version.is_open for version in self._of(request.id))
@@ -183,14 +201,18 @@ class Cluster:
         on_device = reserve(files, settings, True) if reserve else bytes_to_reserve(files.unpacked_bytes)
         requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
         fraction = requirements.needs.get(GPUS, 0.0)
-        alone = settings.model_copy(update={"instance_group": ()})  # equal for replicas that join or are adopted
-        arguments = describe(
-            replace(request, device=GPU if on_gpu else CPU, settings=alone),
-            platform.name,
-            torch_threads=max(1, int(requirements.needs[CPUS])),
-            gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
-        )
-        remote = RemoteModel(label_of(request.id), OPEN_VERSION, arguments)
+        offered = OfferedFiles.of(files.directory, self._options.fetches)
+
+        def prepare(channel: RequestChannel) -> str:
+            there = replace(files, directory=deliver(channel, offered))
+            return describe(
+                replace(request, device=GPU if on_gpu else CPU, files=there),
+                platform.name,
+                torch_threads=max(1, int(requirements.needs[CPUS])),
+                gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
+            )
+
+        remote = RemoteModel(label_of(request.id), OPEN_VERSION, "")
 
         def make_model(place: ReplicaPlace) -> ReplicaModel:
             return ReplicaModel(
@@ -199,8 +221,11 @@ class Cluster:
                 self._engine.secret,
                 lambda: self._engine.epoch,
                 lanes=options.lanes(on_gpu),
-                health_check_timeout=self._health_check_timeout,
+                health_check_timeout=self._options.health_check_timeout,
                 in_background=True,
+                tls=self._tls,
+                prepare=prepare,
+                on_remote=partial(self._metrics.on_remote, request.id),
             )
 
         wanted = VersionReplicas(request.id.name, request.id.version, generation, options.count, requirements)

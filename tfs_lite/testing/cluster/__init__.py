@@ -5,5 +5,8 @@ pretended_server    a server on it: the real reconciler, and near ends without t
 replica_simulation  random days of such a cluster
 replica_checker     what has to hold on each of them
 process_cluster     real processes on pretended nodes, and an engine over them
-serve               ``tfs-lite serve`` on such a cluster of another process
+ray_nodes           a real cluster of Ray on this machine
+engine_contract     what every engine has to do
+replicated_models   models for replicas that say when they were opened
+serve               ``tfs-lite serve`` on a cluster of processes of another process
 """

@@ -82,12 +82,12 @@ class HostedProcess:
 class ProcessCluster:
     """Threads: any. Replicas are forks of ``host``, which outlives the cluster.
 
-    ``orphan_seconds`` is how long a replica lives that no server is connected to. While ``trouble`` is set, it is
-    why no call of an engine succeeds.
+    ``settings`` are further arguments of each :class:`~tfs_lite.workers.replicas.replica.Replica`. While ``trouble`` is
+    set, it is why no call of an engine succeeds.
     """
 
     host: ReplicaHost
-    orphan_seconds: float = 600.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
     trouble: str = ""
     epoch: int = 0
     nodes: dict[str, ProcessNode] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class ProcessCluster:
 
     def _start(self, process: HostedProcess) -> None:
         """With the lock held: a fork, which listens when this returns."""
-        replica = self.host.start(str(process.wish.name), orphan_seconds=self.orphan_seconds)
+        replica = self.host.start(str(process.wish.name), **self.settings)
         process.replica = replica
         self._by_descriptor[replica.fileno()] = process
         self._ends.register(replica.fileno(), select.EPOLLIN)

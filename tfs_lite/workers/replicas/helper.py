@@ -84,6 +84,7 @@ class HelperEngine(ClusterEngine):
         self._is_up = False
         self._up_since = 0.0
         self._trouble = "wrong or missing token? No answer"
+        self._has_failed = False  # the last helper has said why it ends
         self._refusal: ServingError | None = None
         self._starts = 0
         self._is_closed = False
@@ -245,11 +246,12 @@ class HelperEngine(ClusterEngine):
                 if self._is_closed:
                     return
                 self._starts += 1
+                self._has_failed = False
             cause = self._run_helper()
             with self._changed:
                 was_up, self._is_up = self._is_up, False
                 ran_for = time.monotonic() - self._up_since if was_up else 0.0
-                if was_up or not self._trouble:
+                if not self._has_failed:
                     self._trouble = cause
                 calls, self._calls = self._calls, {}
             for call in calls.values():
@@ -373,7 +375,7 @@ class HelperEngine(ClusterEngine):
         """The helper cannot reach the cluster, or this server may not lead. What another attempt may mend is tried
         again."""
         with self._changed:
-            self._trouble = failure.status.message
+            self._trouble, self._has_failed = failure.status.message, True
             if failure.code is not StatusCode.UNAVAILABLE:
                 self._refusal = failure
             stream = self._stream
@@ -403,7 +405,7 @@ def _start(sock: socket.socket) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             pass_fds=[sock.fileno()],
             cwd=_ROOT,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={"RAY_BACKEND_LOG_LEVEL": "error", **os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,7 +31,18 @@ from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
 from tfs_lite.workers.replicas.tls import Tls
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import BUSY, CLOSE, OPEN, PING, Description, Message, read_answer, read_description
+from tfs_lite.workers.wire import (
+    BUSY,
+    CLOSE,
+    DESCRIBE,
+    OPEN,
+    PING,
+    PLACED,
+    Description,
+    Message,
+    read_answer,
+    read_description,
+)
 
 SAME_REPLICA_SECONDS = 2.0
 """For how long a replica is tried again whose connection was lost."""
@@ -58,9 +69,10 @@ class ReplicaModel(ReconnectingModel):
     answer a ping for ``health_check_timeout`` seconds is lost (0: it never is). A constructor that raises leaves the
     place to its owner, ``close`` closes it. While no replica is there, requests get WorkerLost at once.
 
-    ``prepare`` gets a connection to a replica that is to open the model, and returns the arguments for it, instead of
-    ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of each run: the
-    seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread that runs.
+    ``prepare`` gets a connection to a replica that has not begun to open the model, and returns the arguments for it,
+    instead of ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of
+    each run: the seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread
+    that runs.
     """
 
     def __init__(
@@ -249,13 +261,12 @@ class _Opener:
         channel = RequestChannel(dial_frames(address, self._credentials()))
         watch.on_end(channel.shut_down)
         try:
-            arguments = self._prepare(channel) if self._prepare else self._remote.arguments
-            about = channel.ask(OPEN, [self._remote.function, arguments, self._remote.label])
+            arguments = self._remote.arguments
+            if self._prepare and _read_about(channel.ask(DESCRIBE)).get("state") == PLACED:
+                arguments = self._prepare(channel)
+            return _read_about(channel.ask(OPEN, [self._remote.function, arguments, self._remote.label]))
         finally:
             channel.close()
-        if not isinstance(about, dict):
-            raise ProtocolError("no description of a replica")
-        return about
 
     def _dial(self, address: ReplicaAddress, lane: Lane | None) -> RequestChannel:
         """For runs with the memory of a lane, else for steps of requests."""
@@ -428,6 +439,13 @@ def _node_of(about: Mapping[str, Any]) -> str:
 def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
     arrays = map(np.asarray, tensors.values())
     return sum(sum(map(len, array.flat)) if array.dtype == object else array.nbytes for array in arrays)
+
+
+def _read_about(raw: object) -> dict[str, Any]:
+    """What a replica says about itself. ProtocolError if it is something else."""
+    if not isinstance(raw, dict):
+        raise ProtocolError("no description of a replica")
+    return raw
 
 
 def _read_gpu(raw: object) -> GpuUse | None:

@@ -60,6 +60,7 @@ from tfs_lite.workers.wire import (
     DRAIN,
     OPEN,
     PING,
+    PLACED,
     POSTPROCESS,
     PREPROCESS,
     RUN,
@@ -142,6 +143,7 @@ class Replica:
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
         self._cache = FilesCache(cache_dir, cache_bytes)
+        self._directories: dict[str, str] = {}  # by digest
         self._limit = limit
         self.tls = None if tls is None else Tls.read(tls)
         self._clock = clock or SystemClock()
@@ -207,7 +209,7 @@ class Replica:
         model = opening.model if opening else None
         return {
             **self.address.plain,
-            "state": state if model is not None else "opening" if opening else "placed",
+            "state": state if model is not None else "opening" if opening else PLACED,
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
             "gpu": gpu(),
@@ -253,8 +255,8 @@ class Replica:
             raise failed_precondition(f"replica {self._name}: epoch {epoch} is over, {latest} has begun")
 
     def open(self, function: str, arguments: str, label: str) -> None:
-        """Has the model opened, or waits until it is. Raises what the opening raised; FAILED_PRECONDITION for another
-        model than the one that the replica has."""
+        """Has the model opened, or waits until it is, whoever has asked first: which model it is says the replica's
+        name. Raises what the opening raised."""
         with self._lock:
             opening = self._opening
             if opening is None and not self._cause:
@@ -262,8 +264,6 @@ class Replica:
                 self._put(opening)
         if opening is None:
             raise ConnectionClosed
-        if (opening.function, opening.arguments) != (function, arguments):
-            raise failed_precondition(f"replica {self._name} has another model")
         opening.done.wait()
         if opening.failure is not None:
             raise opening.failure
@@ -338,7 +338,7 @@ class Replica:
 
     def receive_files(self) -> FilesReceiver:
         """What gets the files of a version over one connection."""
-        return FilesReceiver(self._cache, self._facts.get("host", ""))
+        return FilesReceiver(self._cache, self._directories, self._facts.get("host", ""))
 
     def drain(self) -> None:
         """Lets it end when the last connection has gone."""

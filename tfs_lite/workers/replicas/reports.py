@@ -30,7 +30,10 @@ _CAUSES = (
     ("it sent garbage", "garbage"),
     ("it refused the greeting", "greeting refused"),
     ("it did not start", "not started"),
+    ("it could not start", "not started"),
+    ("its process has ended", "process ended"),
     ("the cluster does not list it", "not listed"),
+    ("the cluster has forgotten it", "not listed"),
 )
 _OF_NODES = re.compile(r"(?:its )?node .*(is lost|drains)(?:, and its time is over)?", re.DOTALL)
 

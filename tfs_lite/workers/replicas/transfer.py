@@ -60,7 +60,8 @@ def deliver(channel: RequestChannel, files: OfferedFiles) -> str:
     of the node gets them. Raises what the replica refuses with, FAILED_PRECONDITION ``node N has other files`` for one;
     FAILED_PRECONDITION if the files change meanwhile; ConnectionClosed, ProtocolError."""
     listed = [ListedFile(*item) for item in version_files(files.directory).items()] if files.sends else None
-    answer = channel.ask(FILES, [files.digest, files.directory, listed])
+    plain = None if listed is None else [list(item) for item in listed]
+    answer = channel.ask(FILES, [files.digest, files.directory, plain])
     if answer is None and listed is not None:
         answer = channel.ask(FILES_END, [_send(channel, files.directory, *item) for item in enumerate(listed)])
     if not isinstance(answer, str):
@@ -91,9 +92,11 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 class FilesReceiver:
     """The replica's part, for one connection. ``close`` gives up what is not whole. One thread at a time."""
 
-    def __init__(self, cache: FilesCache, node: str = "") -> None:
-        """``node``: the host's name, for people; empty: as the system says."""
+    def __init__(self, cache: FilesCache, known: dict[str, str], node: str = "") -> None:
+        """``known``: what the replica has looked at before, by digest; what changes on the disk afterwards is nothing
+        to a model that is open. ``node``: the host's name, for people; empty: as the system says."""
         self._cache = cache
+        self._known = known
         self._node = node or socket.gethostname()
         self._digest = ""
         self._listed: list[ListedFile] = []
@@ -126,13 +129,18 @@ class FilesReceiver:
 
     def _look(self, digest: str, directory: str, listed: list[ListedFile] | None) -> str | None:
         self.close()
+        if digest in self._known:
+            return self._known[digest]
         if listed is None:
             self._check(directory, digest)
-            return directory
-        found = self._cache.find_or_begin(digest, os.path.basename(directory.rstrip("/")), sum(f.size for f in listed))
+            found: str | Download = directory
+        else:
+            name, size = os.path.basename(directory.rstrip("/")), sum(file.size for file in listed)
+            found = self._cache.find_or_begin(digest, name, size)
         if isinstance(found, str):
+            self._known[digest] = found
             return found
-        self._digest, self._listed, self._download = digest, listed, found
+        self._digest, self._listed, self._download = digest, listed or [], found
         return None
 
     def _check(self, directory: str, digest: str) -> None:
@@ -172,8 +180,10 @@ class FilesReceiver:
                 raise failed_precondition(f"{name} is not what its manifest says")
         if files_digest(download.directory) != self._digest:
             raise failed_precondition(f"node {self._node} was sent other files")
+        directory = download.finish()
         self._download = None
-        return download.finish()
+        self._known[self._digest] = directory
+        return directory
 
 
 def _read_request(raw: object) -> tuple[str, str, list[ListedFile] | None]:

@@ -205,6 +205,11 @@ def test_setting_that_makes_no_sense_is_refused_by_name(fields, named):
     assert refusal(check_settings, settings).startswith(f"{named}:")
 
 
+def test_replicas_of_a_language_model_are_not_there_yet():
+    settings = ModelSettings.model_validate({"instance_group": [{"worker": "ray"}]})
+    assert refusal(check_settings, settings, code=StatusCode.UNIMPLEMENTED).startswith("instance_group[0].worker:")
+
+
 def test_settings_of_a_language_model_pass():
     fields = {
         "name": "m",

@@ -53,11 +53,11 @@ class OpenReplica:
     def __init__(self, model: ReplicaModel, place: PlaceOfReplicas, over: Callable[[ReplicaAddress], ReplicaAddress]):
         self.model = model
         self.place = place
-        self._over = over
+        self.over = over
 
     def put(self, replica: HostedReplica) -> None:
         """The next replica of the place."""
-        self.place.put(self._over(replica.address))
+        self.place.put(self.over(replica.address))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.replicas import placement
 from tfs_lite.workers.replicas.engine import (
@@ -37,6 +38,7 @@ from tfs_lite.workers.replicas.placement import (
     gpu_fraction,
     plan,
     replica_needs,
+    requirements_of,
 )
 
 GIB = 2**30
@@ -431,3 +433,40 @@ def test_no_plan_gives_away_more_than_there_is(
             assert action.waits
     for (host, name), amount in given_away.items():
         assert amount <= usable[host].free[name] + 1e-6
+
+
+GPU_NODES = [
+    Node("a", "a", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(16 * GIB), "zone": "x"}),
+    Node("b", "b", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(8 * GIB), "zone": "y"}),
+    Node("c", "c", {"num_cpus": 4}, {}, {"zone": "z"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        (ReplicaOptions(), 0.5),  # of the smallest
+        (ReplicaOptions(labels={"zone": "x"}), 0.25),
+        (ReplicaOptions(labels={"zone": "z"}), None),
+        (ReplicaOptions(kind="KIND_GPU", labels={"zone": "z"}), 1.0),
+        (ReplicaOptions(kind="KIND_GPU", needs={"num_gpus": 1.0}), 1.0),
+        (ReplicaOptions(kind="KIND_CPU"), None),
+        (ReplicaOptions(needs={"num_gpus": 0.0}), 0.0),
+        (ReplicaOptions(needs={"num_gpus": 0.1}), 0.1),
+        (ReplicaOptions(kind="KIND_MODEL"), 0.5),
+    ],
+)
+def test_gpu_follows_from_the_kind_the_config_and_the_nodes_that_fit(options: ReplicaOptions, gpus: float) -> None:
+    found, on_gpu = requirements_of(options, 1000, 4 * GIB, GPU_NODES)
+    assert (found.needs.get("num_gpus"), on_gpu) == (gpus, bool(gpus))
+    assert found.gpu_bytes == (4 * GIB if on_gpu else 0)
+
+
+def test_the_rest_of_the_requirements_is_what_the_config_says() -> None:
+    options = ReplicaOptions(
+        needs={"num_cpus": 2.0, "disk": 0.5}, labels={"zone": "!x"}, strategy="STRICT_SPREAD", max_per_node=1
+    )
+    found, _ = requirements_of(options, 1000, 0, cpus(c=4))
+    assert (found.needs["num_cpus"], found.needs["disk"]) == (2.0, 0.5)
+    assert found.needs["memory"] == 1200 + 512 * 2**20
+    assert (found.labels, found.strategy, found.max_per_node) == ({"zone": "!x"}, Strategy.STRICT_SPREAD, 1)

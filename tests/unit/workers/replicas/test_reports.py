@@ -98,6 +98,9 @@ def test_cluster_report_counts_nodes_and_what_those_that_take_replicas_have_left
         ("node gpu-a drains", "node drains"),
         ("node gpu-a drains, and its time is over", "node drains"),
         ("the cluster does not list it any more", "not listed"),
+        ("the cluster has forgotten it", "not listed"),
+        ("its process has ended: it was out of memory", "process ended"),
+        ("it could not start: no reason was given", "not started"),
         ("something that nobody has thought of", "other"),
     ],
 )
