@@ -132,6 +132,7 @@ def test_what_waits_and_who_works_is_read_when_asked_for(registry: CollectorRegi
     workers = [
         WorkerState(M1, 0, "process", True, 4321, 2),
         WorkerState(M1, 1, "process", False, None, 3, "by other means"),
+        WorkerState(M1, 2, "ray", True, 77, node="gpu-a"),
     ]
     registry.register(BatchStateCollector(lambda: waiting, lambda: workers))
     assert value(registry, "queue_rows") == 7
@@ -140,6 +141,7 @@ def test_what_waits_and_who_works_is_read_when_asked_for(registry: CollectorRegi
     assert value(registry, "worker_restarts_total", instance="1") == 3
     assert value(registry, "worker_info", instance="0", kind="process", pid="4321", reason="") == 1
     assert value(registry, "worker_info", instance="1", kind="process", pid="", reason="by other means") == 1
+    assert value(registry, "worker_info", instance="2", kind="ray", pid="77", reason="", node="gpu-a") == 1
     waiting.clear()
     workers.clear()
     assert 'model="m"' not in page(registry)

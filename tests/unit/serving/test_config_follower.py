@@ -246,11 +246,14 @@ def test_load_that_fails_is_tried_again_as_often_as_any_load(fixture: Fixture) -
     assert (fixture.serves_with, fixture.remarks) == (TWO, {})
 
 
-def test_version_that_waits_for_other_models_is_tried_until_they_are_there(fixture: Fixture) -> None:
-    def wait_for_b() -> None:
-        raise ServingError(StatusCode.UNAVAILABLE, "it needs model b", Reason.WAITS_FOR_MODELS)
+@pytest.mark.parametrize("reason", [Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE])
+def test_version_that_waits_for_other_models_or_room_is_tried_until_they_are_there(
+    fixture: Fixture, reason: Reason
+) -> None:
+    def wait() -> None:
+        raise ServingError(StatusCode.UNAVAILABLE, "something has to come first", reason)
 
-    fixture.next_loading = {"while_loading": wait_for_b}
+    fixture.next_loading = {"while_loading": wait}
     fixture.change(TWO, "c2")
     for _ in range(10):
         fixture.pass_time(1.0)

@@ -10,11 +10,20 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
-from tfs_lite.serving.load_waiter import GRACE, SETTLING, ModelWaiter, Outcome, Snapshot, WaitRules, outcome_of
+from tfs_lite.serving.load_waiter import (
+    GRACE,
+    SETTLING,
+    ModelWaiter,
+    Outcome,
+    Snapshot,
+    WaitRules,
+    combined,
+    outcome_of,
+)
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.sources.source_config import SourceReport
 
@@ -64,6 +73,18 @@ def test_model_fails_when_every_version_has() -> None:
 def test_failure_of_an_earlier_time_must_stand_for_a_moment() -> None:
     found = outcome_of("m", Snapshot(True, (M1,), {1: failed(M1, NOW - 5)}), RULES)
     assert (found.outcome, found.holds_after) == (Outcome.FAILED, GRACE)
+
+
+@pytest.mark.parametrize("reason", [Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE])
+def test_version_that_waits_is_pending_as_long_as_any_model_is(reason: Reason) -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "something has to come first", reason)
+    attempts = {1: LoadAttempt(M1, 1, 0.1, waits)}
+    found = outcome_of("m", Snapshot(True, (M1,), {1: timed(M1, ManagerState.LOADING)}, attempts), RULES)
+    assert (found.outcome, found.holds_after, found.waits) == (Outcome.FAILED, GRACE, True)
+    assert found.reasons == ((str(M1), waits),)
+    pending = outcome_of("n", Snapshot(True), RULES)
+    assert combined({"m": found, "n": pending})["m"].outcome is Outcome.PENDING
+    assert combined({"m": found})["m"].outcome is Outcome.FAILED
 
 
 def test_failed_attempt_decides_only_where_it_may() -> None:

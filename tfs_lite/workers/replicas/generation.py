@@ -28,7 +28,7 @@ DIGEST_DIGITS = 32
 GENERATION_DIGITS = 8
 _ENDS = 1 << 20
 _HEX = frozenset("0123456789abcdef")
-_OF_THE_SERVER = {"name": "", "version_policy": None, "autoscaling_config": None}
+_OF_THE_SERVER = {"name": "", "version_policy": None, "retry_lost_batches": True, "autoscaling_config": None}
 """Fields of the settings that change nothing in a replica."""
 _OF_THE_SERVER_IN_GROUPS = {"name": "", "count": 1, "ready_replicas": None, "max_ongoing_batches": None}
 

@@ -138,9 +138,10 @@ def test_generation_has_eight_digits_and_is_the_same_each_time(version: Path) ->
         'instance_group { worker: "ray" count: 2 ready_replicas: 1 ray_actor_options { num_cpus: 1 } }',
         'instance_group { worker: "ray" count: 2 max_ongoing_batches: 4 ray_actor_options { num_cpus: 1 } }',
         f'name: "m" {RAY}',
+        f"retry_lost_batches: false {RAY}",
         f"version_policy {{ latest {{ num_versions: 2 }} }} {RAY}",
     ],
-    ids=["count", "ready_replicas", "max_ongoing_batches", "name", "version_policy"],
+    ids=["count", "ready_replicas", "max_ongoing_batches", "name", "retry_lost_batches", "version_policy"],
 )
 def test_what_a_replica_does_not_know_of_leaves_the_generation_alone(version: Path, text: str) -> None:
     of_both = {generation_of(str(version), _settings(each), "pytorch_export") for each in (RAY, text)}
