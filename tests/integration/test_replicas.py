@@ -117,6 +117,16 @@ def worker_pids(served: ServerFixture) -> set[int | None]:
         return {model.worker.pid for model in handle.servable.models}
 
 
+def v2_ready(served: ServerFixture) -> int:
+    """The HTTP status."""
+    try:
+        with urllib.request.urlopen(f"{served.url}/v2/models/m/ready") as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
 def kill(process: HostedProcess) -> None:
     assert process.replica is not None
     process.replica.kill()
@@ -190,6 +200,24 @@ def test_a_node_that_is_killed_is_replaced_by_others(
         wait_ready(served, 2)
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_version_that_has_lost_all_replicas_stays_available_and_is_not_ready_until_it_has_one(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    node = cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served:
+        core = served.server.core
+        assert core.is_model_available("m")
+        cluster.kill_node(node)
+        wait_until(lambda: not core.is_model_available("m"), "it is not ready", PATIENCE)
+        assert served.states() == {1: VersionState.AVAILABLE}
+        assert v2_ready(served) != 200
+        cluster.add_node("b", ROOM)
+        wait_until(lambda: core.is_model_available("m") and v2_ready(served) == 200, "it is ready again", PATIENCE)
+        wait_ready(served, 2)
+        assert served.version() == 1
 
 
 def test_a_node_that_drains_is_left_without_a_failed_request(

@@ -81,6 +81,9 @@ class ChildModel(Model):
     def busy(self, inputs):
         raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "busy")
 
+    def nap(self, inputs):
+        time.sleep(0.002)
+
     def fail(self, inputs):
         raise ValueError("what is this")
 

@@ -78,7 +78,7 @@ class Helper:
     # Calls.
 
     def _make_calls(self) -> None:
-        while True:
+        while not self._is_over:
             call = self._calls.get()
             try:
                 if not call.left:

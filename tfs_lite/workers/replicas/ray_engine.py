@@ -12,6 +12,7 @@ public function for is in :class:`_Private`.
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import platform
 import re
@@ -51,6 +52,7 @@ ADDRESS_SECONDS = 0.2
 HEAD = {"node:__internal_head__": 0.001}
 """What only the head has."""
 PROBE_SECONDS = 5.0
+logger = logging.getLogger(__name__)
 _NODE_ID = "ray.io/node-id"
 _ANYWHERE = ("0.0.0.0", "::")
 _RESOURCES = {"CPU": CPUS, "GPU": GPUS, "memory": MEMORY}
@@ -72,6 +74,7 @@ class ReplicaOptions:
     host: str = ""
     ports: Sequence[int] | None = None
     orphan_seconds: float = 600.0
+    log_level: int = logging.WARNING
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -80,6 +83,7 @@ class ReplicaActor:
     connections."""
 
     def __init__(self, name: str, options: ReplicaOptions) -> None:
+        logging.basicConfig(level=options.log_level)
         node = ray.util.get_node_ip_address()
         is_bound = options.host in _ANYWHERE or options.host.startswith("127.") or options.host == "::1"
         bind = options.host if is_bound else node
@@ -105,8 +109,10 @@ class ReplicaActor:
         """The thread of the model; the process ends with it."""
         try:
             self._replica.serve()
-        finally:
             os._exit(0)
+        except BaseException:
+            logger.exception("a replica failed")
+            os._exit(1)
 
 
 class RegistrarActor(Registrar):
@@ -152,7 +158,7 @@ class _Private:
 
 
 class RayEngine:
-    """Nodes and replicas of a cluster name, as a process within the cluster sees them. Threads: any, one at a time."""
+    """Nodes and replicas of a cluster name, as a process within the cluster sees them. Threads: any."""
 
     def __init__(self, namespace: str, options: ReplicaOptions) -> None:
         self._namespace, self._options = namespace, options
@@ -273,6 +279,7 @@ class RayConnection:
         self._is_client = address.startswith(CLIENT)
         self._engine: RayEngine | None = None
         self._agent: Any = None
+        self._agent_died = False
         self._registrar: Any = None
         try:
             _try_port(address)
@@ -284,7 +291,7 @@ class RayConnection:
     @property
     def is_lost(self) -> bool:
         """It will not come back, and this process has to."""
-        return not ray.is_initialized()
+        return self._agent_died or not ray.is_initialized()
 
     def claim(self, leader: Leader, over: str, seconds: float) -> tuple[Leader | None, float]:
         """See :class:`~tfs_lite.workers.replicas.registrar.Registrar`."""
@@ -300,7 +307,12 @@ class RayConnection:
     def begin(self, secret: bytes, settings: Mapping[str, Any]) -> None:
         """Before any :meth:`call`. ``settings``: the fields of :class:`ReplicaOptions`, and others."""
         options = ReplicaOptions(
-            secret, settings["host"], settings["ports"], settings["orphan_seconds"], settings["replica_settings"]
+            secret,
+            settings["host"],
+            settings["ports"],
+            settings["orphan_seconds"],
+            settings["log_level"],
+            settings["replica_settings"],
         )
         if self._is_client:
             remote = ray.remote(RayEngine).options(num_cpus=0, resources=HEAD, max_restarts=0, max_concurrency=4)
@@ -320,6 +332,7 @@ class RayConnection:
         except ServingError:
             raise
         except Exception as error:
+            self._agent_died = self._agent_died or isinstance(error, ActorDiedError)
             raise self._failure_of(error) from None
 
     def close(self) -> None:

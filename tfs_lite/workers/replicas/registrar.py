@@ -85,6 +85,6 @@ class Registrar:
         return self._epoch if self._now() >= self._settled else 0
 
     def release(self, id: str) -> None:
-        """The leader with that id leads no more."""
+        """The leader with that id leads no more; a renewal of its that is under way changes nothing."""
         if self._leader is not None and self._leader.id == id:
-            self._until = 0.0
+            self._leader = None

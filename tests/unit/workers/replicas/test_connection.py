@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import ormsgpack
 import pytest
 
-from tfs_lite.core.model import WorkerLost
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas
+from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.replicas import connection
 from tfs_lite.workers.replicas.connection import (
     FRAMES,
@@ -29,10 +25,7 @@ from tfs_lite.workers.replicas.connection import (
     receive_memory,
     welcome,
 )
-from tfs_lite.workers.replicas.engine import ReplicaAddress
-from tfs_lite.workers.replicas.near import ReplicaModel
-from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import OPEN, PING, RUN, Message, answer_to, describe_model
+from tfs_lite.workers.wire import Message
 
 NAME = "m/1/00000000/0#1"
 LIMIT = 1 << 20
@@ -257,88 +250,3 @@ def test_it_is_known_on_one_host_whether_the_last_message_was_read(frames):
     with pytest.raises(ConnectionClosed) as gone:
         channel.send(Message(1, "run"), {"x": ROW})
     assert gone.value.unread
-
-
-class HostileReplica:
-    """It greets and describes a model as replicas do; a run it answers with what the test says, or with nothing."""
-
-    def __init__(self, model, answer: bytes | None) -> None:
-        self._model = model
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = ReplicaAddress(NAME, "127.0.0.1", self._listener.getsockname()[1], "", None, 1)
-        self.pings = 0
-        self._opened: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        try:
-            while True:
-                self._opened.append(self._listener.accept()[0])
-                threading.Thread(target=self._serve, args=(self._opened[-1],), daemon=True).start()
-        except OSError:
-            pass
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            welcome(sock, SECRET, NAME)
-            channel = FrameChannel(sock, LIMIT, "")
-            while True:
-                message, _ = channel.receive()
-                if message.what == RUN and self._answer is not None:
-                    sock.sendall(self._answer)
-                elif message.what == OPEN:
-                    about = {"model": describe_model(self._model, 1)}
-                    channel.send(answer_to(message.number, about), {})
-                elif message.what == PING and self._answer is not None:
-                    channel.send(answer_to(message.number), {})
-        except (ConnectionClosed, ProtocolError, OSError):
-            pass
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-        for sock in self._opened:
-            sock.close()
-
-
-ANSWERS = {
-    **{name: sent for name, sent in GARBAGE.items() if "half" not in name and "do not come" not in name},
-    "another number": frame([9, "answer", "", [], [], [0, None, 0]]),
-    "no answer": frame(WHOLE),
-    "unknown code": frame([1, "answer", "", [], [], [99, "x", 0]]),
-    "less than no requests": frame([1, "answer", "", [], [], [0, None, -1]]),
-    "other outputs": frame([1, "answer", "", [], [], [0, None, 0]]),
-}
-
-
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_replica_that_sends_garbage_is_lost_and_the_next_one_is_used(child_models, start, answer):
-    hostile = HostileReplica(__import__(child_models).ChildModel(), answer)
-    place = PlaceOfReplicas(hostile.address)
-    remote = RemoteModel("model m version 1", f"{child_models}:make", "{}", memory_limit=LIMIT)
-    model = ReplicaModel(place, remote, SECRET, backoff=Backoff(first=0.01))
-    with pytest.raises(WorkerLost, match="it sent garbage"):
-        model.run("", {"x": ROW}, ())
-    place.put(start().address)
-    assert model.recover(threading.Event())
-    np.testing.assert_array_equal(model.run("", {"x": ROW}, ("y",))["y"], ROW)
-    assert place.losses == [(hostile.address, "it sent garbage")]
-    model.close()
-    hostile.close()
-
-
-def test_replica_that_is_silent_is_lost_and_the_next_one_is_used(child_models, start):
-    hostile = HostileReplica(__import__(child_models).ChildModel(), None)
-    place = PlaceOfReplicas(hostile.address)
-    remote = RemoteModel("model m version 1", f"{child_models}:make", "{}")
-    model = ReplicaModel(place, remote, SECRET, backoff=Backoff(first=0.01), health_check_timeout=2.0)
-    with pytest.raises(WorkerLost, match="not answering for 2 s"):
-        model.run("", {"x": ROW}, ())
-    wait_until(lambda: place.losses == [(hostile.address, "not answering for 2 s")], "the silent one is given up")
-    place.put(start().address)
-    wait_until(lambda: model.alive, "the next one is used")
-    model.close()
-    hostile.close()

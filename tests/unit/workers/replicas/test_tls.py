@@ -129,10 +129,9 @@ def test_client_without_a_certificate_gets_no_byte(opened):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     address = opened.place.ready[0][0]
-    with context.wrap_socket(socket.create_connection((address.host, address.port), 60)) as stranger:
-        with suppress(OSError):
-            stranger.sendall(b"TFSR\x01" + bytes(32))
-            assert stranger.recv(100) == b""
+    with context.wrap_socket(socket.create_connection((address.host, address.port), 60)) as stranger, suppress(OSError):
+        stranger.sendall(b"TFSR\x01" + bytes(32))
+        assert stranger.recv(100) == b""
 
 
 def test_replica_without_a_certificate_is_given_up(open_replica, start):
