@@ -328,8 +328,15 @@ class Difference:
 def placements(settings: ModelSettings) -> list[InstanceGroup]:
     """One group of one instance for each instance, in the order in which they are opened."""
     groups = settings.instance_group or (InstanceGroup(),)
-    alone = {"name": "", "count": 1, "ready_replicas": None}
-    return [group.model_copy(update=alone) for group in groups for _ in range(group.count)]
+    return [_alone(group) for group in groups for _ in range(group.count)]
+
+
+def _alone(group: InstanceGroup) -> InstanceGroup:
+    """Only groups of replicas may say ``ready_replicas``, be it None."""
+    alone: dict[str, object] = {"name": "", "count": 1}
+    if group.ready_replicas is not None:
+        alone["ready_replicas"] = None
+    return group.model_copy(update=alone)
 
 
 def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:
