@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.cli.main import main
+from tfs_lite.core.servable import VersionState
 from tfs_lite.testing.cluster.process_cluster import PRELOAD, ProcessCluster
 from tfs_lite.testing.cluster.replicated_models import PATIENCE, ReplicatedModels
 from tfs_lite.testing.servers.in_process import ServerFixture, serving
@@ -76,6 +77,7 @@ def test_every_page_tells_of_replicas_that_wait_are_ready_and_are_lost(
 
     cluster.add_node("gpu-b", ROOM)
     wait_until(lambda: listed(served)["summary"] == "2/2 up", "both are up", PATIENCE)
+    wait_until(lambda: served.states() == {1: VersionState.AVAILABLE}, "the version is available", PATIENCE)
     served.version()
     replicas = {replica["node"]: replica for replica in listed(served)["replicas"]}
     assert set(replicas) == {"gpu-a", "gpu-b"}
