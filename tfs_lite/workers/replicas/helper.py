@@ -52,6 +52,7 @@ SILENT_SECONDS = 60.0
 END_SECONDS = 5.0
 """How long the helper may take to end by itself."""
 RELEASE_SECONDS = 2.0
+PROBE_SECONDS = 5.0
 _ROOT = Path(__file__).parents[3]
 """What ``tfs_lite`` is imported from: nodes that have it at the same path need no installation of their own."""
 _LEAD = 0
@@ -82,6 +83,7 @@ class HelperEngine(ClusterEngine):
         self._stream: MessageStream | None = None
         self._heard = 0.0
         self._is_up = False
+        self._is_silent = False
         self._up_since = 0.0
         self._trouble = "wrong or missing token? No answer"
         self._has_failed = False  # the last helper has said why it ends
@@ -144,9 +146,9 @@ class HelperEngine(ClusterEngine):
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a helper that has reached the cluster."""
+        """Whether there is a helper that has reached the cluster, and the cluster's head answers it."""
         with self._changed:
-            return self._is_up
+            return self._is_up and not self._is_silent
 
     @property
     def restarts(self) -> int:
@@ -245,7 +247,6 @@ class HelperEngine(ClusterEngine):
             with self._changed:
                 if self._is_closed:
                     return
-                self._starts += 1
                 self._has_failed = False
             cause = self._run_helper()
             with self._changed:
@@ -264,7 +265,10 @@ class HelperEngine(ClusterEngine):
                 self._changed.wait_for(lambda: self._is_closed, backoff.next(ran_for))
 
     def _run_helper(self) -> str:
-        """Starts one and receives its messages until it ends; why it has."""
+        """Starts one and receives its messages until it ends; why it has. Starts none if nothing listens at the
+        cluster's address, which Ray would take 20 seconds not to say."""
+        if cause := _try_address(self._options.address):
+            return cause
         ours, theirs = socket.socketpair()
         stream = MessageStream(ours)
         try:
@@ -275,6 +279,7 @@ class HelperEngine(ClusterEngine):
             return f"the system refuses a process ({os.strerror(error.errno or 0)})"
         with self._changed:
             self._process, self._stream = process, stream
+            self._starts += 1
             if self._is_closed:
                 stream.shut_down()
         late = threading.Timer(START_SECONDS, self._give_up, [process])
@@ -294,7 +299,7 @@ class HelperEngine(ClusterEngine):
             logger.exception("the cluster's helper sent what cannot be understood")
             garbage = f"its helper sent garbage ({error})"
         late.cancel()
-        end = _end(process, kill=bool(garbage) or not self.is_up)
+        end = _end(process, kill=bool(garbage) or not self._is_up)
         with self._changed:
             self._process = self._stream = None
         stream.close()
@@ -386,12 +391,24 @@ class HelperEngine(ClusterEngine):
 
     def _tell(self, event: EngineEvent) -> None:
         with self._changed:
+            self._is_silent = isinstance(event, Unreachable)
             watchers = list(self._watchers)
         for watcher in watchers:
             try:
                 watcher(event)
             except Exception:
                 logger.exception("a watcher of the cluster failed")
+
+
+def _try_address(address: str) -> str:
+    """Why nothing listens there; empty if something does, or nobody knows."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+    except OSError as error:
+        return error.strerror or "no answer"
+    return ""
 
 
 def _start(sock: socket.socket) -> subprocess.Popen[bytes]:

@@ -51,7 +51,6 @@ ADDRESS_SECONDS = 0.2
 """How long a list waits for the addresses of replicas that have just started."""
 HEAD = {"node:__internal_head__": 0.001}
 """What only the head has."""
-PROBE_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 _NODE_ID = "ray.io/node-id"
 _ANYWHERE = ("0.0.0.0", "::")
@@ -120,10 +119,6 @@ class RegistrarActor(Registrar):
 
     def __init__(self, lease_seconds: float) -> None:
         super().__init__(ray.get_runtime_context().was_current_actor_reconstructed, lease_seconds)
-
-
-class _NoAnswer(Exception):
-    """Nothing listens at the cluster's address."""
 
 
 class _Private:
@@ -270,8 +265,8 @@ class RayEngine:
 class RayConnection:
     """This process's connection to Ray: as a driver, or as a client of ``ray://``. Threads: any.
 
-    FAILED_PRECONDITION for other versions of Ray or Python than the cluster's. UNAVAILABLE if it cannot be reached: at
-    once if nothing listens at the address, after 20 seconds or so if what listens there does not take the token.
+    FAILED_PRECONDITION for other versions of Ray or Python than the cluster's; UNAVAILABLE, after 20 seconds or so, if
+    it cannot be reached.
     """
 
     def __init__(self, address: str, cluster_name: str, lease_seconds: float) -> None:
@@ -282,7 +277,6 @@ class RayConnection:
         self._agent_died = False
         self._registrar: Any = None
         try:
-            _try_port(address)
             ray.init(address, namespace=self._namespace, configure_logging=False, log_to_driver=False)
         except (Exception, SystemExit) as error:
             raise failure_of(address, error) from None
@@ -446,21 +440,9 @@ def _unavailable(error: BaseException) -> ServingError:
     return ServingError(StatusCode.UNAVAILABLE, f"Ray: {_sentence(_first_line(error))}")
 
 
-def _try_port(address: str) -> None:
-    """Ray would not say that nothing listens there."""
-    host, _, port = address.removeprefix(CLIENT).rpartition(":")
-    try:
-        if host:
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
-    except OSError as error:
-        raise _NoAnswer(error.strerror or "no answer") from None
-
-
 def failure_of(address: str, error: BaseException) -> ServingError:
     """Why the cluster at ``address`` cannot be used, in words, after Ray has raised ``error``."""
     text = str(error)
-    if isinstance(error, _NoAnswer):
-        return ServingError(StatusCode.UNAVAILABLE, text)
     theirs = re.search(r"cluster was started with:\s*Ray: (\S+)\s*Python: (\S+)", text)
     if theirs or "ersion mismatch" in text:
         ours = f"Ray {ray.__version__} and Python {platform.python_version()}"
