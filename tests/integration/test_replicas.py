@@ -202,6 +202,21 @@ def test_a_node_that_is_killed_is_replaced_by_others(
     assert (traffic.failures, traffic.wrong) == ([], [])
 
 
+def test_a_node_that_is_frozen_is_given_up_and_replaced_by_others(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
+    models.publish(1)
+    with serve(health_check_timeout_s=1.0) as served, Traffic(served.target, "m", CALLERS) as traffic:
+        cluster.freeze_node(nodes[0])
+        wait_until(lambda: len(cluster.on(nodes[1])) == 2, "both replicas are on the other node", PATIENCE)
+        wait_ready(served, 2)
+        before = traffic.total
+        wait_until(lambda: traffic.total > before + 20, "requests are answered", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
 def test_a_version_that_has_lost_all_replicas_stays_available_and_is_not_ready_until_it_has_one(
     cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
