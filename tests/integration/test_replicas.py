@@ -117,6 +117,16 @@ def worker_pids(served: ServerFixture) -> set[int | None]:
         return {model.worker.pid for model in handle.servable.models}
 
 
+def v2_ready(served: ServerFixture) -> int:
+    """The HTTP status."""
+    try:
+        with urllib.request.urlopen(f"{served.url}/v2/models/m/ready") as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
 def kill(process: HostedProcess) -> None:
     assert process.replica is not None
     process.replica.kill()
@@ -190,6 +200,39 @@ def test_a_node_that_is_killed_is_replaced_by_others(
         wait_ready(served, 2)
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_node_that_is_frozen_is_given_up_and_replaced_by_others(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    nodes = [cluster.add_node(host, ROOM) for host in ("a", "b")]
+    models.publish(1)
+    with serve(health_check_timeout_s=1.0) as served, Traffic(served.target, "m", CALLERS) as traffic:
+        cluster.freeze_node(nodes[0])
+        wait_until(lambda: len(cluster.on(nodes[1])) == 2, "both replicas are on the other node", PATIENCE)
+        wait_ready(served, 2)
+        before = traffic.total
+        wait_until(lambda: traffic.total > before + 20, "requests are answered", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_version_that_has_lost_all_replicas_stays_available_and_is_not_ready_until_it_has_one(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    node = cluster.add_node("a", ROOM)
+    models.publish(1)
+    with serve() as served:
+        core = served.server.core
+        assert core.is_model_available("m")
+        cluster.kill_node(node)
+        wait_until(lambda: not core.is_model_available("m"), "it is not ready", PATIENCE)
+        assert served.states() == {1: VersionState.AVAILABLE}
+        assert v2_ready(served) != 200
+        cluster.add_node("b", ROOM)
+        wait_until(lambda: core.is_model_available("m") and v2_ready(served) == 200, "it is ready again", PATIENCE)
+        wait_ready(served, 2)
+        assert served.version() == 1
 
 
 def test_a_node_that_drains_is_left_without_a_failed_request(
@@ -287,6 +330,22 @@ def test_replicas_end_by_themselves_when_no_server_comes_back(
     with serve() as served:
         assert served.version() == 1
     wait_running(cluster, 0)
+
+
+def test_models_that_say_nothing_live_where_the_servers_flag_says_and_take_nothing_of_its_memory(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", ROOM)
+    models.publish(1)
+    config = models.root / "m" / "1" / "config.pbtxt"
+    config.write_text(PYTHON_CONFIG)
+    (models.root / "both" / "1").mkdir(parents=True)
+    (models.root / "both" / "config.pbtxt").write_text(ENSEMBLE.replace("first", "m").replace("second", "m"))
+    with serve(worker="ray", total_model_memory_limit_bytes=1) as served:
+        assert served.version() == 1
+        assert len(cluster.replicas) == 1
+        served.wait_states({1: VersionState.AVAILABLE}, "both")
+        np.testing.assert_array_equal(served.predict("both").outputs["y"], ROW + 2)
 
 
 def test_a_decoupled_model_is_refused_before_a_replica_is_placed(

@@ -111,7 +111,7 @@ class ArtifactLoader(Loader):
     def estimate_resources(self) -> ResourceAllocation:
         if self._measured is not None:
             return self._measured
-        if self._lives_elsewhere(self._read_settings(self._name)):
+        if self._will_live_elsewhere():
             return NO_RESOURCES
         check_device(self._settings.device)
         device = self._settings.device
@@ -205,6 +205,13 @@ class ArtifactLoader(Loader):
             _close(models)
             raise
         return models
+
+    def _will_live_elsewhere(self) -> bool:
+        """False for a config that is wrong: the load says so."""
+        try:
+            return self._lives_elsewhere(self._read_settings(self._name))
+        except ServingError:
+            return False
 
     def _lives_elsewhere(self, settings: ModelSettings) -> bool:
         """Whether all instances are replicas, which take nothing of this machine."""
@@ -328,8 +335,15 @@ class Difference:
 def placements(settings: ModelSettings) -> list[InstanceGroup]:
     """One group of one instance for each instance, in the order in which they are opened."""
     groups = settings.instance_group or (InstanceGroup(),)
-    alone = {"name": "", "count": 1, "ready_replicas": None}
-    return [group.model_copy(update=alone) for group in groups for _ in range(group.count)]
+    return [_alone(group) for group in groups for _ in range(group.count)]
+
+
+def _alone(group: InstanceGroup) -> InstanceGroup:
+    """Only groups of replicas may say ``ready_replicas``, be it None."""
+    alone: dict[str, object] = {"name": "", "count": 1}
+    if group.ready_replicas is not None:
+        alone["ready_replicas"] = None
+    return group.model_copy(update=alone)
 
 
 def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:

@@ -61,6 +61,7 @@ def adapter_settings(
         device=options.device,
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
         model_settings=model_settings,
+        worker=options.worker,
     )
 
 

@@ -23,7 +23,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionStatus
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
@@ -126,7 +126,7 @@ class ServerCore:
         from tfs_lite.serving.cluster.cluster import Cluster
 
         fraction = self.options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake)
+        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake, self.changes.notify)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -190,7 +190,7 @@ class ServerCore:
     def end_first_load(self) -> None:
         """The models known at the start are available or have failed. From now on as many threads load as the options
         say, and replicas of other models, which an earlier server has left, are ended."""
-        if self._cluster is not None:
+        if self._cluster is not None and not self.stopping:
             self._cluster.finish_adoption()
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
@@ -346,8 +346,16 @@ class ServerCore:
         return found
 
     def is_model_available(self, name: str) -> bool | None:
-        """None for a model that is not in the config."""
-        return self.states.report(name).available if self.states.is_configured(name) else None
+        """Whether a version is available that can be asked; None for a model that is not in the config."""
+        if not self.states.is_configured(name):
+            return None
+        versions = self.states.report(name).versions
+        available = (version for version in versions if version.state is VersionState.AVAILABLE)
+        return any(self.can_be_asked(ServableId(name, version.version)) for version in available)
+
+    def can_be_asked(self, servable_id: ServableId) -> bool:
+        """False for a version that is available and has lost all its replicas; it stays available."""
+        return self._cluster is None or self._cluster.can_be_asked(servable_id)
 
     def available_ids(self) -> list[ServableId]:
         """Every version that answers requests now, in order."""

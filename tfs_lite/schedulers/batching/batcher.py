@@ -416,12 +416,13 @@ class BatchingServable:
             queue.ended(now, rows, seconds, self._saturation.saturated)
 
     def _recover(self, worker: WorkerThread) -> None:
-        """Blocks until the worker's model can run again."""
+        """Blocks until the worker's model can run again, or the worker has to end."""
         with self._lock:
             self._workers.mark_lost(worker)
             waiting = self._look_for_losses()
         self._refuse(waiting, "has lost its worker process; try again later")
-        worker.model.recover(worker.ending)
+        if not worker.model.recover(worker.ending):
+            worker.ending.wait()  # it never runs again
         with self._lock:
             self._workers.mark_recovered(worker)
             self._look_for_losses()

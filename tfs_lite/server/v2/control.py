@@ -191,6 +191,8 @@ class V2Control:
             try:
                 with self._handle(*waiting.pop()) as handle:
                     settings = self._core.settings_of(handle.servable)
+                    if not self._core.can_be_asked(handle.id):
+                        return False
             except ServingError:
                 return False
             waiting += [(step, None) for step in steps_of(settings)]

@@ -39,7 +39,7 @@ from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.replicas.placement import requirements_of
 from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.workers.replicas.reports import ReplicaCounter, cluster_report, replica_report
-from tfs_lite.workers.replicas.states import VersionReplicas
+from tfs_lite.workers.replicas.states import ReplicaEvent, VersionReplicas
 from tfs_lite.workers.replicas.tls import Tls, TlsKeys
 from tfs_lite.workers.replicas.transfer import OfferedFiles, deliver
 from tfs_lite.workers.request_channel import RequestChannel
@@ -77,7 +77,8 @@ def _keys(options: ClusterOptions) -> TlsKeys | None:
 
 
 class Cluster:
-    """Threads: any. ``wake`` is called with a version whose load waits for room, when another attempt may succeed."""
+    """Threads: any. ``wake`` is called with a version whose load waits for room, when another attempt may succeed;
+    ``on_change`` after any replica has changed its state."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Cluster:
         options: ClusterOptions,
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
+        on_change: Callable[[], None],
     ) -> None:
         """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
         if the cluster does not answer."""
@@ -99,7 +101,9 @@ class Cluster:
         self._first_nodes = engine.nodes()
         self._executor = PoolExecutor("tfs-replicas", 1)
         self._metrics = ReplicaMetrics(registry)
-        self._reconciler = Reconciler(engine, clock, self._executor, ReplicaCounter(self._metrics))
+        self._count = ReplicaCounter(self._metrics)
+        self._on_change = on_change
+        self._reconciler = Reconciler(engine, clock, self._executor, self._on_event)
         self._lock = threading.Lock()  # guards _versions
         self._versions: dict[VersionKey, ReplicatedVersion] = {}
         registry.register(ClusterCollector(self.replicas, self._report))
@@ -126,6 +130,15 @@ class Cluster:
         with self._lock:
             versions = list(self._versions.values())
         return [replica_report(version.status(), version.ongoing()) for version in versions if not version.ended]
+
+    def can_be_asked(self, servable_id: ServableId) -> bool:
+        """False for a version of which no replica is up, although it wants some."""
+        wanting = [version.status() for version in self._of(servable_id) if version.is_open]
+        return not wanting or any(status.up for status in wanting)
+
+    def _on_event(self, event: ReplicaEvent) -> None:
+        self._count(event)
+        self._on_change()
 
     def _report(self) -> ClusterReport:
         return cluster_report(self._reconciler.status(), self._reconciler.leads, self._engine.restarts)

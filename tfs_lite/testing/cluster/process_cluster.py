@@ -285,7 +285,8 @@ class ProcessCluster:
 
     def _start(self, process: HostedProcess) -> None:
         """With the lock held: a fork, which listens when this returns."""
-        replica = self.host.start(str(process.wish.name), **self.settings)
+        facts = {"host": process.node.host} if process.node else {}
+        replica = self.host.start(str(process.wish.name), facts=facts, **self.settings)
         process.replica = replica
         self._by_descriptor[replica.fileno()] = process
         self._ends.register(replica.fileno(), select.EPOLLIN)

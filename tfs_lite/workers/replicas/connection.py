@@ -53,6 +53,7 @@ _PROOF = 32
 _CLAIM = struct.Struct(">QB")
 _FIRST_BYTES = 1 << 16
 _MAX_PIECES = 512
+_MAX_SENT = 1 << 20  # bytes: of more at once, TCP hands the other end nothing for too long
 _SO_TIMEVAL = struct.Struct("@ll")
 Stream = socket.socket | TlsSocket
 _KEEPALIVE = (
@@ -296,7 +297,7 @@ class FrameChannel:
         pieces = pack(message, tensors, self._limit, self._what)
         try:
             while pieces:
-                pieces = _unsent(pieces, self._sock.sendmsg(pieces[:_MAX_PIECES]))
+                pieces = _unsent(pieces, self._sock.sendmsg(_next(pieces)))
         except OSError:
             raise ConnectionClosed(unread=True) from None
 
@@ -372,6 +373,18 @@ class FrameChannel:
             if got < wanted and time.monotonic() > latest:
                 raise ProtocolError(f"{got} of {wanted} bytes of a message, and then nothing")
         return wanted
+
+
+def _next(pieces: list[Piece]) -> list[Piece]:
+    """What is sent at once: as many pieces as the system takes, and of a large one a part."""
+    size = 0
+    for index, piece in enumerate(pieces):
+        size += len(piece)
+        if size > _MAX_SENT:
+            return [*pieces[:index], memoryview(piece)[: len(piece) - (size - _MAX_SENT)]]
+        if index + 1 == _MAX_PIECES:
+            return pieces[:_MAX_PIECES]
+    return pieces
 
 
 def _unsent(pieces: list[Piece], sent: int) -> list[Piece]:

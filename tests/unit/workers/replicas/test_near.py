@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from tfs_lite.workers.replicas.near import tell
 from tfs_lite.workers.replicas.replica import MAX_ONGOING
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
-from tfs_lite.workers.wire import CLOSE, DRAIN, PING
+from tfs_lite.workers.wire import CLOSE, DESCRIBE, DRAIN, PING
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 NEVER = threading.Event()
@@ -158,6 +159,43 @@ def test_steps_of_requests_go_on_beside_a_run_and_beside_each_other(open_replica
     (left,) = model.preprocess("deadline", {}, time.monotonic() + 100)["left"]
     assert 50 < left < 101
     assert "x is not to my liking" in refusal(model.preprocess, "refuse", {"x": ROW}, None)
+
+
+def test_every_run_is_told_with_its_time_on_the_way_and_its_bytes(open_replica, way, tmp_path):
+    told = []
+    model = open_replica(
+        options={"gate": str(tmp_path)}, way=way, near={"on_remote": lambda *run: told.append(run)}
+    ).model
+    model.run("", {"x": np.zeros(1000), "t": np.array([b"abc", b""], dtype=object)}, ("y",))
+    ((seconds, nbytes),) = told
+    assert seconds > 0
+    assert nbytes == 16_003
+    (tmp_path / "open").touch()
+    model.run("gate", {"x": ROW}, ())
+    assert len(told) == 2
+    refusal(model.run, "refuse", {"x": ROW}, ())
+    assert len(told) == 2
+
+
+def test_what_prepares_a_replica_says_with_which_arguments_it_opens(open_replica, start):
+    replica = start(facts={"host": "node-a"})
+    asked = []
+
+    def prepare(channel):
+        asked.append(channel.ask(DESCRIBE)["state"])
+        return json.dumps({"reason": "prepared"})
+
+    model = open_replica(replicas=[replica], near={"prepare": prepare}).model
+    assert asked == ["placed"]
+    assert (model.worker.reason, model.worker.node) == ("prepared", "node-a")
+
+
+def test_preparation_that_fails_is_a_refusal(open_replica, start):
+    def prepare(channel):
+        raise ServingError(StatusCode.FAILED_PRECONDITION, "node n has other files")
+
+    with pytest.raises(ServingError, match="node n has other files"):
+        open_replica(replicas=[start()], near={"prepare": prepare})
 
 
 def test_two_lanes_send_the_next_request_while_one_runs(open_replica, way, tmp_path):
