@@ -413,8 +413,7 @@ def _try_address(address: str) -> str:
 
 def _start(sock: socket.socket, address: str) -> subprocess.Popen[bytes]:
     """A new program, which is to reach the cluster at ``address``. The signals that a terminal sends to all processes
-    of a group stay blocked in it: ignoring them
-    would not do, because Ray has handlers of its own."""
+    of a group stay blocked in it: ignoring them would not do, because Ray has handlers of its own."""
     command = [sys.executable, "-m", "tfs_lite.workers.replicas.helper_program", str(sock.fileno())]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
