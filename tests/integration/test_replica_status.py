@@ -19,6 +19,8 @@ from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import HostedReplica, ReplicaHost
 
+REASONS = ("its connection was closed", "its process has ended", "it was ended")
+"""What may be said of a killed replica, by whoever has noticed first and by whoever has told it to end after that."""
 ROOM = {"num_cpus": 1, "memory": 1e12}
 
 
@@ -99,7 +101,7 @@ def test_every_page_tells_of_replicas_that_wait_are_ready_and_are_lost(
     wait_until(lambda: listed(served)["summary"] == "2/2 up", "another one is up", PATIENCE)
     (again,) = (replica for replica in listed(served)["replicas"] if replica["restarts"])
     assert (again["state"], again["restarts"]) == ("ready", 1)
-    assert again["reason"] in ("its process has ended", "its connection was closed")  # whoever has noticed first
+    assert again["reason"] in REASONS
     assert samples(served, "replica_losses_total", **of_version) == [1]
     capsys.readouterr()
     assert main(["status", "m", "--verbose", "--rest", served.url.removeprefix("http://")]) == 0
