@@ -331,11 +331,12 @@ class ReconnectingModel(Model):
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
             self._changed.notify_all()
-        if self._closing.is_set() or status_of(error).waits:
+        status = status_of(error)
+        if self._closing.is_set() or status.waits:
             return delay
         if not self.opening.done():
             self.opening.set_exception(error)
-        else:
+        elif status.code is not StatusCode.CANCELLED:  # nobody wants it any more, and it will be closed
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay

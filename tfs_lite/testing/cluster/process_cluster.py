@@ -29,6 +29,7 @@ from typing import Any, cast
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
 from tfs_lite.workers.replicas.engine import (
+    TOLD_TO_END,
     Changed,
     ClusterEngine,
     EngineEvent,
@@ -234,7 +235,7 @@ class ProcessCluster:
             if process.replica is None:
                 del self._processes[id]
             else:
-                self._kill(process, "it was ended")
+                self._kill(process, TOLD_TO_END)
 
     def watch(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
         with self._lock:

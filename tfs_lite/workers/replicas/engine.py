@@ -31,6 +31,8 @@ GPU_BYTES_LABEL = "tfs-lite/gpu-bytes"
 _NAME = re.compile(r"(?s)(.+)/(0|[1-9]\d*)/([^/#]+)/(0|[1-9]\d*)#(0|[1-9]\d*)")
 
 
+TOLD_TO_END = "it was ended"
+"""The cause of the end of a process that :meth:`ClusterEngine.end` has ended."""
 VersionKey = tuple[str, int, str]
 """Model, version and generation: equal for the replicas of which any may answer a request."""
 
@@ -277,8 +279,8 @@ class Place(Protocol):
         """The replica in this place; blocks until there is one that listens.
 
         UNAVAILABLE with ``WAITS_FOR_PLACE``, at once, if no node has room and ``wait_for_room`` is False; UNAVAILABLE
-        if the place is closed, or if one replica after the other was lost while it opened; CANCELLED once ``give_up``
-        is set."""
+        if one replica after the other was lost while it opened; CANCELLED once the place is closed or ``give_up`` is
+        set."""
 
     def holds(self, address: ReplicaAddress) -> bool:
         """Whether this replica is still the one in the place. If not, the near end tells it to close, hangs up and asks

@@ -33,6 +33,7 @@ from tfs_lite.workers.replicas.engine import (
     CPUS,
     GPUS,
     MEMORY,
+    TOLD_TO_END,
     Node,
     PlacedReplica,
     ReplicaAddress,
@@ -417,7 +418,7 @@ def _cause(actor: Any) -> str:
 def _cause_of_death(context: Any) -> str:
     reasons = type(context).Reason
     if context.reason == reasons.RAY_KILL:
-        return "it was ended"
+        return TOLD_TO_END
     if context.reason == reasons.NODE_DIED:
         return "its node is lost"
     detail = context.error_message.partition("Worker exit detail: ")[2]

@@ -30,6 +30,7 @@ from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, failed_precondition
 from tfs_lite.workers.replicas import placement
 from tfs_lite.workers.replicas.engine import (
+    TOLD_TO_END,
     ClusterEngine,
     EngineEvent,
     GpuUse,
@@ -314,7 +315,7 @@ class Reconciler:
         with self._changed:
             while True:
                 if place.state is _S.ENDED or self._is_closed:
-                    raise ServingError(StatusCode.UNAVAILABLE, f"{place.name}: no replica is wanted any more")
+                    raise ServingError(StatusCode.CANCELLED, f"{place.name}: no replica is wanted any more")
                 if place.current is not None:
                     return place.current
                 if place.failure is not None:
@@ -503,7 +504,7 @@ class Reconciler:
                 for place in list(self._places()):
                     if place.held == event.id:
                         self._lose(place, event.cause, failed=True)
-                    elif place.lost_id == event.id:
+                    elif place.lost_id == event.id and event.cause != TOLD_TO_END:
                         place.last_loss = event.cause  # a near end has noticed before, without knowing why
             elif isinstance(event, Unreachable):
                 self._cut_off(event.cause)

@@ -635,7 +635,7 @@ def test_near_end_of_a_closed_place_does_not_wait_any_longer() -> None:
     thread, results = address_in_a_thread(place, threading.Event())
     place.close()
     thread.join(30)
-    assert results == [Status(StatusCode.UNAVAILABLE, "m/1/aaaa/0#0: no replica is wanted any more")]
+    assert results == [Status(StatusCode.CANCELLED, "m/1/aaaa/0#0: no replica is wanted any more")]
 
 
 def test_listener_that_raises_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
