@@ -19,8 +19,8 @@ from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import HostedReplica, ReplicaHost
 
-REASONS = ("its connection was closed", "its process has ended", "it was ended")
-"""What may be said of a killed replica, by whoever has noticed first and by whoever has told it to end after that."""
+REASONS = ("its connection was closed", "its process has ended")
+"""What may be said of a killed replica, by whoever has noticed first."""
 ROOM = {"num_cpus": 1, "memory": 1e12}
 
 

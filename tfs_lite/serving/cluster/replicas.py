@@ -24,6 +24,8 @@ from tfs_lite.workers.wire import Description
 
 logger = logging.getLogger(__name__)
 MakeModel = Callable[[ReplicaPlace], ReplicaModel]
+LOOK_SECONDS = 0.1
+"""An opening looks at its instances so often: they can be asked a moment after their replicas were said to be ready."""
 _ON_THE_WAY = (ReplicaState.PLACING, ReplicaState.LOST)
 
 
@@ -121,7 +123,7 @@ class ReplicatedVersion:
         with self._changed:
             while (open_now := self._count_open(models)) < needed:
                 self._check_room(len(models) - open_now, needed - open_now)
-                self._changed.wait()
+                self._changed.wait(LOOK_SECONDS)
 
     def _agree(self, models: list[ReplicaModel]) -> None:
         assert self._description is not None
@@ -129,11 +131,11 @@ class ReplicatedVersion:
             model.expect(self._description)
 
     def _count_open(self, models: list[ReplicaModel]) -> int:
-        """Raises what an opening raised."""
-        done = [model.opening for model in models if model.opening.done()]
-        for opening in done:
-            opening.result()
-        return len(done)
+        """Those that can be asked now. Raises what an opening raised."""
+        described = [model for model in models if model.opening.done()]
+        for model in described:
+            model.opening.result()
+        return sum(model.alive for model in described)
 
     def _check_room(self, missing: int, needed: int) -> None:
         """Raises unless so many of the missing ones may still come as are needed."""

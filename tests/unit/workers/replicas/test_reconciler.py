@@ -10,7 +10,7 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.cluster.pretended_cluster import PretendedNode, Process
 from tfs_lite.testing.cluster.pretended_server import AT_ONCE, NearEnd, PretendedVersion
 from tfs_lite.testing.cluster.replica_simulation import ReplicaSimulation, ServerCrash
-from tfs_lite.workers.replicas.engine import Strategy
+from tfs_lite.workers.replicas.engine import TOLD_TO_END, Strategy
 from tfs_lite.workers.replicas.placement import Requirements
 from tfs_lite.workers.replicas.reconciler import ReplicaPlace
 from tfs_lite.workers.replicas.states import ReplicaEvent, ReplicaState, VersionReplicas
@@ -108,6 +108,15 @@ def test_status_says_why_a_replica_starts_again() -> None:
     assert story.status == "2/3 up, 1 starting: it closed its connection"
     story.advance(2.0)  # the engine has found out
     assert story.status == "2/3 up, 1 starting: signal 9"
+
+
+def test_status_keeps_the_cause_of_a_loss_when_the_engine_only_knows_who_has_ended_what_was_left() -> None:
+    story = Story(a=4)
+    story.begin(version(3))
+    story.cluster.start_seconds = 4.0
+    story.cluster.kill_process(story.process(1), TOLD_TO_END)
+    story.advance(2.1)
+    assert story.status == "2/3 up, 1 starting: it closed its connection"
 
 
 def test_losing_all_replicas_leaves_the_version_wanted() -> None:
