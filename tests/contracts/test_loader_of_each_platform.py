@@ -59,12 +59,14 @@ def amount(allocation):
 
 
 def test_load_serves_and_unload_ends_it(loader):
+    before = {*threading.enumerate()}
     assert loader.servable is None
     loader.load(ID)
     assert ask(loader.servable) == 3.0
     loader.unload()
     assert loader.servable is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "tfs-model-m-1"]
+    left = {*threading.enumerate()} - before
+    assert not [thread for thread in left if thread.name == "tfs-model-m-1"]
 
 
 def test_estimate_is_bound_and_only_shrinks(loader):

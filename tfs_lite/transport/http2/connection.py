@@ -125,7 +125,7 @@ class Connection(Generic[T]):
         self._answered = 0
         self._answered_early: list[int] = []
         """Streams that were answered by their heads in what is being read."""
-        self._closed_streams = ClosedStreams()
+        self._closed_streams = ClosedStreams(limits.max_streams)
         self._final: int | None = None
         self._receive_window = ReceiveWindow(limits, self._control)
         self.credit, self.widen = self._receive_window.credit, self._receive_window.widen

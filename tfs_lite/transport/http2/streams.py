@@ -8,7 +8,8 @@ from typing import Any
 
 from tfs_lite.transport.http2.errors import ErrorCode, StreamFault
 
-MAX_REMEMBERED = 1000
+LEAST_REMEMBERED, MOST_REMEMBERED = 1000, 10_000
+"""Closed streams of one connection, as many as there may be open ones, within these bounds."""
 
 
 class Stream:
@@ -76,17 +77,18 @@ class ClosedStreams:
     """The streams of one connection that the server has ended and the client has not, with the data that the client may
     have sent before it heard of that."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_most")
 
-    def __init__(self) -> None:
+    def __init__(self, max_streams: int) -> None:
         self._left: dict[int, int] = {}
+        self._most = min(max(max_streams, LEAST_REMEMBERED), MOST_REMEMBERED)
 
     def __contains__(self, number: int) -> bool:
         return number in self._left
 
     def remember(self, number: int, window: int) -> None:
         self._left[number] = window
-        if len(self._left) > MAX_REMEMBERED:
+        if len(self._left) > self._most:
             del self._left[next(iter(self._left))]
 
     def forget(self, number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
@@ -61,6 +63,16 @@ def test_frames_after_the_end_of_a_refused_request_are_a_fault_of_the_stream(ref
     refusing.send(refusing.peer.call(1, b"all"))
     refusing.send(h2.data(1, b"more"))
     assert refusing.resets == [(1, ErrorCode.STREAM_CLOSED)]
+
+
+def test_as_many_as_may_be_open_are_refused_before_their_contents_come() -> None:
+    conn = ConnectionFixture(replace(Limits(), max_streams=3000))
+    conn.refusing = ANSWER
+    streams = range(1, 6001, 2)
+    conn.send(
+        *(conn.peer.open(stream) for stream in streams), *(h2.data(stream, b"x", ended=True) for stream in streams)
+    )
+    assert (conn.resets, conn.fault) == ([], None)
 
 
 def test_client_gets_the_connections_window_back(refusing: ConnectionFixture) -> None:
