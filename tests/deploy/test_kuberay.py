@@ -1,5 +1,5 @@
 """The files for a Ray cluster that KubeRay runs are valid, agree with one another, and say nothing that the server does
-not do. ``test_manifests`` starts their server's command, among those of the other files."""
+not do. ``test_manifests`` starts their server's command, without its cluster, among those of the other files."""
 
 from __future__ import annotations
 

@@ -46,6 +46,8 @@ LAUNCHES = dict(launches())
 UNLOAD_SECONDS = 10
 """That a stop has after its delay and its drain."""
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
+OF_A_CLUSTER = ("--worker=ray", "--cluster", "--replica_port_range")
+"""Flags of a server that has a cluster, which is not here."""
 LABELS = {"app.kubernetes.io/name": "tfs-lite"}
 
 
@@ -113,7 +115,7 @@ def test_endpoints_hear_of_a_stop_before_the_server_refuses() -> None:
 
 
 class Served:
-    """A server with the arguments of one file; its paths and ports are those of the test."""
+    """A server with the arguments of one file; its paths and ports are those of the test, and its models are in it."""
 
     def __init__(self, launch: Launch, root: Path) -> None:
         config = (KUBERNETES / "models.config").read_text().replace('"/models/', f'"{root}/models/')
@@ -122,7 +124,8 @@ class Served:
             launch.models: f"{root}/models/ranker" if launch.models == "/mnt/models" else f"{root}/models",
             "/config/models.config": f"{root}/models.config",
         }
-        words = [_replaced(word.replace("{{.Name}}", "ranker"), paths) for word in launch.arguments]
+        said = [word for word in launch.arguments if not word.startswith(OF_A_CLUSTER)]
+        words = [_replaced(word.replace("{{.Name}}", "ranker"), paths) for word in said]
         options = server_options(parse_flags([*words, "--host=127.0.0.1"], image_environment()))
         self.server = Server(replace(options, port=0, rest_api_port=0, shutdown_delay_seconds=0)).start()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.server.rest_api_port}", timeout=TIMEOUT)

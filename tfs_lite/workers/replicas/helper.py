@@ -418,11 +418,7 @@ def _start(sock: socket.socket, address: str) -> subprocess.Popen[bytes]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[sock.fileno()],
-            cwd=_ROOT,
-            env=_environment(address),
+            command, stdin=subprocess.DEVNULL, pass_fds=[sock.fileno()], cwd=_ROOT, env=_environment(address)
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
