@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -64,7 +64,10 @@ $(CLUSTERVENV)/.installed: pyproject.toml constraints.txt
 
 # Replicas on a real cluster of Ray, whose head and nodes all run here: minutes. Elsewhere these tests skip.
 test-cluster: $(CLUSTERVENV)/.installed
-	OMP_NUM_THREADS=1 $(CLUSTERVENV)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(CLUSTERVENV)/bin/python -m pytest tests/cluster -m "not load" $(PYTEST_ARGS)
+
+test-cluster-long: $(CLUSTERVENV)/.installed
+	OMP_NUM_THREADS=1 $(CLUSTERVENV)/bin/python -m pytest tests/cluster -m load -s $(PYTEST_ARGS)
 
 # Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
 test-grpcio: $(VENV)/.dev
