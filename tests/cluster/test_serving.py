@@ -115,7 +115,5 @@ def test_what_ray_has_no_room_for_waits_in_words_and_its_neighbour_loads(
     with serve() as served:
         served.server.wait_ready(120)
         assert served.version() == 1
-        wait_until(
-            lambda: "num_cpus 7; no node has more than 1" in served.status("large")[1].status.message, "it waits"
-        )
+        wait_until(lambda: "num_cpus 7; no node has more than 1" in str(served.status("large").get(1)), "it waits")
         assert served.states("large") == {1: VersionState.LOADING}

@@ -28,6 +28,7 @@ from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.replicas import ReplicaReport
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
@@ -289,6 +290,9 @@ class _Core:
     def models(self) -> list[ModelReport]:
         available = VersionStatus(VERSION, VersionState.AVAILABLE, OK)
         return [ModelReport(MODEL, (available,)), ModelReport("n", (), Status(StatusCode.NOT_FOUND, "no directory"))]
+
+    def replicas(self) -> list[ReplicaReport]:
+        return []
 
     def counter_value(self, name: str) -> float:
         return 0.0

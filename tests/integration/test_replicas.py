@@ -459,7 +459,7 @@ def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         cluster.cut_off("head unreachable")
         models.publish(2)
-        wait_until(lambda: "head unreachable" in served.status()[2].status.message, "version 2 waits", PATIENCE)
+        wait_until(lambda: "head unreachable" in str(served.status().get(2)), "version 2 waits", PATIENCE)
         assert served.version() == 1
         cluster.restore()
         served.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
