@@ -258,9 +258,9 @@ def test_a_model_without_room_waits_in_words_while_its_neighbour_loads(
     cluster.add_node("a", {"num_cpus": 2, "memory": 1e12})
     models.publish(1, "large", count=3)
     with serve(ready=False, num_load_threads=1, num_initial_load_threads=1) as served:
-        wait_until(lambda: waits(served, "large"), "the model waits", PATIENCE)
+        words = "waits for 1 of 3 replicas: num_cpus 1; free 0 on a"
+        wait_until(lambda: words in str(served.status("large").get(1)), "the model waits", PATIENCE)
         assert served.states("large") == {1: VersionState.LOADING}
-        assert "waits for 1 of 3 replicas: num_cpus 1; free 0 on a" in served.status("large")[1].status.message
         models.publish(1, "in_server", count=1, cpus=0.01)
         models.publish(1, "small", count=1, cpus=0.01)
         cluster.add_node("b", {"num_cpus": 0.5, "memory": 1e12})

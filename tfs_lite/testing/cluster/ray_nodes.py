@@ -45,12 +45,12 @@ class RayNodes:
         self._directory = tempfile.mkdtemp(prefix="tfs-ray-", dir="/tmp")  # short: sockets lie in it
         self.environment = {
             "RAY_TMPDIR": self._directory,
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps 127.0.0.1 from being replaced
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(16),
         }
         settings = {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps 127.0.0.1 from being replaced
             "RAY_health_check_period_ms": "300",
             "RAY_health_check_timeout_ms": "5000",
             "RAY_health_check_failure_threshold": "5",
