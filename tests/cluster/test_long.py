@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfs_lite.testing.servers.in_process import ServerFixture
     from tfs_lite.testing.servers.probe import Traffic
 
-pytestmark = pytest.mark.load
+pytestmark = [pytest.mark.load, pytest.mark.timeout(1800)]
 CALLERS, SWAPS = 12, 50
 CPUS = 0.1
 REPLICAS = 3
