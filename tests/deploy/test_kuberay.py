@@ -99,9 +99,9 @@ def test_models_are_at_the_same_path_on_the_server_and_the_nodes_and_read_only()
         (mount["mountPath"], mount["readOnly"])
         for name in ("server", "nodes")
         for mount in pods()[name]["containers"][0]["volumeMounts"]
-        if mount["name"] in ("models", "replicas-tls")
+        if mount["name"] == "models"
     ]
-    assert sorted(found) == [("/etc/tfs-lite", True)] * 2 + [("/models", True)] * 2
+    assert found == [("/models", True)] * 2
 
 
 def test_ray_asks_for_a_token_and_a_certificate_and_the_server_has_both() -> None:
