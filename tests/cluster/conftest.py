@@ -6,10 +6,19 @@ Without the extra ``cluster`` the folder is skipped; ``make test-cluster`` makes
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tfs_lite.testing.cluster.ray_nodes import RayNodes
+    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
+    from tfs_lite.testing.servers.in_process import ServerFixture
+
+    Serve = Callable[[], AbstractContextManager[ServerFixture]]
 
 HERE = Path(__file__).parent
 
@@ -34,3 +43,35 @@ def ray_nodes() -> Iterator:
         for zone in "abc":
             cluster.add_node(1, {"zone": zone})
         yield cluster
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> ReplicatedModels:
+    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
+
+    root, scratch = tmp_path / "models", tmp_path / "scratch"
+    root.mkdir()
+    scratch.mkdir()
+    return ReplicatedModels(root, scratch)
+
+
+@pytest.fixture
+def serve(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Serve:
+    """A server of the models, under a cluster name of the test's own. What it leaves ends by itself."""
+    from tfs_lite.testing.servers.in_process import serving
+
+    root, name = str(models.root), str(request.node.name)[:40]
+
+    def start() -> AbstractContextManager[ServerFixture]:
+        return serving(
+            models.root,
+            ready=False,
+            cluster=ray_nodes.address,
+            cluster_name=name,
+            cluster_host="127.0.0.1",
+            replica_orphan_seconds=10.0,
+            model_repository=root,
+            trusted_model_base_paths=(root,),
+        )
+
+    return start

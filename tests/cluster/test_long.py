@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tfs_lite.testing.servers.in_process import ServerFixture
     from tfs_lite.testing.servers.probe import Traffic
 
+    Serve = Callable[[], AbstractContextManager[ServerFixture]]
+
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1800)]
 CALLERS, SWAPS = 12, 50
 CPUS = 0.1
@@ -28,29 +30,9 @@ PATIENCE = 120.0
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> ReplicatedModels:
-    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-
-    for name in ("models", "scratch"):
-        (tmp_path / name).mkdir()
-    return ReplicatedModels(tmp_path / "models", tmp_path / "scratch")
-
-
-@pytest.fixture
-def served(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Iterator[ServerFixture]:
-    from tfs_lite.testing.servers.in_process import serving
-
+def served(models: ReplicatedModels, serve: Serve) -> Iterator[ServerFixture]:
     models.publish(1, count=REPLICAS, cpus=CPUS)
-    with serving(
-        models.root,
-        ready=False,
-        cluster=ray_nodes.address,
-        cluster_name=str(request.node.name)[:40],
-        cluster_host="127.0.0.1",
-        replica_orphan_seconds=10.0,
-        model_repository=str(models.root),
-        trusted_model_base_paths=(str(models.root),),
-    ) as found:
+    with serve() as found:
         found.server.wait_ready(PATIENCE)
         yield found
 
