@@ -5,8 +5,7 @@ serve, flags, flag_parser   the server, and its flags in one table
 publish, status, predict    other commands, a module each, like
 record, reload, rollout,
 check, demo/
-model_view, batch_view,     what ``status`` and ``reload`` show
-replica_view
+views/                      what ``status`` and ``reload`` show
 check_models                what ``check`` finds out about models on disk
 record_live, warmup_file    where ``record`` gets requests, and the file that it writes
 arguments, output           what the commands share

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
-from tfs_lite.cli.model_view import Model, print_models, read_grpc
 from tfs_lite.cli.output import DONE
+from tfs_lite.cli.views.models import Model, print_models, read_grpc
 from tfs_lite.core.status import ServingError, StatusCode
 
 if TYPE_CHECKING:

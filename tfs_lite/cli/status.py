@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
-from tfs_lite.cli.batch_view import NumbersByVersion, read_numbers, verbose_json, verbose_table
-from tfs_lite.cli.model_view import Model, models_table, print_models, read_grpc, read_rest
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
-from tfs_lite.cli.replica_view import ReplicasByVersion, read_replicas, replicas_table
+from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
+from tfs_lite.cli.views.models import Model, models_table, print_models, read_grpc, read_rest
+from tfs_lite.cli.views.replicas import ReplicasByVersion, read_replicas, replicas_table
 from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:

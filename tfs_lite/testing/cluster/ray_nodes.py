@@ -55,6 +55,7 @@ class RayNodes:
             "RAY_health_check_timeout_ms": "5000",
             "RAY_health_check_failure_threshold": "5",
             "RAY_health_check_initial_delay_ms": "0",
+            "RAY_worker_niceness": "0",  # 15 without: replicas would begin after everything else of this machine
             "PYTHONPATH": os.pathsep.join(path for path in (*sys.path, os.getcwd()) if path),
         }
         self._log = open(Path(self._directory, "program.log"), "w+")  # noqa: SIM115  closed by close

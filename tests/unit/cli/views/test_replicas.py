@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.cli.replica_view import Replica, Replicas, read_replicas, replicas_table
+from tfs_lite.cli.views.replicas import Replica, Replicas, read_replicas, replicas_table
 
 ENTRY = {"name": "m/1/00000000/0#0", "state": "ready", "since": 0.0, "node": "a", "pid": 7, "ongoing": 0, "restarts": 0}
 

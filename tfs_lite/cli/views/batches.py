@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfs_lite.cli.model_view import Model, Version
 from tfs_lite.cli.output import state_text, table
-from tfs_lite.cli.replica_view import Replicas, ReplicasByVersion
+from tfs_lite.cli.views.models import Model, Version
+from tfs_lite.cli.views.replicas import Replicas, ReplicasByVersion
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

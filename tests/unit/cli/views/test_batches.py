@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.cli.batch_view import PREDICTIONS, Quantile, quantile, read_numbers, verbose_table
-from tfs_lite.cli.model_view import Model, Version
+from tfs_lite.cli.views.batches import PREDICTIONS, Quantile, quantile, read_numbers, verbose_table
+from tfs_lite.cli.views.models import Model, Version
 from tfs_lite.metrics import requests as request_metrics
 
 BUCKETS = ((0.001, 10.0), (0.002, 30.0), (0.004, 90.0), (inf, 100.0))
