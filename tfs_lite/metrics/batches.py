@@ -110,7 +110,7 @@ class BatchMetrics:
                 series.snapshot() for series in (self._waits, self._rows, self._padding, self._seconds)
             )
         return {
-            key: BatchTotals(
+            (key[0], key[1]): BatchTotals(
                 sum(waits[key][:-1]),
                 waits[key][-1],
                 sum(cell[:-1]),

@@ -116,7 +116,10 @@ class GenerationMetrics:
     def totals(self) -> dict[tuple[str, str], GenerationTotals]:
         """By model and version. A text's first token counts when the text ends."""
         with self._guard.lock:
-            cells = [series.snapshot() for series in (self._gap, self._first)]
+            cells = [
+                {(model, version): cell for (model, version), cell in series.snapshot().items()}
+                for series in (self._gap, self._first)
+            ]
         states = {_labels(servable_id): state for servable_id, state in self._engines.states().items()}
         return {
             key: GenerationTotals(sum(sum(found[key][:-1]) for found in cells if key in found), states.get(key))

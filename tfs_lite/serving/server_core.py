@@ -23,6 +23,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.history import History
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
@@ -42,7 +43,7 @@ from tfs_lite.serving.device_resources import DeviceResources, adapter_settings,
 from tfs_lite.serving.history.memory import VersionMemory
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
-from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
+from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.model_states import ModelReport, ModelStates
@@ -119,7 +120,7 @@ class ServerCore:
             on_applied=self._on_models_changed,
         )
         self._monitor.subscribe(self._on_event)
-        self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
+        self.registry.register(StateCollector(self.models, self.device_memory, self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
@@ -383,6 +384,11 @@ class ServerCore:
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
 
+    def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
+        """How far the load of the version is, also of one that is loaded beside itself; None while no loader is at
+        work on it, or where its loader cannot tell."""
+        return self._journal.progress(servable_id)
+
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()
@@ -404,6 +410,10 @@ class ServerCore:
                 if sample.name in (name, f"{name}_total"):
                     return sample.value
         return 0.0
+
+    def device_memory(self) -> list[ResourceUse]:
+        """What the versions in memory hold on each device, as their loaders estimate it, and what there is."""
+        return list(self._resources.use(self._journal))
 
     def queues(self) -> Iterator[tuple[ServableId, int]]:
         """How many calls wait for each version that is available."""

@@ -196,7 +196,7 @@ class Ring:
         """The points of each signal that has any, the oldest first; None where there is no number."""
         at = (self.tick + 1) % self.points
         return {
-            signal: [None if value != value else value for value in (*track[at:], *track[:at])]  # noqa: PLR0124 - NaN
+            signal: [None if value != value else value for value in (*track[at:], *track[:at])]  # not NaN
             for signal, track in self._tracks.get(key, {}).items()
         }
 
