@@ -131,6 +131,7 @@ FLAGS: tuple[Flag, ...] = (
     _where("rest_api_num_threads", _INT, 4 * _CPUS, "threads that parse and print large HTTP bodies", minimum=1),
     _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
     _where("rest_api_enable_cors_support", _BOOL, False, "CORS headers on every HTTP answer below /v1/"),
+    _where("dashboard", _BOOL, True, "the page at / of the HTTP port"),
     _where("monitoring_config_file", _STRING, "", "where the page with TensorFlow Serving's metric names is"),
     _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
     _where("enable_grpc_healthcheck_service", _BOOL, False, "the health service is on, with or without this"),

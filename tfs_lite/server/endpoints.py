@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
@@ -18,14 +19,16 @@ from tfs_lite.metrics.requests import REST, RequestRecord
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
-from tfs_lite.server.http.router import Overload, Router
+from tfs_lite.server.http.router import Api, Overload, Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -116,6 +119,11 @@ class Endpoints:
         )
         self.admin = AdminControl(core, health)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        self._dashboard = (
+            Dashboard(core, self.admin, health, _may)
+            if options.dashboard and options.rest_api_port is not None
+            else None
+        )
         self._predict_settings = PredictSettings.from_options(options)
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
@@ -127,6 +135,8 @@ class Endpoints:
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
         options = self._core.options
+        if self._dashboard is not None:
+            self._dashboard.start()
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -154,6 +164,8 @@ class Endpoints:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
+        if self._dashboard is not None:
+            self._dashboard.close_feed()
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace
@@ -176,6 +188,8 @@ class Endpoints:
         self._v2.close()
         self._metrics_pages.close()
         self._questions.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -214,7 +228,8 @@ class Endpoints:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
-        apis = (
+        apis: tuple[Api[Any], ...] = (
+            *([self._dashboard] if self._dashboard is not None else []),
             AdminApi(self.admin, self._questions),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
@@ -227,3 +242,8 @@ class Endpoints:
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
         self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
+
+
+def _may(request: Request) -> tuple[str, ...]:
+    """Everybody who reaches the port may do everything."""
+    return ("manage", "predict", "read")

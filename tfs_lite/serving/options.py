@@ -51,6 +51,8 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    dashboard: bool = True
+    """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
     monitoring_config_file: str = ""
     """The path of the page with TensorFlow Serving's metric names, or that there is none."""
 

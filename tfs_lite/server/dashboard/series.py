@@ -200,6 +200,14 @@ class Ring:
             for signal, track in self._tracks.get(key, {}).items()
         }
 
+    def tail(self, key: Key, signal: str, count: int) -> list[float]:
+        """The last points of one signal, 0 where there is no number."""
+        track = self._tracks.get(key, {}).get(signal)
+        if track is None:
+            return [0.0] * count
+        found = (track[number % self.points] for number in range(self.tick + 1 - count, self.tick + 1))
+        return [value if value == value else 0.0 for value in found]
+
     def _note_peaks(self, counts: Mapping[Key, Counts]) -> None:
         for key, found in counts.items():
             if found.gauges:
@@ -246,7 +254,9 @@ class Series:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.latest = Latest()
-        """Replaced as a whole."""
+        """Replaced as a whole, as is the next one."""
+        self.kept: list[Key] = []
+        """The versions that have points, those that were asked last first."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="tfs-series", daemon=True)
@@ -265,7 +275,7 @@ class Series:
         for (model, _), found in counts.items():
             models.setdefault(model, Counts()).add(found)
             total.add(found)
-        kept = self._choose(now, counts)
+        kept = self.kept = self._choose(now, counts)
         by_model = {(model, "*"): found for model, found in models.items()}
         with self._lock:
             for ring in (self._fine, self._coarse):
@@ -289,6 +299,22 @@ class Series:
         with self._lock:
             found = {key: points for key in keys if (points := ring.read(key))}
             return ring.step, ring.tick * ring.step, found
+
+    def of_model(self, model: str, coarse: bool) -> tuple[float, float, dict[Key, dict[str, list[float | None]]]]:
+        """The same, of every version of the model."""
+        return self.history([key for key in self.kept if key[0] == model], coarse)
+
+    def sparks(self, count: int, step: int, most: int) -> dict[str, list[float]]:
+        """Requests a second of each model, of at most ``most``: ``count`` numbers, each the mean of ``step`` fine
+        points."""
+        found: dict[str, list[float]] = {}
+        for model, version in self.kept:
+            if model in found or len(found) < most:
+                with self._lock:
+                    tail = self._fine.tail((model, version), "requests", count * step)
+                means = [sum(tail[at : at + step]) / step for at in range(0, len(tail), step)]
+                found[model] = [a + b for a, b in zip(found.get(model, [0.0] * count), means, strict=True)]
+        return {model: [round(value, 3) for value in values] for model, values in found.items() if any(values)}
 
     def _choose(self, now: float, counts: Mapping[Key, Counts]) -> list[Key]:
         """Whose points are kept: those that were asked last. One that is gone is forgotten after four hours."""
