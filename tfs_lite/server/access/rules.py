@@ -14,13 +14,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import sha256
 from urllib.parse import urlsplit
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.transport.peer import UNKNOWN, Peer
-from tfs_lite.transport.table import Scope
+from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
 OPEN, TOKEN, AUTO = "open", "token", "auto"
 """Values of the flags."""
@@ -74,21 +73,6 @@ class Denial:
     code: StatusCode
     reason: Reason
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """``name`` is the line of the access file, empty without one. ``models`` is a pattern of ``fnmatch``; None means
-    all, and the server as a whole."""
-
-    name: str = ""
-    models: str | None = None
-
-    def allows(self, model: str) -> bool:
-        return self.models is None or (model != ALL_MODELS and fnmatchcase(model, self.models))
-
-
-EVERYTHING = Grant()
 
 
 @dataclass(frozen=True, slots=True)
