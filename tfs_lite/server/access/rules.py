@@ -18,6 +18,7 @@ from hashlib import sha256
 from urllib.parse import urlsplit
 
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.bearer import HEADER, token_of
 from tfs_lite.transport.peer import UNKNOWN, Peer
 from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
@@ -31,7 +32,6 @@ PROXY_HEADERS = ("x-forwarded-for", "forwarded", "via", "x-real-ip")
 """Headers of proxies, which make every client look as if it were on the proxy's machine."""
 JSON_TYPE = "application/json"
 _SAME_SITE = ("same-origin", "none")
-_BEARER = "bearer "
 _PORT = re.compile(r":[0-9]*$")
 
 Header = Callable[[str], str | None]
@@ -112,22 +112,18 @@ class Policy:
 
 def grpc_caller(peer: Peer, metadata: Mapping[str, str]) -> Caller:
     """Of a gRPC call. Browsers cannot make one."""
-    return Caller(peer, _is_forwarded(metadata.get), _token(metadata.get("authorization")))
+    return Caller(peer, _is_forwarded(metadata.get), token_of(metadata.get(HEADER)))
 
 
 def http_caller(peer: Peer, header: Header, allowed_hosts: Collection[str] = ()) -> Caller:
     """Of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
-    token = _token(header("authorization"))
-    return Caller(peer, _is_forwarded(header), token, _forged(header), _rebound(header("host"), allowed_hosts))
+    return Caller(
+        peer, _is_forwarded(header), token_of(header(HEADER)), _forged(header), _rebound(header("host"), allowed_hosts)
+    )
 
 
 def _is_forwarded(header: Header) -> bool:
     return any(header(name) is not None for name in PROXY_HEADERS)
-
-
-def _token(authorization: str | None) -> str:
-    text = authorization or ""
-    return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
 
 
 def _forged(header: Header) -> str:
