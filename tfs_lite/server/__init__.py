@@ -9,5 +9,6 @@ admin, explain              what operators ask; why a model is in its state
 dashboard                   the page for browsers
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
+access                      who may do what
 runtime                     event loop, sockets, readiness
 """

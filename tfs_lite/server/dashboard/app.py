@@ -26,6 +26,7 @@ from tfs_lite.server.http.router import GET, HEAD_TOO, About, Api, Route
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.transport.table import Scope
 
 OVERVIEW = "/v1/overview"
 ROOT = "/dashboard/"
@@ -34,20 +35,20 @@ MAX_PENDING = 32
 FIELDS = ("model", "range")
 _EVENTS = (EVENT_TYPE.partition(";")[0],)
 
-May = Callable[[Request], Collection[str]]
-"""What the client of a request may do: names of scopes."""
+May = Callable[[Request], Collection[Scope]]
+"""What the client of a request may do."""
 
 
 def _routes() -> Iterator[Route[Dashboard, str]]:
     about = About("dashboard", "The dashboard, a page for browsers.", "Page", ("405",), media_types=("text/html",))
-    yield Route("/", HEAD_TOO, lambda app: app.index, about=about)
+    yield Route("/", HEAD_TOO, lambda app: app.index, about=about, scope=Scope.OPEN)
     about = About("dashboardFile", "A file of the dashboard.", "File", ("404", "405"))
-    yield Route(f"{ROOT}assets/{{file}}", HEAD_TOO, lambda app: app.asset, about=about)
+    yield Route(f"{ROOT}assets/{{file}}", HEAD_TOO, lambda app: app.asset, about=about, scope=Scope.OPEN)
     about = About("dashboardFeed", "What changes, once a second.", "Feed", ("405", "503"), media_types=_EVENTS)
-    yield Route(f"{ROOT}feed", GET, lambda app: app.feed, about=about)
+    yield Route(f"{ROOT}feed", GET, lambda app: app.feed, about=about, scope=Scope.READ, checks_models=True)
     summary = "How every model fares: verdicts, versions, numbers; with ?model=NAME&range=10m or 4h, all about one."
     about = About("overview", summary, "Overview", ("400", "405", "429"))
-    yield Route(OVERVIEW, GET, lambda app: app.overview, packs=True, about=about)
+    yield Route(OVERVIEW, GET, lambda app: app.overview, True, about, scope=Scope.READ, checks_models=True)
 
 
 class Dashboard(Api[str]):
@@ -89,19 +90,23 @@ class Dashboard(Api[str]):
 
     async def feed(self, request: Request, target: str) -> Stream:
         self._feed.admit()
-        first = event(dumps({"may": sorted(self._may(request))}))
+        first = event(dumps({"may": self._names(request)}))
         headers = {**DATA_HEADERS, "x-accel-buffering": "no"}
-        return Stream(self._feed.watch(first), 200, EVENT_TYPE, headers, write_timeout=WRITE_TIMEOUT)
+        return Stream(self._feed.watch(first, request.grant), 200, EVENT_TYPE, headers, write_timeout=WRITE_TIMEOUT)
 
     async def overview(self, request: Request, target: str) -> Response:
         fields = _fields(request)
-        may = sorted(self._may(request))
+        may = self._names(request)
         model, span = fields.get("model"), fields.get("range", "10m")
 
         def answer() -> bytes:
-            return dumps({"may": may, **self._details.answer(model, span, "manage" in may)})
+            return dumps({"may": may, **self._details.answer(model, span, "manage" in may, request.grant)})
 
         return Response(await self._background.run(answer), 200, JSON.media_type, DATA_HEADERS)
+
+    def _names(self, request: Request) -> list[str]:
+        """The scopes of the client, for the page."""
+        return sorted(scope.name.lower() for scope in self._may(request) if scope is not Scope.OPEN)
 
     # The rest of an Api.
 

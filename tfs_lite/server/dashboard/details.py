@@ -8,12 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.dashboard.counters import error_codes
 from tfs_lite.server.dashboard.overview import Overview, points
 from tfs_lite.server.dashboard.series import TOTAL, Series
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.transport.table import EVERYTHING, Grant
 
 RANGES = {"10m": False, "4h": True}
 """By the value in a query: whether the coarse points are meant."""
@@ -31,14 +32,19 @@ class Details:
         self._series = series
         self._overview = overview
 
-    def answer(self, model: str | None, span: str, manage: bool) -> dict[str, Any]:
+    def answer(self, model: str | None, span: str, manage: bool, grant: Grant = EVERYTHING) -> dict[str, Any]:
         """The whole overview, or that of one model with everything about it. ``manage``: paths may be shown.
-        INVALID_ARGUMENT for an unknown range."""
+        ``grant``: other models than its own are not told of. INVALID_ARGUMENT for an unknown range, NOT_FOUND for a
+        model that may not be seen."""
         if span not in RANGES:
             raise invalid_argument(f"range is {span[:50]!r}, expected one of: {', '.join(RANGES)}")
-        found = {"server": self._overview.server(), "models": self._overview.models(model)}
+        if model is not None and not grant.allows(model):
+            raise not_found(f"no model named {model:.200!r} is among those that this token may see")
+        models = [found for found in self._overview.models(model) if grant.allows(found["name"])]
+        found = {"server": self._overview.server(), "models": models}
         if model is None:
-            return {**found, "series": self._of_total(span), "sparks": self._sparks()}
+            sparks = [spark for spark in self._sparks() if grant.allows(spark["name"])]
+            return {**found, "series": self._of_total(span), "sparks": sparks}
         return {**found, "details": self._of_model(model, span, manage)}
 
     def _of_model(self, name: str, span: str, manage: bool) -> dict[str, Any]:

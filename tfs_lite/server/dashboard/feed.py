@@ -17,6 +17,7 @@ from typing import Any
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.events import event
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.transport.table import EVERYTHING, Grant
 
 MAX_VIEWERS = 16
 INTERVAL = 1.0
@@ -59,14 +60,17 @@ class Feed:
         self._closed = False
         self.viewers = 0
 
-    async def watch(self, first: bytes) -> AsyncIterator[bytes]:
-        """The events of one viewer, ``first`` before them. Call :meth:`admit` before."""
+    async def watch(self, first: bytes, grant: Grant = EVERYTHING) -> AsyncIterator[bytes]:
+        """The events of one viewer, ``first`` before them. Call :meth:`admit` before. ``grant`` tells which models the
+        viewer may see."""
+        if self.viewers >= MAX_VIEWERS:
+            return
         self.viewers += 1
         try:
             if self._task is None:
                 self._task = asyncio.create_task(self._run())
             yield first
-            seen = 0
+            seen, own = 0, dict[str, bytes]()
             while not self._closed:
                 if self._now is None or seen == self._number:
                     try:
@@ -75,8 +79,12 @@ class Feed:
                     except TimeoutError:
                         yield PING
                     continue
-                follows, seen = seen and seen + 1 == self._number, self._number
-                yield self._change if follows and self._number % WHOLE_EVERY else self._everything()
+                follows, seen = seen and seen + 1 == self._number and self._number % WHOLE_EVERY, self._number
+                if grant.models is not None:
+                    before, own = own, {name: body for name, body in self._now.models.items() if grant.allows(name)}
+                    yield self._change_of(before, own) if follows else _event(self._now.head, [*own.values()], True)
+                else:
+                    yield self._change if follows else self._everything()
         finally:
             self.viewers -= 1
 
@@ -112,16 +120,19 @@ class Feed:
 
     def _take(self, snapshot: Snapshot) -> None:
         before = self._now.models if self._now is not None else {}
-        changed = [body for name, body in snapshot.models.items() if before.get(name) != body]
-        gone = [name for name in before if name not in snapshot.models]
         self._now, self._number, self._whole = snapshot, self._number + 1, b""
-        self._change = _event(snapshot.head, changed, b"false", self._dumps(gone))
+        self._change = self._change_of(before, snapshot.models)
         self._wake()
+
+    def _change_of(self, before: dict[str, bytes], models: dict[str, bytes]) -> bytes:
+        assert self._now is not None
+        changed = [body for name, body in models.items() if before.get(name) != body]
+        return _event(self._now.head, changed, False, self._dumps([name for name in before if name not in models]))
 
     def _everything(self) -> bytes:
         assert self._now is not None
         if not self._whole:
-            self._whole = _event(self._now.head, list(self._now.models.values()), b"true", b"[]")
+            self._whole = _event(self._now.head, list(self._now.models.values()), True)
         return self._whole
 
     def _wake(self) -> None:
@@ -129,5 +140,6 @@ class Feed:
         changed.set()
 
 
-def _event(head: bytes, models: list[bytes], whole: bytes, gone: bytes) -> bytes:
-    return event(b'{"server":%b,"whole":%b,"gone":%b,"models":[%b]}' % (head, whole, gone, b",".join(models)))
+def _event(head: bytes, models: list[bytes], whole: bool, gone: bytes = b"[]") -> bytes:
+    told = b"true" if whole else b"false"
+    return event(b'{"server":%b,"whole":%b,"gone":%b,"models":[%b]}' % (head, told, gone, b",".join(models)))
