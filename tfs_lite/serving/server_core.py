@@ -23,6 +23,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.history import History
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
@@ -377,6 +378,11 @@ class ServerCore:
         """The last attempt to load each version that has not ended."""
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
+
+    def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
+        """How far the load of the version is, also of one that is loaded beside itself; None while no loader is at
+        work on it, or where its loader cannot tell."""
+        return self._journal.progress(servable_id)
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
