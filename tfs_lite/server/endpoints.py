@@ -17,14 +17,14 @@ from typing import Any
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
-from tfs_lite.server.admin.control import AdminControl
-from tfs_lite.server.admin.grpc_service import AdminService
-from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
-from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
+from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.grpc_service import AdminService
+from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server

@@ -10,9 +10,9 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.access.access import Access
 from tfs_lite.server.admin.http_app import AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
-from tfs_lite.server.access.access import Access
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply

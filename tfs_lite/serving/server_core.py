@@ -7,9 +7,11 @@ thread, and only :meth:`ServerCore.reload`, :meth:`ServerCore.resize` and the wa
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +24,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.history import History
+from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
@@ -40,7 +42,8 @@ from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
-from tfs_lite.serving.history.memory import VersionMemory
+from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
@@ -82,6 +85,8 @@ class ServerCore:
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
         self.states = ModelStates(self._monitor, self._journal, self.changes)
+        self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
+        self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
@@ -103,7 +108,15 @@ class ServerCore:
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
-            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
+            options,
+            self._manager,
+            self.states,
+            self._journal,
+            self._recorder,
+            self._accounts,
+            settings,
+            self.clock,
+            self._follower,
         )
         # What applies configs.
         self._labels = VersionLabels()
@@ -116,6 +129,7 @@ class ServerCore:
             states=self.states,
             waiter=self._waiter,
             logs=self.request_logs,
+            recorder=self._recorder,
             clock=self.clock,
             on_applied=self._on_models_changed,
         )
@@ -145,6 +159,8 @@ class ServerCore:
                 load_retry_interval=options.load_retry_interval_micros / 1e6,
                 should_retry_model_load=may_be_retried,
                 policy=POLICIES[options.aspired_version_policy],
+                on_parked=self._recorder.on_parked,
+                on_drained=lambda servable_id: self._recorder.on_drained(servable_id, self.clock.time()),
             )
         )
 
@@ -166,7 +182,7 @@ class ServerCore:
                 resize=self.resize,
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
-                on_replaced=self.services.version_replaced,
+                on_replaced=self._on_replaced,
             ),
             self.clock,
         )
@@ -175,6 +191,7 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
         if self._cluster is not None:
             self._cluster.start()
         self._manager.start()
@@ -184,7 +201,8 @@ class ServerCore:
         """Applies the config of the start and returns at once; :meth:`wait_for_first` waits for its models. Until
         :meth:`end_first_load` more threads load than afterwards."""
         self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
-        self._reloader.apply_first(config)
+        with acting(Origin(Cause.START)):
+            self._reloader.apply_first(config)
 
     def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
         """The outcome of every model known at the start; as it stands when the server is closed meanwhile."""
@@ -226,6 +244,7 @@ class ServerCore:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
         Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        self._recorder.stopping(Origin(Cause.SHUTDOWN))
         if self._cluster is not None:
             self._cluster.stop_deciding()
         self.sources.close()
@@ -251,11 +270,16 @@ class ServerCore:
             mode = self.options.model_control_mode
             how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
             raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
-        return self._counted(self._reloader.apply, config)
+        with acting(current_origin() or Origin(Cause.OPERATOR)):
+            return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
+
+    def config_refused(self, status: Status, model: str = "") -> None:
+        """Tells the history that a config, or a call that loads a ``model``, was refused before it got here."""
+        self._recorder.config_refused(status, model)
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
@@ -264,6 +288,8 @@ class ServerCore:
             refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
             logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
+            if refused:
+                self._recorder.config_refused(error.status)
             raise
         self._metrics.on_reload(ok=True)
         return result
@@ -327,9 +353,10 @@ class ServerCore:
 
         def replaced(status: Status) -> None:
             if status.ok:
-                self.services.version_replaced(item.id, old)
+                self._on_replaced(item.id, old)
             done(status)
 
+        self._recorder.wanted_anew(item.id)
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
 
@@ -396,7 +423,7 @@ class ServerCore:
     def memory(self, name: str) -> tuple[VersionMemory, ...]:
         """The byte account of every version of the model that is in memory, and of the latest that were; the highest
         version first."""
-        return ()
+        return self._accounts.of(name)
 
     # Numbers.
 
@@ -443,7 +470,12 @@ class ServerCore:
             if self._cluster is not None:
                 self._cluster.model_gone(name)
 
+    def _on_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        self.services.version_replaced(servable_id, old)
+        self._recorder.on_replaced(servable_id)
+
     def _on_attempt(self, attempt: LoadAttempt) -> None:
+        self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
@@ -457,6 +489,7 @@ class ServerCore:
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
+        self._recorder.on_state(timed)
         self._metrics.on_event(event)
         self.services.on_event(event)
         if self._follower is not None:
