@@ -178,8 +178,8 @@ def held_bytes(memory: VersionMemory | None) -> int | None:
     """What a version holds now, as well as it is known: its tensors and its processes, else what was set aside."""
     if memory is None or not memory.resident:
         return None
-    known = memory.measured if memory.measured is not None else memory.reserved
-    return None if known is None and not memory.workers else (known or 0) + sum(memory.workers)
+    known = memory.measured or memory.reserved
+    return sum(known.values()) + sum(memory.workers) if known or memory.workers else None
 
 
 def resident_bytes() -> int | None:
