@@ -1,8 +1,7 @@
 // What the page does, by the routes that every client has: predictions, and the repository calls of V2.
-import { h } from "./dom.js";
+import { h, pill } from "./dom.js";
 import { ask, hasToken, post, setToken } from "./feed.js";
-import { example } from "./series.js";
-import { seconds } from "./words.js";
+import { example, seconds } from "./words.js";
 
 const MOST_SHOWN = 20000;
 const name = encodeURIComponent;
@@ -30,7 +29,7 @@ const result = ({ ok, status, text, seconds: took, timing }) =>
 	h(
 		"div",
 		{ role: "status" },
-		h("p", h("span", { class: "badge " + (ok ? "good" : "bad") }, h("i", { "aria-hidden": "true" }, ok ? "✓" : "✕"), ok ? "Answered" : status ? `Failed: ${status}` : "Failed"), took ? ` in ${seconds(took)}` : "", timing ? h("small", ` ${timing}`) : null),
+		h("p", pill(ok ? "good" : "bad", ok ? "Answered" : `Failed${status ? ": " + status : ""}`), took ? ` in ${seconds(took)}` : "", timing ? h("small", ` ${timing}`) : null),
 		h("pre", { tabindex: "0" }, text.length > MOST_SHOWN ? text.slice(0, MOST_SHOWN) + "…" : text),
 	);
 
@@ -77,8 +76,8 @@ export function modelButtons(app, model) {
 	const serving = model.versions.filter((version) => version.state === "AVAILABLE").map(({ version }) => version);
 	const words = serving.length ? `version ${serving.join(", ")}` : "no version";
 	return h("div.buttons",
-		h("button", { onclick: () => confirm(app, "load", model.name, serving.length ? `Looks at its directory again, loads what is new there and lets go of what is not wanted any more. ${words} answers until then.` : "Loads the newest version from its directory.") }, serving.length ? "Reload" : "Load"),
-		serving.length ? h("button", { onclick: () => confirm(app, "unload", model.name, `${words} takes no more requests, finishes those inside and is unloaded. Then nobody answers for this model.`) }, "Unload") : null,
+		h("button", { onclick: () => confirm(app, "load", model.name, serving.length ? `Its directory is read again, and what is new there is loaded; ${words} answers until then.` : "The newest version in its directory is loaded.") }, serving.length ? "Reload" : "Load"),
+		serving.length ? h("button", { onclick: () => confirm(app, "unload", model.name, `${words} finishes the requests inside and is unloaded. Then nothing answers for this model.`) }, "Unload") : null,
 	);
 }
 
@@ -131,7 +130,7 @@ const naming = (app, shown) => [
 // A token lives in a variable of this page, is sent as Authorization, and is gone with the tab.
 const tokens = (app, shown) => [
 	h("h2", { id: "dialog" }, "Token"),
-	h("p", "It is kept in this page only, and gone when the page is closed or loaded again."),
+	h("p", "It is kept in this page only, and gone when the page is closed."),
 	h("label", { for: "token" }, "Token of the access file"),
 	h("input", { id: "token", type: "password", autocomplete: "off", oninput: (event) => (shown.typed = event.target.value) }),
 	h("div.buttons",

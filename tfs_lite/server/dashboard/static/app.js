@@ -1,11 +1,9 @@
 // The page: what it knows, where it comes from, and when it is drawn. The hash keeps the model and the range.
 import { dialog, emptyForm, loadButton, modelButtons } from "./actions.js";
-import { h, render } from "./dom.js";
+import { h, pill, render } from "./dom.js";
 import { ask, follow, hasToken } from "./feed.js";
-import { list, tiles } from "./models.js";
-import { RANGES, page } from "./model.js";
-import { append } from "./series.js";
-import { span } from "./words.js";
+import { RANGES, list, page, tiles, troubled } from "./views.js";
+import { append, clock, span } from "./words.js";
 
 const SPARK_TICKS = 5;
 const COARSE_REFRESH = 60000;
@@ -67,15 +65,15 @@ function draw() {
 			root.textContent = "";
 			root.vdom = true;
 		}
-		render(root, header(), h("main", { id: "main", class: app.line.state === "lost" ? "stale" : null }, tiles(app), app.open === null ? list(app) : page(app)), dialog(app));
+		render(root, header(), h("main", app.open === null ? [tiles(app), list(app)] : page(app)), dialog(app));
 		document.querySelector("dialog:not([open])")?.showModal();
 		document.title = title();
 	});
 }
 
 function title() {
-	const troubled = [...app.models.values()].filter(({ verdict }) => verdict !== "SERVING").length;
-	return (troubled ? `(${troubled}) ` : "") + (app.open === null ? "" : `${app.open.slice(0, 60)} · `) + "tfs_lite";
+	const count = troubled(app);
+	return (count ? `(${count}) ` : "") + (app.open === null ? "" : `${app.open.slice(0, 60)} · `) + "tfs_lite";
 }
 
 const LINES = {
@@ -89,9 +87,9 @@ const LINES = {
 function header() {
 	const { server, line } = app;
 	const [tone, words] = LINES[line.state];
-	const told = line.state === "lost" ? `${words} for ${span((Date.now() - line.since) / 1000)}: ${line.why}` : line.why && line.state === "denied" ? `${words}: ${line.why}` : words;
+	const told = line.why ? `${words} since ${clock(line.since / 1000)}: ${line.why}` : words;
 	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite")), server ? h("small", `${server.version} · up ${span(app.now() - server.started)}`) : null),
-		server ? h("span", { class: "badge " + (server.ready ? "good" : "warn") }, h("i", { "aria-hidden": "true" }, server.ready ? "✓" : "!"), server.ready ? "Ready" : "Not ready: " + server.why) : null,
+		server && (server.ready ? pill("good", "Ready") : pill("warn", "Not ready: " + server.why)),
 		h("span.grow"),
 		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": "true" }), told),
 		h("button.quiet", { onclick: () => app.change({ dialog: { kind: "token" } }) }, hasToken() ? "Token in use" : "Token"),
@@ -101,8 +99,8 @@ function header() {
 
 function theme() {
 	const root = document.documentElement;
-	const dark = getComputedStyle(root).colorScheme === "dark" || (getComputedStyle(root).colorScheme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
-	root.dataset.theme = dark ? "light" : "dark";
+	const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+	root.dataset.theme = now === "dark" ? "light" : "dark";
 }
 
 // The feed.
@@ -230,7 +228,7 @@ function route() {
 	if (moved) Object.assign(app, { details: null, config: null, form: emptyForm(), cursor: null, tables: new Set() });
 	app.open = open;
 	app.range = range;
-	if (open !== null) readDetails();
+	if (open !== null && app.line.state === "live") readDetails();
 	if (moved) scrollTo(0, 0);
 	draw();
 }
@@ -251,7 +249,6 @@ document.addEventListener("visibilitychange", () => {
 	} else if (!stop) restart();
 });
 setInterval(() => app.open !== null && app.range === "4h" && !document.hidden && readDetails(), COARSE_REFRESH);
-setInterval(() => app.line.state !== "live" && draw(), 1000);
 
 route();
 restart();

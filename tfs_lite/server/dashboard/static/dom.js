@@ -1,6 +1,6 @@
 // A small virtual DOM: what a view returns is compared with what is there, so that focus, selection and scrolling stay.
 // Every text passes `shown` and enters as a text node or an attribute; nothing ever becomes markup.
-import { shown } from "./words.js";
+import { MARKS, shown } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,6 +17,9 @@ export function h(name, props, ...kids) {
 
 // Something wide, which scrolls by itself, with the keyboard too.
 export const scroll = (label, ...kids) => h("div.scroll", { tabindex: "0", role: "region", "aria-label": label }, kids);
+
+// A word in a colour, with a mark for whoever sees no colours.
+export const pill = (tone, word) => h("span", { class: "badge " + tone }, h("i", { "aria-hidden": true }, MARKS[tone]), word);
 
 export function render(root, ...kids) {
 	reconcile(root, h("", null, kids).kids);
@@ -73,6 +76,6 @@ function set(node, name, value, before) {
 	if (name.startsWith("on")) node[name] = value;
 	else if (name === "css") for (const [rule, of] of Object.entries(value || {})) node.style.setProperty(rule, of);
 	else if (name === "value") node.value = value ?? "";
-	else if (value === null || value === undefined || value === false) node.removeAttribute(name);
-	else node.setAttribute(name, value === true ? "" : shown(String(value)));
+	else if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) node.removeAttribute(name);
+	else node.setAttribute(name, shown(String(value)));
 }

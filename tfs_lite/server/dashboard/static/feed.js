@@ -73,16 +73,20 @@ export function follow(path, on) {
 }
 
 async function read(path, abort, event) {
-	let watch = setTimeout(() => abort.abort(), SILENCE);
+	let watch = 0;
+	const heard = () => {
+		clearTimeout(watch);
+		watch = setTimeout(() => abort.abort(), SILENCE);
+	};
 	try {
+		heard();
 		const answer = await fetch(path, { headers: headers({}), signal: abort.signal, cache: "no-store" });
 		if (!answer.ok) throw await problem(answer);
 		const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
 		for (let held = ""; ; ) {
 			const { done, value } = await reader.read();
 			if (done) return;
-			clearTimeout(watch);
-			watch = setTimeout(() => abort.abort(), SILENCE);
+			heard();
 			const parts = (held + value).split("\n\n");
 			held = parts.pop();
 			for (const part of parts) if (part.startsWith("data: ")) event(JSON.parse(part.slice(6)));
