@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CPUS = 0.1
 CALLERS = 4
 ADOPTION_SECONDS = 30.0
-"""From the start of the next server to its first answer. It takes 4 s on a quiet machine; loads would not be quicker."""
+"""From the start of the next server to its first answer. It takes 4 s on a quiet machine."""
 ORPHAN_SECONDS = 5.0
 GONE_SECONDS = 10.0
 """After their time as orphans, replicas have to be gone."""
@@ -109,6 +109,7 @@ def test_the_next_server_adopts_the_replicas(models: ReplicatedModels, serve: Se
             served.server.wait_ready(120)
             assert served.states() == {1: VersionState.AVAILABLE}
             assert served.version() == 1
+            assert [psutil.Process(pid).nice() for pid in models.pids] == [0, 0]
     assert models.opened == ["m/1"] * 2
 
 

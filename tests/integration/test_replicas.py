@@ -6,6 +6,7 @@ The models do next to nothing, so that a test takes a second or two. Each leaves
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import urllib.error
@@ -319,6 +320,21 @@ def test_versions_are_fetched_by_nodes_that_do_not_share_the_servers_disk(
     with serve(model_transfer="fetch") as served:
         assert served.version() == 1
     assert list((tmp_path / "cache").rglob("model.py"))
+
+
+def test_the_log_says_once_of_a_node_that_its_replicas_are_nice(
+    models: ReplicatedModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "RAY_worker_niceness=0"
+    root = str(models.root)
+    models.publish(1)
+    with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
+        os.setpriority(os.PRIO_PROCESS, host.pid, 7)
+        cluster.add_node("a", ROOM)
+        options = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,)}
+        with serving(models.root, engine=cluster.connect(), **options):
+            (line,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
+    assert "run with niceness 7" in line
 
 
 def test_replicas_end_by_themselves_when_no_server_comes_back(

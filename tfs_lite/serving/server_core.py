@@ -51,7 +51,7 @@ from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, 
 from tfs_lite.serving.source_chain import SourceChain
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")

@@ -28,7 +28,9 @@ class Model:
         return {{"y": inputs["x"] + {version}}}
 """
 GROUP = """
-instance_group {{ count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 {needs} }} }}
+instance_group {{
+  count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 {needs} }}
+}}
 """
 
 
