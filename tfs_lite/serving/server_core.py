@@ -163,6 +163,7 @@ class ServerCore:
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
                 on_replaced=self.services.version_replaced,
+                on_given_up=self._give_up_load,
             ),
             self.clock,
         )
@@ -319,10 +320,16 @@ class ServerCore:
         def replaced(status: Status) -> None:
             if status.ok:
                 self.services.version_replaced(item.id, old)
+            else:
+                self._give_up_load(item.id)
             done(status)
 
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
+
+    def _give_up_load(self, servable_id: ServableId) -> None:
+        if self._cluster is not None:
+            self._cluster.give_up(servable_id)
 
     # Queries about models.
 

@@ -52,8 +52,8 @@ BESIDE = "+"
 MAX_NICE_NODES = 1000
 """Of so many it is said that their replicas are nice."""
 NICE = (
-    "replicas on node %s run with niceness %d: beside other work they hardly get a processor. Ray starts its workers "
-    "so unless it is started with RAY_worker_niceness=0 there"
+    "replicas on node %s run with niceness %d: beside other work they hardly get a processor. Start Ray there with "
+    "RAY_worker_niceness=0; it is 15 otherwise"
 )
 logger = logging.getLogger(__name__)
 
@@ -152,12 +152,17 @@ class Cluster:
         return cluster_report(self._reconciler.status(), self._reconciler.leads, self._engine.restarts)
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version has ended: what waits for room is given back, without waiting for what it takes to close it."""
+        """The version has ended."""
+        self.give_up(servable_id)
+        self._metrics.version_gone(servable_id)
+
+    def give_up(self, servable_id: ServableId) -> None:
+        """No load of the version is tried any more. What waits for room is given back, without waiting for what it
+        takes to close it; what serves goes on."""
         for version in self._of(servable_id):
             if not version.is_open:
                 version.withdraw()
                 self._executor.submit(Task("give up replicas", lambda: True, version.close, ignore))
-        self._metrics.version_gone(servable_id)
 
     def model_gone(self, name: str) -> None:
         """The model is not served any more."""
@@ -169,19 +174,18 @@ class Cluster:
         """The instances of a version, or, with ``request.beside``, more of them.
 
         What is raised leaves nothing behind, but a version that waits for room goes on waiting until the next attempt,
-        or until it has ended; unless it serves already, and is to be loaded anew."""
+        or until it is given up."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.settings.model_transaction_policy.decoupled:
             raise ServingError(StatusCode.UNIMPLEMENTED, 'a decoupled model does not run with worker: "ray" yet')
         if request.beside:
             return self._opened(platform, request).grow(options.count)
-        serves = any(version.is_open for version in self._of(request.id))
         version = self._version(platform, request, options)
         try:
             return version.wait_open()
         except BaseException as error:
-            if serves or not status_of(error).waits:
+            if not status_of(error).waits:
                 version.close()
             raise
 
