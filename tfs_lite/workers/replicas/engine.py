@@ -11,6 +11,7 @@ is one of the replicas that a version wants, whichever process is in it now.
 from __future__ import annotations
 
 import enum
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ Of a resource that is not named there is nothing."""
 
 GPU_BYTES_LABEL = "tfs-lite/gpu-bytes"
 """The label by which a node says how many bytes of memory each of its GPUs has."""
+logger = logging.getLogger(__name__)
 _NAME = re.compile(r"(?s)(.+)/(0|[1-9]\d*)/([^/#]+)/(0|[1-9]\d*)#(0|[1-9]\d*)")
 
 
@@ -257,6 +259,35 @@ class ClusterEngine(Protocol):
 
     def watch(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
         """Calls ``on_event`` on the engine's thread, which must be short and must not raise. Returns what ends it."""
+
+
+class Watchers:
+    """Who is to hear of an engine's events. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _calls
+        self._calls: list[Callable[[EngineEvent], None]] = []
+
+    def add(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
+        """What :meth:`ClusterEngine.watch` does."""
+        with self._lock:
+            self._calls.append(on_event)
+        return lambda: self._remove(on_event)
+
+    def tell(self, event: EngineEvent) -> None:
+        """On this thread. One that raises keeps nothing from the others."""
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            try:
+                call(event)
+            except Exception:
+                logger.exception("a watcher of the cluster failed")
+
+    def _remove(self, on_event: Callable[[EngineEvent], None]) -> None:
+        with self._lock:
+            if on_event in self._calls:
+                self._calls.remove(on_event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from tfs_lite.workers.replicas.connection import (
     welcome,
 )
 from tfs_lite.workers.replicas.engine import ReplicaAddress
-from tfs_lite.workers.replicas.facts import gpu, version_of
+from tfs_lite.workers.replicas.facts import gpu, niceness, version_of
 from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
 from tfs_lite.workers.replicas.tls import Tls
@@ -213,6 +213,7 @@ class Replica:
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
             "gpu": gpu(),
+            "niceness": niceness(),
             "facts": self._facts,
             "model": None if model is None else describe_model(model, model.resident_bytes()),
         }

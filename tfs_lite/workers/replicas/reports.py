@@ -11,8 +11,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
-from tfs_lite.metrics.replicas import ClusterReport, ReplicaMetrics, ReplicaReport, ReplicaStatus
+from tfs_lite.metrics.replicas import ClusterReport, ReplicaMetrics
 from tfs_lite.workers.replicas.engine import ReplicaName, Slot
 from tfs_lite.workers.replicas.states import ClusterStatus, PlaceStatus, ReplicaEvent, ReplicaState, SetStatus
 

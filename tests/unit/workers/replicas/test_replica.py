@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +211,7 @@ def test_replica_tells_about_itself(open_replica, start):
     channel = connect(replica.address)
     about = channel.ask(DESCRIBE)
     assert (about["state"], about["model"], about["facts"]) == ("placed", None, {"node": "n1"})
+    assert about["niceness"] == os.getpriority(os.PRIO_PROCESS, replica.pid)
     assert (about["pid"], about["boot_id"], about["name"]) == (replica.address.pid, boot_id(), replica.address.name)
     refusal(channel.call, RUN, "", {"x": ROW}, (), code=StatusCode.FAILED_PRECONDITION)
     open_replica(replicas=[replica])
