@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -78,7 +79,7 @@ class ServerCore:
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.states = ModelStates(self._monitor, self._journal, self.changes)
+        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
@@ -117,7 +118,10 @@ class ServerCore:
             on_applied=self._on_models_changed,
         )
         self._monitor.subscribe(self._on_event)
-        self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
+        resources = partial(self._resources.use, self._journal)
+        self.registry.register(
+            StateCollector(self.models, resources, self.queues, self.can_be_asked, self.states.state_seconds)
+        )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
@@ -253,6 +257,10 @@ class ServerCore:
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
+
+    def config_unreadable(self) -> None:
+        """A watched config file could not be read: a reload that failed."""
+        self._metrics.on_reload(ok=False)
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
@@ -418,6 +426,9 @@ class ServerCore:
     # What happens.
 
     def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for model in difference.added:
+            self._metrics.model_added(model.name)
+            self.request_metrics.model_added(model.name)
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
