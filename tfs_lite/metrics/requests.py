@@ -208,6 +208,11 @@ class RequestMetrics:
         with self._guard:
             self._gone.version(servable_id)
 
+    def model_added(self, name: str) -> None:
+        """The model is served from now on: the count of its refused requests is there."""
+        with self._guard:
+            self._rejected.cell((name,))
+
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""
         with self._guard:

@@ -27,7 +27,7 @@ from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
-from tfs_lite.server.metrics_pages import MetricsPages
+from tfs_lite.server.metrics_pages import MetricsPages, ServerCollector
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
@@ -91,6 +91,7 @@ class Endpoints:
         limits = HttpLimits(options.max_message_bytes, timeout_seconds=timeout if timeout > 0 else None)
         self._resources = HttpResources(limits, self._large_bodies)
         core.registry.register(BodyCollector(self._resources.bodies))
+        core.registry.register(ServerCollector(lambda: health.ready))
         self._metrics_pages = MetricsPages(
             core.registry,
             core.request_metrics.tensorflow,

@@ -55,7 +55,10 @@ class ServerLifecycle:
         interval = options.model_config_file_poll_wait_seconds
         if options.follows_changes and options.model_config_file and interval > 0:
             file, directory = options.model_config_file, working_directory(options)
-            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, self.core.follow))
+            core = self.core
+            self._watchers.append(
+                ConfigFileWatcher(file, directory, interval, self._config, core.follow, core.config_unreadable)
+            )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
 

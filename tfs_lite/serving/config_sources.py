@@ -17,6 +17,7 @@ from pathlib import Path
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import read_model_server_config
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
@@ -62,12 +63,20 @@ class ConfigFileWatcher:
     """Reads the file at intervals and applies it when its meaning has changed, or when the last attempt failed."""
 
     def __init__(
-        self, path: str, working_directory: Path, interval: float, applied: ModelServerConfig, apply: Apply
+        self,
+        path: str,
+        working_directory: Path,
+        interval: float,
+        applied: ModelServerConfig,
+        apply: Apply,
+        on_unreadable: Callable[[], None] = ignore,
     ) -> None:
+        """``on_unreadable`` is called after each look at a file that makes no config."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
         self._apply = apply
+        self._on_unreadable = on_unreadable
         self._logged_error = ""
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
@@ -80,7 +89,7 @@ class ConfigFileWatcher:
     def poll(self) -> None:
         """Reads the file once. Never raises for what is in it."""
         try:
-            config = read_config_file(self._path, self._working_directory)
+            config = self._read()
             if config != self._applied:
                 self._applied = None
                 self._apply(config)
@@ -90,6 +99,13 @@ class ConfigFileWatcher:
             if str(error) != self._logged_error:
                 self._logged_error = str(error)
                 logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+
+    def _read(self) -> ModelServerConfig:
+        try:
+            return read_config_file(self._path, self._working_directory)
+        except ServingError:
+            self._on_unreadable()
+            raise
 
 
 class RepositoryWatcher:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
@@ -61,14 +62,18 @@ def visible_versions(
 class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
-    def __init__(self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier) -> None:
+    def __init__(
+        self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier, clock: Clock
+    ) -> None:
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
+        self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
+        self._waiting_since: dict[str, dict[int, float]] = {}  # of versions that the source holds back
         self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
@@ -86,7 +91,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._aspired, self._remarks):
+            for kept in (self._source, self._waiting_since, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -94,8 +99,11 @@ class ModelStates:
     # What the source says.
 
     def on_source_report(self, report: SourceReport) -> None:
+        now = self._clock.time()
         with self._lock:
             self._source[report.name] = report
+            before = self._waiting_since.get(report.name, {})
+            self._waiting_since[report.name] = {version: before.get(version, now) for version in report.waiting}
         self._changes.notify()
 
     def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
@@ -139,6 +147,16 @@ class ModelStates:
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
         return self._monitor.get_version_states(name)
+
+    def state_seconds(self, name: str) -> dict[int, float]:
+        """For how long each version has been in the state that :meth:`report` shows."""
+        now, states = self._clock.time(), self.version_states(name)
+        since = {version: timed.time for version, timed in states.items()}
+        with self._lock:
+            waiting = dict(self._waiting_since.get(name, {}))
+        lived = {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+        since |= {version: began for version, began in waiting.items() if version not in lived}
+        return {version: max(now - began, 0.0) for version, began in since.items()}
 
     def is_available(self, servable_id: ServableId) -> bool:
         state = self._monitor.get_state(servable_id)

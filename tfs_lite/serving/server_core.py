@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
@@ -77,7 +79,7 @@ class ServerCore:
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.states = ModelStates(self._monitor, self._journal, self.changes)
+        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
@@ -116,7 +118,10 @@ class ServerCore:
             on_applied=self._on_models_changed,
         )
         self._monitor.subscribe(self._on_event)
-        self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
+        resources = partial(self._resources.use, self._journal)
+        self.registry.register(
+            StateCollector(self.models, resources, self.queues, self.can_be_asked, self.states.state_seconds)
+        )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
@@ -254,6 +259,10 @@ class ServerCore:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
+    def config_unreadable(self) -> None:
+        """A watched config file could not be read: a reload that failed."""
+        self._metrics.on_reload(ok=False)
+
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
             result = apply(config)
@@ -382,6 +391,11 @@ class ServerCore:
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
 
+    def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
+        """How far the load of the version is, also of one that is loaded beside itself; None while no loader is at
+        work on it, or where its loader cannot tell."""
+        return self._journal.progress(servable_id)
+
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()
@@ -419,6 +433,9 @@ class ServerCore:
     # What happens.
 
     def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for model in difference.added:
+            self._metrics.model_added(model.name)
+            self.request_metrics.model_added(model.name)
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)

@@ -127,7 +127,8 @@ class SourceChain:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
         loader = make_loader(item, platform, self._settings)
-        loader.load(item.id)
+        with self._journal.loading(item.id, loader):
+            loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)
 
     def drop_preloads(self, name: str) -> None:

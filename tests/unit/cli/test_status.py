@@ -126,7 +126,7 @@ def metrics_page() -> bytes:
     BatchMetrics(registry, requests.tensorflow).on_batch(BatchReport(digits, 6, 2, 0.003, (0.002,) * 4, True))
     worker = WorkerState(digits, 0, "process", True, 4321, 1)
     registry.register(BatchStateCollector(lambda: [(digits, 9)], lambda: [worker]))
-    registry.register(StateCollector(list, list, lambda: [(digits, 3)]))
+    registry.register(StateCollector(list, list, lambda: [(digits, 3)], lambda version: True, lambda name: {}))
     return generate_latest(registry)
 
 
