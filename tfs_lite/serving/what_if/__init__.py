@@ -1,0 +1,7 @@
+"""What a config or a new version would change, found out before it is applied. Nothing is loaded, unloaded or run.
+
+forecast            the answer: of each model the versions that would load, unload or stay, and why; as JSON and in words
+plan                the decision: pure, over a snapshot of the manager and a look at the disk
+check_models        what a load of a version would say, found out from its files; also what ``tfs-lite check`` prints
+preview             gathers what the decision needs from a running server
+"""
