@@ -203,6 +203,10 @@ class RequestMetrics:
         if in_flight:
             in_flight.pop()
 
+    def in_flight(self, servable_id: ServableId) -> int:
+        """How many requests hold a handle of the version now."""
+        return len(self._in_flight_of.get((servable_id.name, servable_id.version), ()))
+
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
         with self._guard:

@@ -49,6 +49,8 @@ from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
+from tfs_lite.serving.what_if.forecast import WhatIf
+from tfs_lite.serving.what_if.preview import Inside, Preview
 
 if TYPE_CHECKING:
     from tfs_lite.metrics.replicas import ReplicaReport
@@ -114,6 +116,14 @@ class ServerCore:
             logs=self.request_logs,
             clock=self.clock,
             on_applied=self._on_models_changed,
+        )
+        self._preview = Preview(
+            options,
+            self._reloader,
+            self.sources,
+            self._manager,
+            self._resources.tracker,
+            Inside(self.request_metrics.in_flight, self.services.routes.live),
         )
         self._monitor.subscribe(self._on_event)
         self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
@@ -243,15 +253,30 @@ class ServerCore:
     def reload(self, config: ModelServerConfig) -> str:
         """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
         changes."""
-        if not self.options.follows_changes:
-            mode = self.options.model_control_mode
-            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+        self._require_following()
         return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
+
+    def what_if(self, config: ModelServerConfig) -> WhatIf:
+        """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
+        disk."""
+        self._require_following()
+        return self._preview.config(config)
+
+    def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
+        """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
+        self._require_following()
+        return self._preview.published(name, version, directory)
+
+    def _require_following(self) -> None:
+        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
+        if not self.options.follows_changes:
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:

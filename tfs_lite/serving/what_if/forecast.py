@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
