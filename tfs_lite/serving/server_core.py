@@ -27,7 +27,7 @@ from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePa
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.labels import Labels, VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
@@ -312,6 +312,11 @@ class ServerCore:
 
     def _version(self, ref: ModelRef) -> int | None:
         return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    @property
+    def labels(self) -> Labels:
+        """Every label of every model."""
+        return self._labels.table
 
     def settings_of(self, servable: Servable) -> ModelSettings:
         """The model config with which a version was loaded."""
