@@ -10,7 +10,6 @@ Source: W3C Trace Context, level 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from random import getrandbits
 from typing import NamedTuple, Protocol
 
@@ -18,6 +17,8 @@ REQUEST_ID = "x-request-id"
 SERVER_TIMING = "server-timing"
 WANTS_TIMING = "x-server-timing"
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+MARKS = frozenset((REQUEST_ID, WANTS_TIMING, TRACEPARENT))
+"""What a head may say of its request: an id, that times are wanted, whose span it belongs to."""
 MAX_TRACESTATE = 512
 """Bytes of a ``tracestate``; a longer one is left out."""
 SAMPLED = 1
@@ -51,8 +52,8 @@ class RequestContext(NamedTuple):
     peer: str = ""
 
 
-class Origin(Protocol):
-    """What has brought a request: a call of gRPC, a request of HTTP. On the event loop."""
+class Carrier(Protocol):
+    """What has brought a request, and takes its answer: a call of gRPC, or a request of HTTP. On the event loop."""
 
     @property
     def address(self) -> str:
@@ -63,18 +64,18 @@ class Origin(Protocol):
         """When its head had come, in seconds of ``time.monotonic``."""
 
     @property
-    def marks_every_answer(self) -> bool:
+    def names_requests(self) -> bool:
         """Whether every answer carries the request's id; else those to clients that have sent one, and failures."""
 
     @property
-    def asks(self) -> bool:
-        """Whether its head has a request id or asks for times."""
+    def marked(self) -> bool:
+        """Whether its head has any of :data:`MARKS`."""
 
     def header(self, name: str) -> str | None:
         """What its head says under this name in lower case."""
 
     def mark(self, name: str, value: str) -> None:
-        """Adds a header or trailer to the answer, unless that has been sent. Values are printable ASCII."""
+        """Adds a header or trailer to the answer, in place of one with that name. Values are printable ASCII."""
 
 
 def parse_traceparent(text: str, state: str = "") -> TraceContext | None:
@@ -99,9 +100,13 @@ def new_request_id() -> str:
     return f"{getrandbits(64):016x}"
 
 
-def read_context(header: Callable[[str], str | None], address: str = "", sent_id: str = "") -> RequestContext:
+def read_context(carrier: Carrier | None, sent_id: str = "") -> RequestContext:
     """``sent_id``: what the request itself says that its id is, which counts where its head names none."""
-    parent = header(TRACEPARENT)
-    trace = None if parent is None else parse_traceparent(parent, header(TRACESTATE) or "")
-    request_id = checked_id(header(REQUEST_ID)) or checked_id(sent_id) or new_request_id()
-    return RequestContext(request_id, trace, address)
+    if carrier is None:
+        return RequestContext(checked_id(sent_id) or new_request_id())
+    if not carrier.marked:
+        return RequestContext(checked_id(sent_id) or new_request_id(), None, carrier.address)
+    parent = carrier.header(TRACEPARENT)
+    trace = None if parent is None else parse_traceparent(parent, carrier.header(TRACESTATE) or "")
+    request_id = checked_id(carrier.header(REQUEST_ID)) or checked_id(sent_id) or new_request_id()
+    return RequestContext(request_id, trace, carrier.address)

@@ -28,7 +28,7 @@ from tfs_lite.core.request_context import (
     REQUEST_ID,
     SERVER_TIMING,
     WANTS_TIMING,
-    Origin,
+    Carrier,
     RequestContext,
     checked_id,
     read_context,
@@ -103,10 +103,10 @@ class RequestRecord:
 class RecordedRequest(RequestRecord):
     """Times a block, or what ends with ``end``. ``started`` is in seconds of ``time.monotonic``."""
 
-    __slots__ = ("_context", "_metrics", "_origin", "started")
+    __slots__ = ("_carrier", "_context", "_metrics", "started")
 
     def __init__(
-        self, metrics: RequestMetrics, method: str, model: str, entrypoint: str, origin: Origin | None = None
+        self, metrics: RequestMetrics, method: str, model: str, entrypoint: str, carrier: Carrier | None = None
     ) -> None:
         self.method = method
         self.model = model
@@ -119,26 +119,23 @@ class RecordedRequest(RequestRecord):
         self.answered = False
         self.sent_id = ""
         self._metrics = metrics
-        self._origin = origin
+        self._carrier = carrier
         self._context: RequestContext | None = None
         self.started = monotonic()
 
     @property
     def context(self) -> RequestContext:
-        """Who asks, under which id, as a part of which trace. Read when it is wanted first; empty, but for an id, where
-        nobody knows what has brought the request."""
+        """Who asks, under which id, as a part of which trace; read when it is wanted first."""
         context = self._context
         if context is None:
-            origin = self._origin
-            header, address = (_no_header, "") if origin is None else (origin.header, origin.address)
-            context = self._context = read_context(header, address, self.sent_id)
+            context = self._context = read_context(self._carrier, self.sent_id)
         return context
 
     @property
     def arrived(self) -> float:
         """When the request's head had come, in seconds of ``time.monotonic``."""
-        origin = self._origin
-        return self.started if origin is None else min(origin.arrived or self.started, self.started)
+        carrier = self._carrier
+        return self.started if carrier is None else min(carrier.arrived or self.started, self.started)
 
     def __enter__(self) -> RecordedRequest:
         return self
@@ -148,27 +145,26 @@ class RecordedRequest(RequestRecord):
 
     def mark(self) -> None:
         """Names the request in its answer, for a stream whose head is sent before the request has ended."""
-        if self._origin is not None:
-            self._origin.mark(REQUEST_ID, self.context.request_id)
+        if self._carrier is not None:
+            self._carrier.mark(REQUEST_ID, self.context.request_id)
 
     def end(self, error: BaseException | None = None) -> None:
         """Counts the request under OK, or under the code of the error that ended it. Before the answer is sent."""
-        metrics, seconds = self._metrics, monotonic() - self.started
+        metrics, carrier, seconds = self._metrics, self._carrier, monotonic() - self.started
         code = _OK if error is None else self._code_of(error)
         metrics.observe(self, code, seconds)
-        origin = self._origin
-        if origin is not None and (code is not _OK or origin.marks_every_answer or origin.asks):
-            self._mark_answer(origin, code, seconds)
         if code is not _OK or metrics.listens:
             metrics.tell(self, code, seconds, error)
+        if carrier is not None and (code is not _OK or carrier.names_requests or carrier.marked):
+            self._mark_answer(carrier, code, seconds)
         self.calls = ()  # they refer to the request, and so to this record
 
-    def _mark_answer(self, origin: Origin, code: StatusCode, seconds: float) -> None:
-        if code is not _OK or origin.marks_every_answer or checked_id(origin.header(REQUEST_ID)):
-            origin.mark(REQUEST_ID, self.context.request_id)
+    def _mark_answer(self, carrier: Carrier, code: StatusCode, seconds: float) -> None:
+        if code is not _OK or carrier.names_requests or checked_id(carrier.header(REQUEST_ID)):
+            carrier.mark(REQUEST_ID, self.context.request_id)
         timing = self._metrics.server_timing
-        if timing == ALWAYS or (timing == ASKED and origin.header(WANTS_TIMING) == "1"):
-            origin.mark(SERVER_TIMING, timing_line(self, seconds))
+        if timing == ALWAYS or (timing == ASKED and carrier.marked and carrier.header(WANTS_TIMING) == "1"):
+            carrier.mark(SERVER_TIMING, timing_line(self, seconds))
 
     def _code_of(self, error: BaseException) -> StatusCode:
         """A request that is cancelled when its time is up has missed its deadline."""
@@ -178,10 +174,6 @@ class RecordedRequest(RequestRecord):
             return StatusCode.INTERNAL
         late = self.deadline is not None and monotonic() >= self.deadline
         return StatusCode.DEADLINE_EXCEEDED if late else StatusCode.CANCELLED
-
-
-def _no_header(name: str) -> str | None:
-    return None
 
 
 class CallTimes(NamedTuple):
@@ -369,10 +361,11 @@ class RequestMetrics:
         self._in_flight_of: dict[tuple[str, int], Cell] = {}
         registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._in_flight)))
 
-    def record(self, method: str, model: str, entrypoint: str = GRPC, origin: Origin | None = None) -> RecordedRequest:
-        """Times the block and counts it under its final code. ``origin`` is what has brought the request, and marks its
-        answer."""
-        return RecordedRequest(self, method, model, entrypoint, origin)
+    def record(
+        self, method: str, model: str, entrypoint: str = GRPC, carrier: Carrier | None = None
+    ) -> RecordedRequest:
+        """Times the block and counts it under its final code. ``carrier`` is what has brought the request."""
+        return RecordedRequest(self, method, model, entrypoint, carrier)
 
     def on_failure(self, listener: FailureListener) -> None:
         """Tells the listener about requests that fail, at most :data:`MOST_FAILURES` a second. Before the first

@@ -11,7 +11,10 @@ import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+MARKS = frozenset(("x-request-id", "x-server-timing", "traceparent"))
+"""Names of metadata that say more of a request than the request itself."""
 
 A = TypeVar("A")
 
@@ -32,12 +35,36 @@ class CallContext:
     ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. Calls with many requests have
     the client's ``metadata``, names in lower case. When the client cancels or disconnects, the handler's task is
     cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) is sent as trailing
-    metadata of a call with one answer.
+    metadata. ``arrived`` is when the head of a call with one request had come, in seconds of ``time.monotonic``; 0: not
+    known.
     """
+
+    names_requests: ClassVar[bool] = False
+    """Not every answer carries the id of its request."""
 
     deadline: float | None
     metadata: Mapping[str, str] = field(default_factory=dict)
     trailers: list[tuple[str, str]] = field(default_factory=list)
+    arrived: float = 0.0
+
+    @property
+    def address(self) -> str:
+        """Where the call came from, without the port; empty if that is not known."""
+        return ""
+
+    @property
+    def marked(self) -> bool:
+        """Whether the client says more of its request than the request itself: an id, a trace, that it wants times."""
+        return not MARKS.isdisjoint(self.metadata)
+
+    def header(self, name: str) -> str | None:
+        """What the client's metadata says under this name."""
+        return self.metadata.get(name)
+
+    def mark(self, name: str, value: str) -> None:
+        """Adds a trailer, in place of one with this name."""
+        self.trailers[:] = [(other, text) for other, text in self.trailers if other != name]
+        self.trailers.append((name, value))
 
 
 class Reply(Generic[A]):

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
@@ -166,13 +165,16 @@ def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.
 
 
 @asynccontextmanager
-async def _admitted(path: str, context: Any, admission: AdmissionControl) -> AsyncIterator[None]:
-    """Admits a call for the time of the block, and aborts it with the status of an exception."""
-    acquired = False
+async def _admitted(path: str, context: Any, admission: AdmissionControl) -> AsyncIterator[CallContext]:
+    """Admits a call for the time of the block, and aborts it with the status of an exception. The block gets what its
+    handler is told of the call; the trailers are sent."""
+    acquired, call_context = False, _call_context(context)
     try:
         acquired = admission.acquire(path)
-        yield
+        yield call_context
+        _send_trailers(context, call_context)
     except Exception as error:
+        _send_trailers(context, call_context)
         await _abort(path, context, error)
     finally:
         if acquired:
@@ -181,11 +183,8 @@ async def _admitted(path: str, context: Any, admission: AdmissionControl) -> Asy
 
 def _unary(path: str, handler: UnaryHandler, admission: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context)
-            answer = await handler(request, call_context)
-            _send_trailers(context, call_context)
-        return answer
+        async with _admitted(path, context, admission) as call_context:
+            return await handler(request, call_context)
 
     return call
 
@@ -194,8 +193,8 @@ def _stream(
     path: str, handler: StreamHandler, admission: AdmissionControl
 ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        async with _admitted(path, context, admission):
-            async for message in handler(request, _call_context(context)):
+        async with _admitted(path, context, admission) as call_context:
+            async for message in handler(request, call_context):
                 yield message
 
     return call
@@ -205,13 +204,11 @@ def _client_stream(
     path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context, _metadata(context))
+        async with _admitted(path, context, admission) as call_context:
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 answer = await handler(messages, call_context)
             incoming.check()
-            _send_trailers(context, call_context)
         return answer
 
     return call
@@ -222,8 +219,7 @@ def _bidi(
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context, _metadata(context))
+        async with _admitted(path, context, admission) as call_context:
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 generator = cast("AsyncGenerator[bytes, None]", handler(messages, call_context))
@@ -266,9 +262,9 @@ class _Incoming:
             await asyncio.wait(tasks)
 
 
-def _call_context(context: Any, metadata: Mapping[str, str] = MappingProxyType({})) -> CallContext:
+def _call_context(context: Any) -> CallContext:
     remaining = context.time_remaining()
-    return CallContext(None if remaining is None else time.monotonic() + remaining, metadata)
+    return CallContext(None if remaining is None else time.monotonic() + remaining, _metadata(context))
 
 
 def _send_trailers(context: Any, call_context: CallContext) -> None:

@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
@@ -149,6 +150,7 @@ class Call(CallContext):
         "_headers_sent",
         "_owner",
         "_unread",
+        "arrived",
         "common",
         "connection",
         "done",
@@ -172,6 +174,7 @@ class Call(CallContext):
         self.deadline = None
         self.metadata = head.metadata
         self.trailers = []
+        self.arrived = 0.0
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False
@@ -218,7 +221,7 @@ class Call(CallContext):
             return
         self._set_status(code)
         if not self.stream.dead:
-            block = trailers(code, text) if self._headers_sent else trailers_only(code, text)
+            block = (trailers if self._headers_sent else trailers_only)(code, text, self.trailers)
             self.connection.headers(self.stream, block, True)
 
     def answer(self, message: bytes) -> None:
@@ -381,6 +384,7 @@ class OneRequestCall(Call):
         self._assembler: Assembler | None = None
         self._message: bytes | None = None
         self.compressed = False
+        self.arrived = monotonic()
         self.waiting_since = self.connection.last_received
 
     def receive(self, data: bytes, ended: bool) -> None:
