@@ -52,12 +52,19 @@ class RequestContext(NamedTuple):
     peer: str = ""
 
 
+class Peer(Protocol):
+    """The other end of a connection. ``address``: without the port; empty if that is not known."""
+
+    @property
+    def address(self) -> str: ...
+
+
 class Carrier(Protocol):
     """What has brought a request, and takes its answer: a call of gRPC, or a request of HTTP. On the event loop."""
 
     @property
-    def address(self) -> str:
-        """Where it came from, without the port; empty if that is not known."""
+    def peer(self) -> Peer:
+        """The other end of its connection."""
 
     @property
     def arrived(self) -> float:
@@ -105,8 +112,8 @@ def read_context(carrier: Carrier | None, sent_id: str = "") -> RequestContext:
     if carrier is None:
         return RequestContext(checked_id(sent_id) or new_request_id())
     if not carrier.marked:
-        return RequestContext(checked_id(sent_id) or new_request_id(), None, carrier.address)
+        return RequestContext(checked_id(sent_id) or new_request_id(), None, carrier.peer.address)
     parent = carrier.header(TRACEPARENT)
     trace = None if parent is None else parse_traceparent(parent, carrier.header(TRACESTATE) or "")
     request_id = checked_id(carrier.header(REQUEST_ID)) or checked_id(sent_id) or new_request_id()
-    return RequestContext(request_id, trace, carrier.address)
+    return RequestContext(request_id, trace, carrier.peer.address)

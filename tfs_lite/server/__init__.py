@@ -7,5 +7,6 @@ metrics_pages               the metrics pages
 tensorflow, v2, openai      one folder for each API; none imports another
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
+access                      who may do what
 runtime                     event loop, sockets, readiness
 """

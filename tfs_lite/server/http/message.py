@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from tfs_lite.core import request_context
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.transport.condition import OneWaiter
+from tfs_lite.transport.peer import UNKNOWN, Peer
 from tfs_lite.transport.table import Reply
 
 MARKS = frozenset(name.encode() for name in request_context.MARKS)
@@ -118,24 +119,23 @@ class RequestHead:
 
 class Request:
     """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made after the drain of the server, too late for a prediction. ``marks``: lines for the head of the answer, whatever
-    the answer is. It is the :class:`Carrier` of a prediction."""
+    made after the drain of the server, too late for a prediction. ``peer`` is the other end of the connection.
+    ``marks``: lines for the head of the answer, whatever the answer is. It is the :class:`Carrier` of a prediction."""
 
-    __slots__ = ("after_drain", "arrived", "body", "head", "headers", "marks")
+    __slots__ = ("after_drain", "arrived", "body", "head", "headers", "marks", "peer")
 
     names_requests = True
 
-    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False) -> None:
+    def __init__(
+        self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False, peer: Peer = UNKNOWN
+    ) -> None:
         self.head = head
         self.headers = head.headers
         self.body = body
         self.arrived = arrived
         self.after_drain = after_drain
+        self.peer = peer
         self.marks = b""
-
-    @property
-    def address(self) -> str:
-        return ""
 
     @property
     def marked(self) -> bool:

@@ -37,6 +37,7 @@ from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.peer import Peer
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.table import CallContext, Method, Reply, UnaryHandler
 
@@ -130,6 +131,9 @@ class CallOwner(Protocol):
     @property
     def connection(self) -> Connection[RequestHead]: ...
 
+    @property
+    def peer(self) -> Peer: ...
+
     def fail(self, error: BaseException) -> None:
         """Reports an error of the transport itself, not of the client or a handler."""
 
@@ -175,10 +179,15 @@ class Call(CallContext):
         self.metadata = head.metadata
         self.trailers = []
         self.arrived = 0.0
+        self.peer = owner.peer
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False
         self._unread = 0
+
+    @property
+    def marked(self) -> bool:
+        return self.head.marked
 
     def begin(self) -> None:
         common = self.common
