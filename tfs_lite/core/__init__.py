@@ -5,6 +5,7 @@
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk, and putting one there in one step
+    request_context             who asks, under which id, as a part of which trace
     event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads
     pem                          keys and certificates
 
