@@ -6,7 +6,6 @@ publish, status, predict    other commands, a module each, like
 record, reload, rollout,
 check, demo/
 views/                      what ``status`` and ``reload`` show
-check_models                what ``check`` finds out about models on disk
 record_live, warmup_file    where ``record`` gets requests, and the file that it writes
 arguments, output           what the commands share
 """

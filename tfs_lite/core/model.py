@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
@@ -140,6 +140,34 @@ class SequenceFlags:
     end: bool = False
 
 
+RUNNING = "running"
+"""The ticket of a call that a model runs."""
+
+
+class StepTimes(NamedTuple):
+    """A call to a model that an ensemble has made for a request of its own: times as in :class:`ServableCall`, and how
+    it ended."""
+
+    id: ServableId
+    arrived: float
+    queue_seconds: float
+    run_seconds: float
+    copy_seconds: tuple[float, float]
+    code: StatusCode
+    trace: CallTrace
+
+
+class CallTrace:
+    """What is noted of a call whose request may be traced: the runs that it was in (what they are is known to whoever
+    traces), and, of an ensemble, its steps."""
+
+    __slots__ = ("batches", "steps")
+
+    def __init__(self) -> None:
+        self.batches: list[object] = []
+        self.steps: list[StepTimes] = []
+
+
 @dataclass(slots=True, eq=False)
 class ServableCall:
     """One request on its way through a servable: what requests of every kind have.
@@ -153,7 +181,8 @@ class ServableCall:
     The servable fills in the rest before ``on_done``: ``queue_seconds``, the wait; ``run_seconds``, the time in the
     model, and of that ``copy_seconds``, the time for putting inputs together and for handing outputs out. It sets
     ``admitted`` once the call is in its queue; a call that is refused at once stays without. ``ticket`` is its own note
-    while the call is inside.
+    while the call is inside, :data:`RUNNING` while it runs. ``trace``: what is noted of a call whose request may be
+    traced; None: nothing is.
     """
 
     signature: str
@@ -169,6 +198,7 @@ class ServableCall:
     copy_seconds: tuple[float, float] = (0.0, 0.0)
     admitted: bool = False
     ticket: object = None
+    trace: CallTrace | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -178,13 +208,16 @@ class PredictCall(ServableCall):
     ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
     called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs; it may block the
     model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
-    ``cached``: the answer came from the response cache, and the model was not run.
+    ``cached``: the answer came from the response cache, and the model was not run. A scheduler that batches fills in
+    ``batch_rows``, the rows of the run, and ``halved``: the run with others had failed, and was tried again in halves.
     """
 
     sequence: SequenceFlags | None = None
     on_part: Callable[[Mapping[str, Tensor]], None] | None = None
     part_seconds: list[float] | None = None
     cached: bool = False
+    batch_rows: int = 0
+    halved: bool = False
 
 
 ModelAndVersion = tuple[str, int | None]

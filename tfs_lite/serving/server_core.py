@@ -56,6 +56,8 @@ from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
+from tfs_lite.serving.what_if.forecast import WhatIf
+from tfs_lite.serving.what_if.preview import Inside, Preview
 
 if TYPE_CHECKING:
     from tfs_lite.core.replicas import ReplicaReport
@@ -133,6 +135,14 @@ class ServerCore:
             recorder=self._recorder,
             clock=self.clock,
             on_applied=self._on_models_changed,
+        )
+        self._preview = Preview(
+            options,
+            self._reloader,
+            self.sources,
+            self._manager,
+            self._resources.tracker,
+            Inside(self.request_metrics.in_flight, self.services.routes.live),
         )
         self._monitor.subscribe(self._on_event)
         resources = partial(self._resources.use, self._journal)
@@ -271,10 +281,7 @@ class ServerCore:
     def reload(self, config: ModelServerConfig) -> str:
         """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
         changes."""
-        if not self.options.follows_changes:
-            mode = self.options.model_control_mode
-            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+        self._require_following()
         with acting(current_origin() or Origin(Cause.OPERATOR)):
             return self._counted(self._reloader.apply, config)
 
@@ -288,6 +295,24 @@ class ServerCore:
         if not model:
             self._metrics.on_reload(ok=False)
         self._recorder.config_refused(status, model)
+
+    def what_if(self, config: ModelServerConfig) -> WhatIf:
+        """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
+        disk."""
+        self._require_following()
+        return self._preview.config(config)
+
+    def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
+        """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
+        self._require_following()
+        return self._preview.published(name, version, directory)
+
+    def _require_following(self) -> None:
+        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
+        if not self.options.follows_changes:
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:

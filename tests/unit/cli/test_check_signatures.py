@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.cli.check_models import SignatureCheck, check_signatures
+from tfs_lite.serving.what_if.check_models import SignatureCheck, check_signatures
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec

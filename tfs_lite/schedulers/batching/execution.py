@@ -59,9 +59,9 @@ class Execution:
             return loss
         if not ok and len(calls) > 1:
             return self._run_halves(model, queue, jobs)
-        self._ended(queue, ended, sum(sizes), ended - started)
+        self._ended(queue, ended, report.rows, ended - started)
         for call, answer in zip(calls, answers, strict=True):
-            call.run_seconds, call.copy_seconds = ended - started, moving
+            call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
             finish(call, answer, self._name)
         return None
 
@@ -85,6 +85,8 @@ class Execution:
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2
+        for job in jobs:
+            job.call.halved = True
         loss = self.run(model, queue, jobs[:middle])
         if loss is not None:
             return replace(loss, behind=[*loss.behind, *jobs[middle:]])

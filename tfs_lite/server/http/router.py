@@ -22,6 +22,7 @@ from tfs_lite.server.http.compression import ENCODINGS
 from tfs_lite.server.http.message import Answer, Request, Response, Stream
 from tfs_lite.server.http.replies import failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
+from tfs_lite.transport.table import Scope
 
 A = TypeVar("A")
 P = TypeVar("P")
@@ -60,7 +61,10 @@ class Route(Generic[A, P]):
     """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
     whether its answers are compressed for clients that accept it. ``shortcut`` gives what is tried first: it replies to
     requests that need no task, and returns None, with nothing begun, for others. ``refused_as``: the method under which
-    a request is counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so."""
+    a request is counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so.
+    ``scope`` is what its callers must be allowed to do. Rows may share a path, each with other methods.
+    ``checks_models``: the handler itself asks ``Request.allows`` about each model that it tells of; else the router
+    does about the one in the path, and without one the route concerns all models."""
 
     path: str
     methods: tuple[str, ...]
@@ -69,6 +73,9 @@ class Route(Generic[A, P]):
     about: About | None = None
     shortcut: Callable[[A], Shortcut[P]] | None = None
     refused_as: str = ""
+    scope: Scope = Scope.MANAGE
+    """A row that says nothing is closed to others, not open."""
+    checks_models: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
+from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
     GetModelMetadataRequest,
@@ -33,7 +34,7 @@ from tfs_lite.server.inference.predict_reader import PredictReader
 from tfs_lite.server.inference.predictor import Lookup, Predictor
 from tfs_lite.server.runtime.reply import ModelReply
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.transport.table import CallContext, Method, Reply, unary
+from tfs_lite.transport.table import CallContext, Method, Reply, Rights, Scope, unary
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
@@ -73,17 +74,19 @@ class PredictionService:
         self._log = log
 
     def methods(self) -> list[Method]:
+        rights = Rights(scope=Scope.PREDICT, models=names_at(1, 1))
+        of_tasks = Rights(scope=Scope.PREDICT, models=names_at(1, 1, 1))
         return [
-            unary(f"{SERVICE}/Predict", self.predict, refusable=True),
-            unary(f"{SERVICE}/Classify", self.classify, refusable=True),
-            unary(f"{SERVICE}/Regress", self.regress, refusable=True),
-            unary(f"{SERVICE}/MultiInference", self.multi_inference, refusable=True),
-            unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
+            unary(f"{SERVICE}/Predict", self.predict, refusable=True, **rights),
+            unary(f"{SERVICE}/Classify", self.classify, refusable=True, **rights),
+            unary(f"{SERVICE}/Regress", self.regress, refusable=True, **rights),
+            unary(f"{SERVICE}/MultiInference", self.multi_inference, refusable=True, **of_tasks),
+            unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata, **rights),
         ]
 
     def predict(self, data: bytes, context: CallContext) -> Reply[bytes]:
         parsed = self._reader.read(data)
-        record = self._metrics.record("Predict", parsed.name)
+        record = self._metrics.record("Predict", parsed.name, GRPC, context)
 
         def write(inference: Inference) -> bytes:
             parsed.answered()
@@ -107,7 +110,7 @@ class PredictionService:
 
     async def _with_examples(self, method: _Method, data: bytes, context: CallContext, infer: Infer) -> bytes:
         request = parse(method.request, data)
-        with self._metrics.record(method.name, request.model_spec.name) as record:
+        with self._metrics.record(method.name, request.model_spec.name, GRPC, context) as record:
             response = await infer(read_model_spec(request), request.input, record, context.deadline)
             answer = _bytes(response)
         self._offer(method.log, request, response, response.model_spec, len(data) + len(answer))
@@ -116,7 +119,7 @@ class PredictionService:
     async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
         request = parse(MultiInferenceRequest, data)
         name = request.tasks[0].model_spec.name if request.tasks else ""
-        with self._metrics.record("MultiInference", name) as record:
+        with self._metrics.record("MultiInference", name, GRPC, context) as record:
             response = await self._inferences.multi_inference(request, record, context.deadline)
             answer = _bytes(response)
         spec, size = response.results[0].model_spec, len(data) + len(answer)
@@ -125,7 +128,7 @@ class PredictionService:
 
     async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
         request = parse(GetModelMetadataRequest, data)
-        with self._metrics.record("GetModelMetadata", request.model_spec.name) as record:
+        with self._metrics.record("GetModelMetadata", request.model_spec.name, GRPC, context) as record:
             ref = read_model_spec(request, require_name=False)
             _check_metadata_fields(request.metadata_field)
             if not ref.name:

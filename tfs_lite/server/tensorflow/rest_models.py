@@ -31,7 +31,7 @@ class ModelPages:
     async def list(self, request: Request, ref: ModelRef) -> Response:
         """Every model with its versions, and why a model without any has none; and the replicas of those that live in
         a cluster."""
-        with self._metrics.record("ListModels", "", REST):
+        with self._metrics.record("ListModels", "", REST, request):
             replicas: dict[str, list[ReplicaReport]] = {}
             for report in self._core.replicas():
                 replicas.setdefault(report.id.name, []).append(report)
@@ -39,11 +39,14 @@ class ModelPages:
             return json_reply({"models": models})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
-        with self._metrics.record("GetModelStatus", ref.name, REST):
+        with self._metrics.record("GetModelStatus", ref.name, REST, request):
             return Response(status_json(model_status(self._core.status(ref))).encode(), media_type=JSON.media_type)
 
     async def metadata(self, request: Request, ref: ModelRef) -> Response:
-        with self._metrics.record("GetModelMetadata", ref.name, REST) as record, self._core.handle(ref) as handle:
+        with (
+            self._metrics.record("GetModelMetadata", ref.name, REST, request) as record,
+            self._core.handle(ref) as handle,
+        ):
             record.version = handle.id.version
             signatures = MessageToDict(
                 signature_def_map(handle.servable.signatures),
