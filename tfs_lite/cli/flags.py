@@ -139,15 +139,13 @@ FLAGS: tuple[Flag, ...] = (
         "management_access",
         _STRING,
         "auto",
-        "who may reload, load, unload and change settings: this machine and tokens, everybody, or tokens only",
+        "who may reload, load, unload, change settings; auto: this machine and tokens",
         words="auto|open|token",
     ),
     _who("read_access", _STRING, "open", "who may read status, statistics and metrics", words="open|token"),
     _who("predict_access", _STRING, "open", "who may predict", words="open|token"),
-    _who("access_file", _STRING, "", "tokens and client certificates: NAME SCOPES SECRET lines, read again on change"),
-    _who(
-        "allowed_hosts", _LIST, (), "names of this server in URLs of web pages that manage it; addresses always count"
-    ),
+    _who("access_file", _STRING, "", "tokens and certificates: lines of NAME SCOPES SECRET, read again on change"),
+    _who("allowed_hosts", _LIST, (), "names under which web pages may manage it; addresses always count"),
     _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
     _load("version_quiet_period_seconds", _FLOAT, 2.0, "unpublished files count as whole after so long", minimum=0),
     _load(
