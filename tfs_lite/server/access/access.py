@@ -18,7 +18,6 @@ from tfs_lite.server.access.rules import (
     Caller,
     Denial,
     Entry,
-    Grant,
     Header,
     Policy,
     Reason,
@@ -27,7 +26,7 @@ from tfs_lite.server.access.rules import (
     may,
 )
 from tfs_lite.transport.peer import Peer
-from tfs_lite.transport.table import CallContext, Scope
+from tfs_lite.transport.table import CallContext, Grant, Scope
 
 
 @dataclass(frozen=True, slots=True)
