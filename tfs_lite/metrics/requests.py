@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
@@ -320,6 +320,16 @@ class _KindCells(NamedTuple):
     runtime: Cell | None
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """Predictions of one version since its series began: how many by code, the cell of the times of those answered
+    (:data:`LATENCY_BUCKETS`, in seconds), and how many are inside now."""
+
+    codes: dict[str, float] = field(default_factory=dict)
+    seconds: Cell = field(default_factory=lambda: [0.0] * (len(LATENCY_BUCKETS) + 2))
+    in_flight: int = 0
+
+
 class RequestMetrics:
     """Any thread may call any method. ``is_known`` tells whether a model of that name is served. Everything is counted
     under TensorFlow Serving's names, too, in ``tensorflow``."""
@@ -451,6 +461,22 @@ class RequestMetrics:
     def in_flight(self, servable_id: ServableId) -> int:
         """How many requests hold a handle of the version now."""
         return len(self._in_flight_of.get((servable_id.name, servable_id.version), ()))
+
+    def totals(self) -> dict[tuple[str, str], RequestTotals]:
+        """By model and version; the version is empty for predictions that reached none."""
+        found: dict[tuple[str, str], RequestTotals] = {}
+        with self._guard:
+            counts, seconds = self._count.snapshot(), self._seconds.snapshot()
+            in_flight = {labels: len(cell) for labels, cell in self._in_flight.snapshot().items()}
+        for (model, version, method, code), (count,) in counts.items():
+            if method in PREDICTIONS:
+                codes = found.setdefault((model, version), RequestTotals()).codes
+                codes[code] = codes.get(code, 0.0) + count
+        for (model, version), cell in seconds.items():
+            found.setdefault((model, version), RequestTotals()).seconds = cell
+        for (model, version), inside in in_flight.items():
+            found.setdefault((model, version), RequestTotals()).in_flight = inside
+        return found
 
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""

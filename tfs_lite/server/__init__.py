@@ -6,6 +6,7 @@ http_app, openapi           every HTTP API as one router, and the pages beside t
 metrics_pages               the metrics pages
 tensorflow, v2, openai      one folder for each API; none imports another
 admin, explain              what operators ask; why a model is in its state
+dashboard                   the page for browsers
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
 access                      who may do what

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
@@ -23,6 +24,7 @@ from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
@@ -30,8 +32,9 @@ from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
-from tfs_lite.server.http.router import Overload, Router
+from tfs_lite.server.http.router import Api, Overload, Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -55,7 +58,7 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.table import Method
+from tfs_lite.transport.table import Method, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +134,8 @@ class Endpoints:
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file)
         core.registry.register(AccessCollector(self._access))
+        shows = options.dashboard and options.rest_api_port is not None
+        self._dashboard = Dashboard(core, self.admin, health, self._may) if shows else None
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
@@ -141,6 +146,8 @@ class Endpoints:
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
         options = self._core.options
+        if self._dashboard is not None:
+            self._dashboard.start()
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -168,6 +175,8 @@ class Endpoints:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
+        if self._dashboard is not None:
+            self._dashboard.close_feed()
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace
@@ -190,6 +199,8 @@ class Endpoints:
         self._v2.close()
         self._metrics_pages.close()
         self._questions.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -229,7 +240,8 @@ class Endpoints:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
-        apis = (
+        apis: tuple[Api[Any], ...] = (
+            *([self._dashboard] if self._dashboard is not None else []),
             AdminApi(self.admin, self._questions),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
@@ -238,6 +250,10 @@ class Endpoints:
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
+
+    def _may(self, request: Request) -> frozenset[Scope]:
+        """What the client may do."""
+        return self._access.may(self._access.http(request.peer, request.headers.find))
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)

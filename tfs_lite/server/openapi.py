@@ -44,6 +44,14 @@ _PAGES: Mapping[str, Tree] = {
         "503": {"description": "Models are being loaded, or the server is being stopped.", "content": _TEXT},
     },
     "Metrics": {"200": {"description": "Prometheus text.", "content": _TEXT}},
+    "Page": {"200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}},
+    "File": {"200": {"description": "The file.", "content": {"*/*": {}}}},
+    "Feed": {
+        "200": {
+            "description": "Server-sent events, each a JSON object.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
     "Document": {
         "200": {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
     },
@@ -173,6 +181,65 @@ def _explained() -> Tree:
     return {"Explanation": explanation, "Verdicts": _object(("models",), models=_list(model))}
 
 
+def _overview() -> Tree:
+    """What the dashboard shows."""
+    text: Tree = {"type": "string"}
+    number: Tree = {"type": "number"}
+    perhaps: Tree = {"type": ["number", "null"]}
+    numbers: Tree = {"type": "object", "additionalProperties": number}
+    version = _object(
+        ("version", "state", "since", "wanted", "now"),
+        version={"type": "integer"},
+        state=text,
+        since=perhaps,
+        wanted={"type": "boolean"},
+        message=text,
+        labels=_list(text),
+        memory={"type": "integer"},
+        progress={"type": ["object", "null"]},
+        replicas=_object(("ready", "of", "summary"), ready={"type": "integer"}, of={"type": "integer"}, summary=text),
+        now=numbers,
+    )
+    model = _object(
+        ("name", "rank", "verdict", "sentence", "cause", "fix", "answers", "versions", "now", "unanswered", "event"),
+        name=text,
+        rank={"type": "integer"},
+        verdict=text,
+        sentence=text,
+        cause={"type": ["string", "null"]},
+        fix=text,
+        answers={"type": ["integer", "null"]},
+        versions=_list(version),
+        now=numbers,
+        unanswered=numbers,
+        event={"type": "integer"},
+    )
+    server = _object(
+        ("product", "version", "started", "time", "ready", "why", "control", "tick", "now", "resident", "memory"),
+        product=text,
+        version=text,
+        started=number,
+        time=number,
+        ready={"type": "boolean"},
+        why=text,
+        control=text,
+        tick={"type": "integer"},
+        now=numbers,
+        resident={"type": ["integer", "null"]},
+        memory=_list({"type": "object"}),
+    )
+    overview = _object(
+        ("may", "server", "models"),
+        may=_list(text),
+        server=server,
+        models=_list(model),
+        series={"type": "object"},
+        sparks=_list({"type": "object"}),
+        details={"type": "object"},
+    )
+    return {"Overview": overview}
+
+
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
@@ -212,4 +279,5 @@ def _schemas() -> Tree:
         ),
         "RegressAnswer": _object(("results",), results=_list(number)),
         **_explained(),
+        **_overview(),
     }

@@ -53,6 +53,8 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    dashboard: bool = True
+    """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
     management_access: str = "auto"
     """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
     only tokens and client certificates of the access file (``token``)."""

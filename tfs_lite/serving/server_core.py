@@ -10,7 +10,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +46,7 @@ from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
 from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
-from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
+from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.model_states import ModelReport, ModelStates
@@ -145,9 +144,8 @@ class ServerCore:
             Inside(self.request_metrics.in_flight, self.services.routes.live),
         )
         self._monitor.subscribe(self._on_event)
-        resources = partial(self._resources.use, self._journal)
         self.registry.register(
-            StateCollector(self.models, resources, self.queues, self.can_be_asked, self.states.state_seconds)
+            StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
@@ -476,6 +474,10 @@ class ServerCore:
                 if sample.name in (name, f"{name}_total"):
                     return sample.value
         return 0.0
+
+    def device_memory(self) -> list[ResourceUse]:
+        """What the versions in memory hold on each device, as their loaders estimate it, and what there is."""
+        return list(self._resources.use(self._journal))
 
     def queues(self) -> Iterator[tuple[ServableId, int]]:
         """How many calls wait for each version that is available."""
