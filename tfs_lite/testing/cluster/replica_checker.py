@@ -5,7 +5,7 @@
    twice.
 3. Nothing is placed on a node that drains, is known to be dead, has no room or has as many of the version as it may.
 4. Replicas are not placed faster than the back-off allows.
-5. Before the end of adoption nothing of versions is ended that nobody has asked for.
+5. Before the end of adoption nothing of versions is ended that the server has not asked for.
 6. At rest every place is ready or waits with words and rightly so, and no process runs that is in no place.
 7. Every arrow is one that there is, and has a cause.
 """
@@ -91,7 +91,7 @@ class ReplicaChecker:
     def _on_end(self, process: Process) -> None:
         slot = process.name.slot
         strange = self._adopting and (slot.model, slot.version) not in self._asked
-        self.expect(not strange, f"(5) {process.name} is ended although nobody has asked for the version yet")
+        self.expect(not strange, f"(5) {process.name} is ended although the server has not asked for the version yet")
         if process.life is not Life.UP or process.stuck or process.node is None:
             return
         left = None if process.node.leaves_at is None else process.node.leaves_at - self._clock.monotonic()

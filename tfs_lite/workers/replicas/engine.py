@@ -122,8 +122,8 @@ class Node:
     """One node as the engine sees it now. ``id`` changes when the node starts again, ``host`` is for people.
 
     ``free`` is of ``total`` what no process has been given; it may be behind by a moment. A node that is ``draining``
-    gets no new replicas; ``drain_seconds`` is how long those on it may stay, None if nobody said. A node that is not
-    ``alive`` may be listed for a while, and need not be.
+    gets no new replicas; ``drain_seconds`` is how long those on it may stay, None if that is not known. A node
+    that is not ``alive`` may be listed for a while, and need not be.
     """
 
     id: str
@@ -325,7 +325,7 @@ class Place(Protocol):
         node if there is one."""
 
     def lost(self, address: ReplicaAddress, cause: str) -> None:
-        """Nobody can ask the replica any more; ``cause`` is in words: ``signal 9``, ``not answering for 60 s``. It is
+        """The replica cannot be asked any more; ``cause`` is in words: ``signal 9``, ``not answering for 60 s``. It is
         ended, should it still run, and another one is placed."""
 
     def close(self) -> None:

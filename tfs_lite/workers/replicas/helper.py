@@ -389,7 +389,7 @@ class HelperEngine(ClusterEngine):
 
 
 def _try_address(address: str) -> str:
-    """Why nothing listens there; empty if something does, or nobody knows."""
+    """Why nothing listens there; empty if something does, or the address does not say."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if host:

@@ -2,8 +2,8 @@
 
     batching servable -> ReplicaModel (here) -> connections -> replica, on this host or another
 
-A :class:`ReplicaModel` is one place for a replica, whoever is in it now. Who is, and who comes next, the place says
-(``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
+A :class:`ReplicaModel` is one place for a replica, whichever is in it now. Which one is, and which comes next, says the
+place (``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
 connection beside those for requests is for signs of life: a process that has died closes it, a host that has vanished
 stops acknowledging, and one that is frozen does not answer its pings.
 """
@@ -155,7 +155,7 @@ class ReplicaModel(ReconnectingModel):
 
 
 def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
-    """Tells a replica to end (``wire.CLOSE``) or to end once nobody is connected (``wire.DRAIN``). Raises OSError if
+    """Tells a replica to end (``wire.CLOSE``) or to end once no server is connected (``wire.DRAIN``). Raises OSError if
     nothing listens there, ConnectionClosed, ProtocolError; FAILED_PRECONDITION if a later epoch has begun."""
     channel = RequestChannel(dial_frames(address, credentials))
     try:

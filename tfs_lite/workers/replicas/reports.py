@@ -1,6 +1,6 @@
 """Replicas and the cluster as metrics and the pages about models show them; and what is counted of each arrow.
 
-Free resources on nodes that drain or are lost are nobody's. Causes of losses are sentences; for a label they are made
+Free resources on nodes that drain or are lost do not count. Causes of losses are sentences; for a label they are made
 one of few.
 """
 
