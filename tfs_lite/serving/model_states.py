@@ -73,7 +73,7 @@ class ModelStates:
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
-        self._waiting_since: dict[str, dict[int, float]] = {}  # of versions that the source holds back
+        self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
         self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
@@ -91,7 +91,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._waiting_since, self._aspired, self._remarks):
+            for kept in (self._source, self._since, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -101,9 +101,16 @@ class ModelStates:
     def on_source_report(self, report: SourceReport) -> None:
         now = self._clock.time()
         with self._lock:
+            before = self._source.get(report.name) or SourceReport(report.name)
+            known = self._since.get(report.name, {})
+            self._since[report.name] = {
+                version: known.get(version, now) if reason == before.waiting.get(version) else now
+                for version, reason in report.waiting.items()
+            }
+            if not report.problem.ok:
+                same = report.problem == before.problem
+                self._since[report.name][None] = known.get(None, now) if same else now
             self._source[report.name] = report
-            before = self._waiting_since.get(report.name, {})
-            self._waiting_since[report.name] = {version: before.get(version, now) for version in report.waiting}
         self._changes.notify()
 
     def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
@@ -144,6 +151,17 @@ class ModelStates:
         with self._lock:
             return self._source.get(name)
 
+    def since(self, name: str) -> Mapping[int | None, float]:
+        """Since when, in seconds since 1970, the source says of a version that it waits, and (None) of the model that
+        it has a problem."""
+        with self._lock:
+            return dict(self._since.get(name, {}))
+
+    def remarks(self, name: str) -> Mapping[int, Status]:
+        """What is said of versions that serve."""
+        with self._lock:
+            return dict(self._remarks.get(name, {}))
+
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
         return self._monitor.get_version_states(name)
@@ -152,10 +170,10 @@ class ModelStates:
         """For how long each version has been in the state that :meth:`report` shows."""
         now, states = self._clock.time(), self.version_states(name)
         since = {version: timed.time for version, timed in states.items()}
-        with self._lock:
-            waiting = dict(self._waiting_since.get(name, {}))
         lived = {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
-        since |= {version: began for version, began in waiting.items() if version not in lived}
+        since |= {
+            version: at for version, at in self.since(name).items() if version is not None and version not in lived
+        }
         return {version: max(now - began, 0.0) for version, began in since.items()}
 
     def is_available(self, servable_id: ServableId) -> bool:
