@@ -215,7 +215,7 @@ class Endpoints:
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis = (
-            AdminApi(self.admin, self._questions),
+            AdminApi(self.admin, self._questions, http.bodies),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
