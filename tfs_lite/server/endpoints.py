@@ -242,7 +242,7 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
-            AdminApi(self.admin, self._questions),
+            AdminApi(self.admin, self._questions, http.bodies),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),

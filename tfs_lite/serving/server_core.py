@@ -40,6 +40,7 @@ from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.managers.survey import ManagerView
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
@@ -83,7 +84,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``services`` has what requests need beside the models.
+    in the control mode explicit, ``services`` has what requests need beside the models, ``failed_requests`` the last
+    ones that have failed.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class ServerCore:
         self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
+        self.failed_requests = FailedRequests(self.clock.time, self.states.is_configured)
+        self.request_metrics.on_failure(self.failed_requests.note)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)

@@ -109,8 +109,8 @@ class WhatIf:
 
     @property
     def ok(self) -> bool:
-        """Whether it is accepted and no version that is wanted fails or is refused."""
-        bad = (Fate.FAIL, Fate.REFUSE)
+        """Whether it is accepted, and every version that is wanted is complete and would load."""
+        bad = (Fate.FAIL, Fate.REFUSE, Fate.WAIT)
         return not self.refusals and all(v.fate not in bad for model in self.models for v in model.versions)
 
     def of(self, *fates: Fate) -> set[ServableId]:
