@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from tfs_lite import __version__
+from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.server.http.router import About, Route
 from tfs_lite.serving.what_if.forecast import Fate
@@ -139,11 +140,23 @@ def _listed_model(versions: Tree) -> Tree:
         reason=text,
     )
     of_version = _object(("version", "summary", "replicas"), version=text, summary=text, replicas=_list(replica))
+    seconds: Tree = {"type": "number", "minimum": 0}
+    load = _object(
+        ("version", "phase", "seconds", "phase_seconds"),
+        version=text,
+        phase={"enum": [phase.value for phase in LoadPhase]},
+        seconds=seconds,
+        phase_seconds=seconds,
+        read_bytes=count,
+        expected_bytes=count,
+        seconds_left=seconds,
+    )
     return _object(
         ("name", "model_version_status"),
         name=text,
         model_version_status=versions,
         reason=text,
+        load_progress=_list(load),
         replica_status=_list(of_version),
     )
 

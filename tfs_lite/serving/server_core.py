@@ -470,6 +470,10 @@ class ServerCore:
         work on it, or where its loader cannot tell."""
         return self._journal.progress(servable_id)
 
+    def loads(self) -> dict[ServableId, LoadProgress]:
+        """How far every load is that :meth:`load_progress` could tell of."""
+        return self._journal.running()
+
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()

@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import state_text, table
-from tfs_lite.cli.views.models import Model, Version
+from tfs_lite.cli.views.models import Model, Version, model_json
 from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
 from tfs_lite.core.replicas import ReplicaReport
 
@@ -128,7 +128,7 @@ def verbose_table(models: Iterable[Model], known: NumbersByVersion, replicas: Re
 
 def verbose_json(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
     """The same JSON as without ``--verbose``, with ``numbers`` in each version, and ``replicas`` where it has any."""
-    shown = [asdict(model) for model in models]
+    shown = [model_json(model) for model in models]
     for model in shown:
         for version in model["versions"]:
             key = (model["name"], version["version"])
@@ -212,7 +212,7 @@ def _row(name: str, version: Version, numbers: Numbers, replicas: ReplicaReport 
         state_text(version.state, failed=bool(version.error)),
         *shown,
         f"ray {replicas.summary}" if replicas else workers,
-        version.error,
+        version.reason,
     )
 
 
