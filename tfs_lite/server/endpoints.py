@@ -15,6 +15,7 @@ from pathlib import Path
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
@@ -40,10 +41,13 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
+from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.table import Method
 
@@ -61,6 +65,7 @@ class EndpointSettings:
     grpc_arguments: tuple[tuple[str, int | str], ...]
     tls: TlsFile | None
     metrics_path: str | None
+    trace_config: TraceConfig
 
     @classmethod
     def read(cls, options: ServerOptions) -> EndpointSettings:
@@ -70,7 +75,15 @@ class EndpointSettings:
             effective_arguments(options.grpc_server, parse_grpc_arguments(options.grpc_channel_arguments)),
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             read_monitoring_config(file, Path.cwd()).prometheus_path if file else DEFAULT_PATH,
+            _read_traces(options),
         )
+
+
+def _read_traces(options: ServerOptions) -> TraceConfig:
+    config = read_trace_config(options.trace_config)
+    if config.mode == OPENTELEMETRY:
+        check_extra()
+    return config
 
 
 class Endpoints:
@@ -111,6 +124,14 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
+        core.request_metrics.server_timing = options.server_timing
+        traces = settings.trace_config
+        self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
+        if self._exporter is not None:
+            core.registry.register(TraceCollector(self._exporter))
+            self._exporter.start()
+        self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
+        AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
@@ -169,6 +190,9 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
+        self._tracer.close()
+        if self._exporter is not None:
+            self._exporter.close()
         self._metrics_pages.close()
         self._large_bodies.close()
 
