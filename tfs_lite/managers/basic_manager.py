@@ -30,6 +30,7 @@ from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.survey import ManagerView, VersionView
 from tfs_lite.managers.unload_flow import UnloadFlow
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,30 @@ class BasicManager:
         with self._registry.lock:
             harness = self._registry.harnesses.get(servable_id)
             return harness.snapshot() if harness is not None else None
+
+    def survey(self) -> ManagerView:
+        """Every managed version, and what each of them waits for. Under the lock, which is held for as long as one
+        look at each version takes."""
+        with self._registry.lock:
+            answers, users = set(self._serving_map.ids()), self._serving_map.users()
+            loads, beside = self._loads.views(), {harness.id for harness in self._registry.beside}
+            unloads = {harness.id: place for place, harness in enumerate(self._unloads.queued())}
+            versions = {
+                servable_id: VersionView(
+                    harness.snapshot(),
+                    harness.estimate,
+                    harness.attempts,
+                    loads.get(servable_id),
+                    servable_id in answers,
+                    users.get(servable_id, 0),
+                    servable_id in beside,
+                    unloads.get(servable_id),
+                )
+                for servable_id, harness in self._registry.harnesses.items()
+            }
+            closing = self._registry.closing
+        executor = self._options.load_executor
+        return ManagerView(self._options.clock.monotonic(), versions, executor.num_threads, closing)
 
     # Loading and unloading.
 

@@ -114,7 +114,7 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health)
+        self.admin = AdminControl(core, health, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         self._predict_settings = PredictSettings.from_options(options)
         self._backlog = Backlog()

@@ -81,8 +81,9 @@ def open_in_process(
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
     ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
-    those of the supervisor; ``on_worker``: see :class:`ReconnectingModel`. Any thread; several may be opened at once. Raises what the function raises, as a
-    ServingError of the same code and message; WorkerLost if the process died meanwhile.
+    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`. Any thread; several may be opened at
+    once. Raises what the function raises, as a ServingError of the same code and message; WorkerLost if the process
+    died meanwhile.
     """
     remote = RemoteModel(label, function, arguments, memory_limit, preload=preload)
     return ProcessModel(supervisor, remote, on_worker=on_worker)
