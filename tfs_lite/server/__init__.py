@@ -8,5 +8,6 @@ tensorflow, v2, openai      one folder for each API; none imports another
 admin, explain              what operators ask; why a model is in its state
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
+access                      who may do what
 runtime                     event loop, sockets, readiness
 """

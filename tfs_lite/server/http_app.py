@@ -10,6 +10,7 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.access.access import Access
 from tfs_lite.server.admin.http_app import AdminApi
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
@@ -20,26 +21,27 @@ from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.tensorflow.rest_routes import RestApi
+from tfs_lite.transport.table import Scope
 
 _TEXT = "text/plain; charset=utf-8"
 
 
 def _tensorflow_route(path: str) -> Route[TensorflowPage, None]:
     about = About("prometheusMetrics", "Metrics.", "Metrics", ("400", "405", "429"))
-    return Route(path, EVERY_METHOD, lambda page: page.metrics.tensorflow, packs=True, about=about)
+    return Route(path, EVERY_METHOD, lambda page: page.metrics.tensorflow, packs=True, about=about, scope=Scope.READ)
 
 
 def _routes() -> Iterator[Route[Pages, None]]:
     about = About("livez", "Whether the process is alive.", "Yes", ("405",))
-    yield Route("/livez", HEAD_TOO, lambda pages: pages.live, about=about)
+    yield Route("/livez", HEAD_TOO, lambda pages: pages.live, about=about, scope=Scope.OPEN)
     about = About("startupz", "Whether the process has started.", "Yes", ("405",))
-    yield Route("/startupz", HEAD_TOO, lambda pages: pages.live, about=about)
+    yield Route("/startupz", HEAD_TOO, lambda pages: pages.live, about=about, scope=Scope.OPEN)
     about = About("readyz", "Whether traffic is welcome.", "Ready", ("405",))
-    yield Route("/readyz", HEAD_TOO, lambda pages: pages.ready, about=about)
+    yield Route("/readyz", HEAD_TOO, lambda pages: pages.ready, about=about, scope=Scope.OPEN)
     about = About("metrics", "Metrics.", "Metrics", ("405", "429"))
-    yield Route("/metrics", HEAD_TOO, lambda pages: pages.metrics.own, packs=True, about=about)
+    yield Route("/metrics", HEAD_TOO, lambda pages: pages.metrics.own, packs=True, about=about, scope=Scope.READ)
     about = About("openapi", "The description of this API.", "Document", ("405",))
-    yield Route("/openapi.json", HEAD_TOO, lambda pages: pages.description, packs=True, about=about)
+    yield Route("/openapi.json", HEAD_TOO, lambda pages: pages.description, packs=True, about=about, scope=Scope.OPEN)
 
 
 class _PlainPages(Api[None]):
@@ -112,8 +114,9 @@ def http_app(
     http: HttpResources,
     enable_cors: bool = False,
     overload: Overload | None = None,
+    access: Access | None = None,
 ) -> Router:
     """The page with TensorFlow Serving's metrics is where the configuration wants it, before every other route."""
     path = metrics.tensorflow_path
     first = [] if path is None else [TensorflowPage(metrics, path)]
-    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload)
+    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload, access)

@@ -10,7 +10,7 @@ in the table of methods, the limits, and :class:`grpc.call.Hooks`, which admit c
 Read :mod:`table` (methods), :mod:`limits` and :mod:`numbers` (every bound; what is counted), then the folders
 :mod:`http2` and :mod:`grpc`. :mod:`protocol` is one connection on asyncio, with :mod:`pings` (how often a client may
 ask), :mod:`watch` (timeouts) and :mod:`deadlines`. :mod:`server` serves and stops. It shares with the HTTP server in
-which order requests begin and which are refused (:mod:`backlog`), how connections are accepted (:mod:`acceptor`), how
-many there may be (:mod:`room`), how those that were ended are reported (:mod:`rate_limited_log`), and how a stop waits
-(:mod:`condition`).
+which order requests begin and which are refused (:mod:`backlog`), how connections are accepted (:mod:`acceptor`), who
+is at their other end (:mod:`peer`), how many there may be (:mod:`room`), how those that were ended are reported
+(:mod:`rate_limited_log`), and how a stop waits (:mod:`condition`).
 """

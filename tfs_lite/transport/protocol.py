@@ -20,6 +20,7 @@ from tfs_lite.transport.http2 import framing as frames
 from tfs_lite.transport.http2.connection import DRAIN_PING, Connection
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
+from tfs_lite.transport.peer import UNKNOWN, peer_of
 from tfs_lite.transport.pings import PingPolicy
 from tfs_lite.transport.table import CallKind
 from tfs_lite.transport.watch import Act, ConnectionActivity, decide
@@ -65,18 +66,19 @@ class ServerProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_activity",
+        "_address",
         "_discardable",
         "_end_kind",
         "_flushing",
         "_loop",
         "_owner",
-        "_peer",
         "_pings",
         "_preface",
         "_transport",
         "_written",
         "common",
         "connection",
+        "peer",
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -84,7 +86,8 @@ class ServerProtocol(asyncio.Protocol):
         self.common = owner.common
         self._loop = owner.common.loop
         self._transport: asyncio.Transport | None = None
-        self._peer: object = None
+        self._address: object = None
+        self.peer = UNKNOWN
         self.connection: Connection[RequestHead] = Connection(
             self.common.limits, self.common.numbers, self, owner.head_parser.read, self._loop.time, self._wake
         )
@@ -102,7 +105,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = transport.get_extra_info("peername")
+        self._address = transport.get_extra_info("peername")
+        self.peer = peer_of(transport)
         numbers = self.common.numbers
         numbers.connections += 1
         self._transport.set_write_buffer_limits(high=self.common.limits.write_high_water)
@@ -143,7 +147,7 @@ class ServerProtocol(asyncio.Protocol):
         numbers.connections -= 1
         kind = self.connection.closing or self._end_kind
         numbers.closed[kind] += 1
-        self.common.log.connection_ended(kind, self._peer, self.connection.why)
+        self.common.log.connection_ended(kind, self._address, self.connection.why)
         self._owner.disconnected(self)
 
     def _read_preface(self, data: bytes) -> bytes:

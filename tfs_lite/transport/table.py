@@ -8,12 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+
+from tfs_lite.transport.peer import UNKNOWN, Peer
 
 A = TypeVar("A")
+
+
+class Scope(enum.Enum):
+    """What a caller must be allowed to do, for a route or a method to answer."""
+
+    OPEN = "probes and health: always allowed"
+    PREDICT = "inference, and the metadata of a model"
+    READ = "status, statistics, metrics, explanations without paths"
+    MANAGE = "change what is served or how, and see paths"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a caller was found to be allowed. ``name`` is the operator's, empty if it is not known; ``models`` is a
+    pattern of ``fnmatch``, and None means all, and the server as a whole."""
+
+    name: str = ""
+    models: str | None = None
+
+    def allows(self, model: str) -> bool:
+        """The empty name stands for all models."""
+        return self.models is None or (model != "" and fnmatchcase(model, self.models))
+
+
+EVERYTHING = Grant()
 
 
 class CallKind(enum.Enum):
@@ -29,15 +57,23 @@ class CallKind(enum.Enum):
 class CallContext:
     """What a handler learns about its call besides the request.
 
-    ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. Calls with many requests have
-    the client's ``metadata``, names in lower case. When the client cancels or disconnects, the handler's task is
-    cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) is sent as trailing
-    metadata of a call with one answer.
+    ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. ``metadata`` is the client's,
+    names in lower case, without binary values; it may be decoded when it is first looked at, and calls with the same
+    one may share it. ``peer`` is the other end of the connection; ``grant`` is what it was found to be allowed, where
+    it was checked. When the client cancels or disconnects, the handler's task is cancelled. What the handler appends to
+    ``trailers`` (lower-case name, printable ASCII text) is sent as trailing metadata of a call with one answer.
     """
 
     deadline: float | None
     metadata: Mapping[str, str] = field(default_factory=dict)
     trailers: list[tuple[str, str]] = field(default_factory=list)
+    peer: Peer = UNKNOWN
+    grant: Grant = EVERYTHING
+
+    @property
+    def caller(self) -> str:
+        """Who calls, for people: the operator's name, else the address."""
+        return self.grant.name or self.peer.address
 
 
 class Reply(Generic[A]):
@@ -88,12 +124,22 @@ UNAVAILABLE, whatever the handler answers."""
 class Method:
     """One row of the table. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has.
     ``refusable``: its calls wait for their turn, and one is refused when it comes if that would be too late for its
-    deadline (:mod:`backlog`). Others are never refused, and wait for nothing."""
+    deadline (:mod:`backlog`). Others are never refused, and wait for nothing.
+
+    ``scope`` is what its callers must be allowed to do; whoever puts the table on the wire checks that. ``models``
+    gives the names of the models that a request concerns, the empty name for all; None means that every call concerns
+    all. ``reads`` tells of a request that it changes nothing, so that READ suffices; None means that there are none.
+    """
 
     path: str
     kind: CallKind
     handler: UnaryHandler | StreamHandler | ClientStreamHandler | BidiHandler
     refusable: bool = False
+    _: KW_ONLY
+    scope: Scope = Scope.MANAGE
+    """A row that says nothing is closed to others, not open."""
+    models: Callable[[bytes], Iterable[str]] | None = None
+    reads: Callable[[bytes], bool] | None = None
 
     @property
     def service(self) -> str:
@@ -104,17 +150,25 @@ class Method:
         return self.path.split("/")[2]
 
 
-def unary(path: str, handler: UnaryHandler, refusable: bool = False) -> Method:
-    return Method(path, CallKind.UNARY, handler, refusable)
+class Rights(TypedDict, total=False):
+    """The fields of a :class:`Method` that say who may call it."""
+
+    scope: Scope
+    models: Callable[[bytes], Iterable[str]] | None
+    reads: Callable[[bytes], bool] | None
 
 
-def server_stream(path: str, handler: StreamHandler) -> Method:
-    return Method(path, CallKind.SERVER_STREAM, handler)
+def unary(path: str, handler: UnaryHandler, refusable: bool = False, **rights: Unpack[Rights]) -> Method:
+    return Method(path, CallKind.UNARY, handler, refusable, **rights)
 
 
-def client_stream(path: str, handler: ClientStreamHandler) -> Method:
-    return Method(path, CallKind.CLIENT_STREAM, handler)
+def server_stream(path: str, handler: StreamHandler, **rights: Unpack[Rights]) -> Method:
+    return Method(path, CallKind.SERVER_STREAM, handler, **rights)
 
 
-def bidi_stream(path: str, handler: BidiHandler) -> Method:
-    return Method(path, CallKind.BIDI_STREAM, handler)
+def client_stream(path: str, handler: ClientStreamHandler, **rights: Unpack[Rights]) -> Method:
+    return Method(path, CallKind.CLIENT_STREAM, handler, **rights)
+
+
+def bidi_stream(path: str, handler: BidiHandler, **rights: Unpack[Rights]) -> Method:
+    return Method(path, CallKind.BIDI_STREAM, handler, **rights)

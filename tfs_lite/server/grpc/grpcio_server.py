@@ -6,12 +6,15 @@ It adds what the library lacks: admission, clear errors for addresses, and a dra
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from types import MappingProxyType
+from functools import lru_cache
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 
@@ -22,6 +25,7 @@ from tfs_lite.server.grpc.channel_arguments import RECEIVE_LIMIT, SEND_LIMIT, SH
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, cannot_listen, check_address, claim, in_use
 from tfs_lite.server.runtime.tls import TlsFile
+from tfs_lite.transport.peer import UNIX, Peer, is_same_user, peer_at
 from tfs_lite.transport.table import (
     BidiHandler,
     CallContext,
@@ -34,6 +38,10 @@ from tfs_lite.transport.table import (
 
 MAX_QUIET_WAIT = 1.0
 """Seconds to wait at most for a moment without a new call before gRPC is stopped."""
+MAX_PEERS = 1024
+"""Addresses that are remembered."""
+CERTIFICATE_NAMES = ("peer_uri", "peer_dns")
+"""Kinds of names in a certificate that count, as gRPC calls them."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -69,9 +77,10 @@ class GrpcServer:
         self._credentials = credentials
         self._admission = AdmissionControl(max_concurrent_calls)
         self._draining = asyncio.Event()
+        self._peers = _Peers()
         services: dict[str, dict[str, Any]] = defaultdict(dict)
         for method in methods:
-            services[method.service][method.name] = _rpc_handler(method, self._admission, self._draining)
+            services[method.service][method.name] = _rpc_handler(method, self._admission, self._draining, self._peers)
         handlers = [grpc.method_handlers_generic_handler(name, rows) for name, rows in services.items()]
         self._server.add_generic_rpc_handlers(handlers)
 
@@ -85,6 +94,7 @@ class GrpcServer:
         if socket_path:
             address = claim(socket_path, SOCKET_FLAG)
             self._add(address, lambda: cannot_listen(socket_path, SOCKET_FLAG, f"gRPC refuses it{self._or_tls}"))
+            self._peers.socket_path = socket_path
         await self._server.start()
         return bound
 
@@ -153,16 +163,77 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.Event) -> Any:
+class _Peers:
+    """Who calls. ``socket_path`` is the server's UNIX socket, empty without one.
+
+    The library does not tell which process is at the other end of a UNIX socket. Where nobody but the socket's owner
+    may write to its file, the system lets only processes of that user and of root connect.
+    """
+
+    def __init__(self) -> None:
+        self.socket_path = ""
+        self._at = lru_cache(MAX_PEERS)(peer_at)
+
+    def find(self, context: Any) -> Peer:
+        kind, _, rest = context.peer().partition(":")
+        if kind == UNIX:
+            return Peer(UNIX, same_user=self._is_private(), names=_certificate_names(context))
+        return self._at(unquote(rest.rpartition(":")[0]).strip("[]"), _certificate_names(context))
+
+    def _is_private(self) -> bool:
+        try:
+            found = os.stat(self.socket_path)
+        except OSError:
+            return False
+        return is_same_user(found.st_uid) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _certificate_names(context: Any) -> frozenset[str]:
+    """Those that the library has verified."""
+    if not context.peer_identities():
+        return frozenset()
+    found = context.auth_context()
+    return frozenset(name.decode() for kind in CERTIFICATE_NAMES for name in found.get(kind, ()))
+
+
+class _Metadata(Mapping[str, str]):
+    """The client's metadata, without binary values; it is read from the library when it is first looked at."""
+
+    __slots__ = ("_context", "_found")
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._found: dict[str, str] | None = None
+
+    def __getitem__(self, name: str) -> str:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def _read(self) -> dict[str, str]:
+        if self._found is None:
+            self._found = {}
+            for name, value in self._context.invocation_metadata() or ():
+                if isinstance(value, str):
+                    self._found[name] = f"{self._found[name]},{value}" if name in self._found else value
+        return self._found
+
+
+def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.Event, peers: _Peers) -> Any:
+    path, handler = method.path, method.handler
     if method.kind is CallKind.UNARY:
-        return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), admission))
+        return grpc.unary_unary_rpc_method_handler(_unary(path, cast(UnaryHandler, handler), admission, peers))
     if method.kind is CallKind.CLIENT_STREAM:
-        fold = _client_stream(method.path, cast(ClientStreamHandler, method.handler), admission, draining)
+        fold = _client_stream(path, cast(ClientStreamHandler, handler), admission, draining, peers)
         return grpc.stream_unary_rpc_method_handler(fold)
     if method.kind is CallKind.BIDI_STREAM:
-        bidi = _bidi(method.path, cast(BidiHandler, method.handler), admission, draining)
+        bidi = _bidi(path, cast(BidiHandler, handler), admission, draining, peers)
         return grpc.stream_stream_rpc_method_handler(bidi)
-    return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), admission))
+    return grpc.unary_stream_rpc_method_handler(_stream(path, cast(StreamHandler, handler), admission, peers))
 
 
 @asynccontextmanager
@@ -179,10 +250,12 @@ async def _admitted(path: str, context: Any, admission: AdmissionControl) -> Asy
             admission.release()
 
 
-def _unary(path: str, handler: UnaryHandler, admission: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _unary(
+    path: str, handler: UnaryHandler, admission: AdmissionControl, peers: _Peers
+) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
         async with _admitted(path, context, admission):
-            call_context = _call_context(context)
+            call_context = _call_context(context, peers)
             answer = await handler(request, call_context)
             _send_trailers(context, call_context)
         return answer
@@ -191,22 +264,22 @@ def _unary(path: str, handler: UnaryHandler, admission: AdmissionControl) -> Cal
 
 
 def _stream(
-    path: str, handler: StreamHandler, admission: AdmissionControl
+    path: str, handler: StreamHandler, admission: AdmissionControl, peers: _Peers
 ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
         async with _admitted(path, context, admission):
-            async for message in handler(request, _call_context(context)):
+            async for message in handler(request, _call_context(context, peers)):
                 yield message
 
     return call
 
 
 def _client_stream(
-    path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event
+    path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event, peers: _Peers
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
         async with _admitted(path, context, admission):
-            call_context = _call_context(context, _metadata(context))
+            call_context = _call_context(context, peers)
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 answer = await handler(messages, call_context)
@@ -218,12 +291,12 @@ def _client_stream(
 
 
 def _bidi(
-    path: str, handler: BidiHandler, admission: AdmissionControl, draining: asyncio.Event
+    path: str, handler: BidiHandler, admission: AdmissionControl, draining: asyncio.Event, peers: _Peers
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
         async with _admitted(path, context, admission):
-            call_context = _call_context(context, _metadata(context))
+            call_context = _call_context(context, peers)
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 generator = cast("AsyncGenerator[bytes, None]", handler(messages, call_context))
@@ -266,20 +339,15 @@ class _Incoming:
             await asyncio.wait(tasks)
 
 
-def _call_context(context: Any, metadata: Mapping[str, str] = MappingProxyType({})) -> CallContext:
+def _call_context(context: Any, peers: _Peers) -> CallContext:
     remaining = context.time_remaining()
-    return CallContext(None if remaining is None else time.monotonic() + remaining, metadata)
+    deadline = None if remaining is None else time.monotonic() + remaining
+    return CallContext(deadline, _Metadata(context), peer=peers.find(context))
 
 
 def _send_trailers(context: Any, call_context: CallContext) -> None:
     if call_context.trailers:
         context.set_trailing_metadata(tuple(call_context.trailers))
-
-
-def _metadata(context: Any) -> dict[str, str]:
-    """The client's metadata, without binary values."""
-    pairs = context.invocation_metadata() or ()
-    return {name: value for name, value in pairs if isinstance(value, str)}
 
 
 async def _abort(path: str, context: Any, error: Exception) -> None:

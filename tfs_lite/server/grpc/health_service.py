@@ -8,7 +8,7 @@ from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.server.runtime.health import ChangeSignal, Health, ServingStatus
-from tfs_lite.transport.table import CallContext, Method, server_stream, unary
+from tfs_lite.transport.table import CallContext, Method, Scope, server_stream, unary
 
 MAX_WATCHERS = 10_000
 
@@ -24,8 +24,8 @@ class HealthService:
 
     def methods(self) -> list[Method]:
         return [
-            unary("/grpc.health.v1.Health/Check", self.check),
-            server_stream("/grpc.health.v1.Health/Watch", self.watch),
+            unary("/grpc.health.v1.Health/Check", self.check, scope=Scope.OPEN),
+            server_stream("/grpc.health.v1.Health/Watch", self.watch, scope=Scope.OPEN),
         ]
 
     async def check(self, request: bytes, context: CallContext) -> bytes:

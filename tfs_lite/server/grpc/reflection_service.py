@@ -15,7 +15,7 @@ from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.protocols.descriptors import POOL, message_class
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
-from tfs_lite.transport.table import CallContext, Method, bidi_stream
+from tfs_lite.transport.table import CallContext, Method, Scope, bidi_stream
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 MAX_REQUEST = 16 * 1024
@@ -36,7 +36,7 @@ class ReflectionService:
         """File name -> the serialized descriptors of the file and of all its imports."""
 
     def methods(self) -> list[Method]:
-        return [bidi_stream(f"/{name}/ServerReflectionInfo", self.info) for name in SERVICES]
+        return [bidi_stream(f"/{name}/ServerReflectionInfo", self.info, scope=Scope.OPEN) for name in SERVICES]
 
     async def info(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         """One response to each request. INVALID_ARGUMENT ends the stream after malformed or too long bytes."""

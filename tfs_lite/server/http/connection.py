@@ -52,6 +52,7 @@ from tfs_lite.server.http.message import (
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import OneWaiter
+from tfs_lite.transport.peer import UNKNOWN, peer_of
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.table import Reply
 
@@ -96,7 +97,7 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
-        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue"),
+        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_peer", "_queue"),
         *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
@@ -106,6 +107,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._peer = UNKNOWN
         self._parser = self._new_parser()
         self.after_drain = owner.drained
         """Whether the server was drained already when the connection was made."""
@@ -154,6 +156,7 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._peer = peer_of(transport)
         if not self._owner.connected(self):
             self._transport.abort()
 
@@ -206,10 +209,10 @@ class Connection(OneWaiter, asyncio.Protocol):
         text = data[:end]
         head = heads.get(text)
         if head is not None and head.length == len(data) - end:
-            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic(), self.after_drain))
+            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic(), self.after_drain, self._peer))
         elif head is not None:
             self._missing = head.length or 0
-            self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain)
+            self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain, self._peer)
             self._begin(self._incoming)
             self._read_body(data[end:])
         elif not heads.may_hold(text):
@@ -307,7 +310,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         check_head(version, fields, headers.fields)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
         head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
-        self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain)
+        self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain, self._peer)
         self._queue.append(self._incoming)
 
     def on_body(self, data: bytes) -> None:
@@ -328,8 +331,8 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _refuse(self, why: Exception) -> None:
         """What came last is malformed. Requests before it that are complete are answered first."""
-        peer = self._transport.get_extra_info("peername")
-        self._owner.log.connection_ended("malformed", peer, str(why.__context__ or why))
+        address = self._transport.get_extra_info("peername")
+        self._owner.log.connection_ended("malformed", address, str(why.__context__ or why))
         self._broken = True
         request = self._incoming
         if request is None:

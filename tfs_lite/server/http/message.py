@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.transport.condition import OneWaiter
-from tfs_lite.transport.table import Reply
+from tfs_lite.transport.peer import UNKNOWN, Peer
+from tfs_lite.transport.table import EVERYTHING, Reply
 
 Header: TypeAlias = tuple[bytes, bytes]
 """Name in lower case, and value."""
@@ -111,16 +112,26 @@ class RequestHead:
 
 class Request:
     """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made after the drain of the server, too late for a prediction."""
+    made after the drain of the server, too late for a prediction. ``peer`` is the other end of the connection;
+    ``grant`` is what it was found to be allowed, where it was checked."""
 
-    __slots__ = ("after_drain", "arrived", "body", "head", "headers")
+    __slots__ = ("after_drain", "arrived", "body", "grant", "head", "headers", "peer")
 
-    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False) -> None:
+    def __init__(
+        self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False, peer: Peer = UNKNOWN
+    ) -> None:
         self.head = head
         self.headers = head.headers
         self.body = body
         self.arrived = arrived
         self.after_drain = after_drain
+        self.peer = peer
+        self.grant = EVERYTHING
+
+    @property
+    def caller(self) -> str:
+        """Who asks, for people: the operator's name, else the address."""
+        return self.grant.name or self.peer.address
 
 
 class Response:

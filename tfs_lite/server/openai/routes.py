@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import unquote
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import HttpError
-from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route
+from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route, RouteHandler
 from tfs_lite.server.openai.app import OpenAiApp
 from tfs_lite.server.openai.errors import openai_error
+from tfs_lite.transport.table import Scope
 
 _ROOT = "/openai/"
 
 
 def _routes() -> Iterator[Route[OpenAiApi, str]]:
-    yield Route("/openai/v1/completions", POST, lambda api: api.app.completions, packs=True)
-    yield Route("/openai/v1/chat/completions", POST, lambda api: api.app.chat_completions, packs=True)
-    yield Route("/openai/v1/models", HEAD_TOO, lambda api: api.app.list_models, packs=True)
-    yield Route("/openai/v1/models/{model}", HEAD_TOO, lambda api: api.app.retrieve_model, packs=True)
+    yield _route("/openai/v1/completions", POST, lambda api: api.app.completions)
+    yield _route("/openai/v1/chat/completions", POST, lambda api: api.app.chat_completions)
+    yield _route("/openai/v1/models", HEAD_TOO, lambda api: api.app.list_models)
+    yield _route("/openai/v1/models/{model}", HEAD_TOO, lambda api: api.app.retrieve_model)
+
+
+def _route(
+    path: str, methods: tuple[str, ...], handler: Callable[[OpenAiApi], RouteHandler[str]]
+) -> Route[OpenAiApi, str]:
+    """Its handler finds out which model a request concerns."""
+    return Route(path, methods, handler, packs=True, scope=Scope.PREDICT, checks_models=True)
 
 
 class OpenAiApi(Api[str]):

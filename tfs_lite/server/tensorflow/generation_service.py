@@ -22,6 +22,7 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.metrics.requests import GRPC, RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, piece_outputs
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.runs import Run, run_of_predict
@@ -31,7 +32,7 @@ from tfs_lite.protocols.v2.checks import check_one_text
 from tfs_lite.server.inference.pending import PendingRequest, RequestCancelled
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.transport.table import CallContext, Method, bidi_stream
+from tfs_lite.transport.table import CallContext, Method, Rights, Scope, bidi_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -54,7 +55,8 @@ class PredictStreamedService:
         self._answers = AnswerWriter(settings.as_tensor_content)
 
     def methods(self) -> list[Method]:
-        return [bidi_stream(f"{SERVICE}/{METHOD}", self.predict_streamed)]
+        rights = Rights(scope=Scope.PREDICT, models=names_at(1, 1))
+        return [bidi_stream(f"{SERVICE}/{METHOD}", self.predict_streamed, **rights)]
 
     async def predict_streamed(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         """Every piece of every text. The first failure ends the stream with its status; the end of the call cancels

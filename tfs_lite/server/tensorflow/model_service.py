@@ -5,13 +5,14 @@ from __future__ import annotations
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.status import OK, ServingError, invalid_argument
+from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import GetModelStatusRequest, Message, ReloadConfigRequest, ReloadConfigResponse
 from tfs_lite.protocols.tensorflow.serving import model_status, parse, read_model_spec, status_proto
 from tfs_lite.protocols.trailers import APPLIED, encode_trailer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.server_core import ServerCore
-from tfs_lite.transport.table import CallContext, Method, unary
+from tfs_lite.transport.table import CallContext, Method, Scope, unary
 
 SERVICE = "/tensorflow.serving.ModelService"
 
@@ -25,9 +26,10 @@ class ModelService:
         self._background = background
 
     def methods(self) -> list[Method]:
+        status, reload = self.get_model_status, self.handle_reload_config_request
         return [
-            unary(f"{SERVICE}/GetModelStatus", self.get_model_status),
-            unary(f"{SERVICE}/HandleReloadConfigRequest", self.handle_reload_config_request),
+            unary(f"{SERVICE}/GetModelStatus", status, scope=Scope.READ, models=names_at(1, 1)),
+            unary(f"{SERVICE}/HandleReloadConfigRequest", reload, scope=Scope.MANAGE),
         ]
 
     async def get_model_status(self, data: bytes, context: CallContext) -> bytes:

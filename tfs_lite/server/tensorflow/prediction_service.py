@@ -13,6 +13,7 @@ from typing import Any
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
     GetModelMetadataRequest,
@@ -33,7 +34,7 @@ from tfs_lite.server.inference.predict_reader import PredictReader
 from tfs_lite.server.inference.predictor import Lookup, Predictor
 from tfs_lite.server.runtime.reply import ModelReply
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.transport.table import CallContext, Method, Reply, unary
+from tfs_lite.transport.table import CallContext, Method, Reply, Rights, Scope, unary
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
@@ -73,12 +74,14 @@ class PredictionService:
         self._log = log
 
     def methods(self) -> list[Method]:
+        rights = Rights(scope=Scope.PREDICT, models=names_at(1, 1))
+        of_tasks = Rights(scope=Scope.PREDICT, models=names_at(1, 1, 1))
         return [
-            unary(f"{SERVICE}/Predict", self.predict, refusable=True),
-            unary(f"{SERVICE}/Classify", self.classify, refusable=True),
-            unary(f"{SERVICE}/Regress", self.regress, refusable=True),
-            unary(f"{SERVICE}/MultiInference", self.multi_inference, refusable=True),
-            unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
+            unary(f"{SERVICE}/Predict", self.predict, refusable=True, **rights),
+            unary(f"{SERVICE}/Classify", self.classify, refusable=True, **rights),
+            unary(f"{SERVICE}/Regress", self.regress, refusable=True, **rights),
+            unary(f"{SERVICE}/MultiInference", self.multi_inference, refusable=True, **of_tasks),
+            unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata, **rights),
         ]
 
     def predict(self, data: bytes, context: CallContext) -> Reply[bytes]:

@@ -18,6 +18,7 @@ from tfs_lite.server.http.replies import JSON, MSGPACK, body_formats, error_repl
 from tfs_lite.server.http.router import GET, POST, About, Api, Route
 from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_service import RestService
+from tfs_lite.transport.table import Scope
 
 _ROOT = "/v1/"
 _BOTH = (JSON.media_type, MSGPACK.media_type)
@@ -28,13 +29,13 @@ _ERRORS = (*_LOOKUP_ERRORS, "408", "413", "415", "422", "429", "500", "501", "50
 def _routes() -> Iterator[Route[RestApi, ModelRef]]:
     """Those of a model exist three times: for the latest version, one by number, one by label."""
     listed = About("listModels", "Every model with the states of its versions.", "ModelList", ("400",))
-    yield Route("/v1/models", GET, lambda api: api.models.list, True, listed)
+    yield Route("/v1/models", GET, lambda api: api.models.list, True, listed, scope=Scope.READ, checks_models=True)
     for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
         model = "/v1/models/{model}" + version
         about = About(f"modelStatus{which}", "The states of its versions.", "ModelStatus", _LOOKUP_ERRORS)
-        yield Route(model, GET, lambda api: api.models.status, True, about)
+        yield Route(model, GET, lambda api: api.models.status, True, about, scope=Scope.READ)
         about = About(f"modelMetadata{which}", "Its signatures.", "ModelMetadata", _LOOKUP_ERRORS)
-        yield Route(f"{model}/metadata", GET, lambda api: api.models.metadata, True, about)
+        yield Route(f"{model}/metadata", GET, lambda api: api.models.metadata, True, about, scope=Scope.PREDICT)
         about = About(f"predict{which}", "Runs it on tensors.", "PredictAnswer", _ERRORS, "PredictBody", _BOTH)
         yield Route(
             f"{model}:predict",
@@ -44,11 +45,28 @@ def _routes() -> Iterator[Route[RestApi, ModelRef]]:
             about=about,
             shortcut=lambda api: api.service.begin_predict,
             refused_as="Predict",
+            scope=Scope.PREDICT,
         )
         about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
-        yield Route(f"{model}:classify", POST, lambda api: api.service.classify, True, about, refused_as="Classify")
+        yield Route(
+            f"{model}:classify",
+            POST,
+            lambda api: api.service.classify,
+            True,
+            about,
+            refused_as="Classify",
+            scope=Scope.PREDICT,
+        )
         about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
-        yield Route(f"{model}:regress", POST, lambda api: api.service.regress, True, about, refused_as="Regress")
+        yield Route(
+            f"{model}:regress",
+            POST,
+            lambda api: api.service.regress,
+            True,
+            about,
+            refused_as="Regress",
+            scope=Scope.PREDICT,
+        )
 
 
 class RestApi(Api[ModelRef]):
@@ -80,6 +98,9 @@ class RestApi(Api[ModelRef]):
             None if version is None else self._version(version),
             None if label is None else unquote(label),
         )
+
+    def model_of(self, target: ModelRef) -> str:
+        return target.name
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         return self._counted(invalid_argument(f"Malformed request: {method} {path}"))

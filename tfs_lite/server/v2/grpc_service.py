@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RecordedRequest
+from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.v2 import messages as v2
@@ -19,7 +20,7 @@ from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.grpc_stream import V2Stream
 from tfs_lite.server.v2.inference import METHOD, V2Inference
-from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
+from tfs_lite.transport.table import CallContext, Method, Rights, Scope, bidi_stream, unary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,30 +38,36 @@ class V2GrpcService:
 
     def methods(self) -> list[Method]:
         """The name of a method is that of its request."""
-        rows = {
-            v2.ServerLiveRequest: self.server_live,
-            v2.ServerReadyRequest: self.server_ready,
-            v2.ModelReadyRequest: self.model_ready,
-            v2.ServerMetadataRequest: self.server_metadata,
-            v2.ModelMetadataRequest: self.model_metadata,
-            v2.ModelConfigRequest: self.model_config,
-            v2.ModelStatisticsRequest: self.model_statistics,
-            v2.RepositoryIndexRequest: self.repository_index,
-            v2.RepositoryModelLoadRequest: self.repository_model_load,
-            v2.RepositoryModelUnloadRequest: self.repository_model_unload,
-            v2.SystemSharedMemoryStatusRequest: self.system_shared_memory_status,
-            v2.SystemSharedMemoryRegisterRequest: self.system_shared_memory_register,
-            v2.SystemSharedMemoryUnregisterRequest: self.system_shared_memory_unregister,
-            v2.CudaSharedMemoryStatusRequest: self.cuda_shared_memory_status,
-            v2.CudaSharedMemoryRegisterRequest: self.cuda_shared_memory_register,
-            v2.CudaSharedMemoryUnregisterRequest: self.cuda_shared_memory_unregister,
-            v2.TraceSettingRequest: self.trace_setting,
-            v2.LogSettingsRequest: self.log_settings,
-        }
+        server, probes = Rights(scope=Scope.PREDICT, models=_no_model), Rights(scope=Scope.OPEN)
+        model = Rights(scope=Scope.PREDICT, models=names_at(1))
+        read, read_model = Rights(scope=Scope.READ), Rights(scope=Scope.READ, models=name_or_all(1))
+        manage, manage_model = Rights(scope=Scope.MANAGE), Rights(scope=Scope.MANAGE, models=names_at(2))
+        trace = Rights(scope=Scope.MANAGE, models=name_or_all(2), reads=lacks(1))
+        logs = Rights(scope=Scope.MANAGE, reads=lacks(1))
+        rows = (
+            (v2.ServerLiveRequest, self.server_live, probes),
+            (v2.ServerReadyRequest, self.server_ready, probes),
+            (v2.ModelReadyRequest, self.model_ready, probes),
+            (v2.ServerMetadataRequest, self.server_metadata, server),
+            (v2.ModelMetadataRequest, self.model_metadata, model),
+            (v2.ModelConfigRequest, self.model_config, model),
+            (v2.ModelStatisticsRequest, self.model_statistics, read_model),
+            (v2.RepositoryIndexRequest, self.repository_index, read),
+            (v2.RepositoryModelLoadRequest, self.repository_model_load, manage_model),
+            (v2.RepositoryModelUnloadRequest, self.repository_model_unload, manage_model),
+            (v2.SystemSharedMemoryStatusRequest, self.system_shared_memory_status, read),
+            (v2.SystemSharedMemoryRegisterRequest, self.system_shared_memory_register, manage),
+            (v2.SystemSharedMemoryUnregisterRequest, self.system_shared_memory_unregister, manage),
+            (v2.CudaSharedMemoryStatusRequest, self.cuda_shared_memory_status, read),
+            (v2.CudaSharedMemoryRegisterRequest, self.cuda_shared_memory_register, manage),
+            (v2.CudaSharedMemoryUnregisterRequest, self.cuda_shared_memory_unregister, manage),
+            (v2.TraceSettingRequest, self.trace_setting, trace),
+            (v2.LogSettingsRequest, self.log_settings, logs),
+        )
         return [
-            unary(f"{SERVICE}/{METHOD}", self.model_infer, refusable=True),
-            bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer),
-            *[_method(kind, answer) for kind, answer in rows.items()],
+            unary(f"{SERVICE}/{METHOD}", self.model_infer, refusable=True, **model),
+            bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer, **model),
+            *[_method(kind, answer, rights) for kind, answer, rights in rows],
         ]
 
     # Inference.
@@ -182,11 +189,15 @@ def _check_repository(request: Message) -> None:
         raise ServingError(StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
-def _method(kind: Any, answer: Callable[[Message], Awaitable[Message]]) -> Method:
+def _no_model(data: bytes) -> tuple[str, ...]:
+    return ()
+
+
+def _method(kind: Any, answer: Callable[[Message], Awaitable[Message]], rights: Rights) -> Method:
     """The method that answers requests of this kind."""
 
     async def handle(data: bytes, context: CallContext) -> bytes:
         encoded: bytes = (await answer(parse(kind, data))).SerializeToString()
         return encoded
 
-    return unary(f"{SERVICE}/{kind.DESCRIPTOR.name.removesuffix('Request')}", handle)
+    return unary(f"{SERVICE}/{kind.DESCRIPTOR.name.removesuffix('Request')}", handle, **rights)

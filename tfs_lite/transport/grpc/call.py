@@ -36,8 +36,9 @@ from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.peer import Peer
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
-from tfs_lite.transport.table import CallContext, Method, Reply, UnaryHandler
+from tfs_lite.transport.table import EVERYTHING, CallContext, Method, Reply, UnaryHandler
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,9 @@ class CallOwner(Protocol):
     @property
     def connection(self) -> Connection[RequestHead]: ...
 
+    @property
+    def peer(self) -> Peer: ...
+
     def fail(self, error: BaseException) -> None:
         """Reports an error of the transport itself, not of the client or a handler."""
 
@@ -172,6 +176,8 @@ class Call(CallContext):
         self.deadline = None
         self.metadata = head.metadata
         self.trailers = []
+        self.peer = owner.peer
+        self.grant = EVERYTHING
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False

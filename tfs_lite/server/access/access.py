@@ -1,0 +1,123 @@
+"""The one object that both protocols ask whether a caller may do something."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.access.access_file import AccessFile
+from tfs_lite.server.access.guesses import Guesses
+from tfs_lite.server.access.rules import (
+    ALL_MODELS,
+    CLOSABLE,
+    Caller,
+    Denial,
+    Entry,
+    Header,
+    Policy,
+    Reason,
+    grpc_caller,
+    http_caller,
+    may,
+)
+from tfs_lite.transport.peer import Peer
+from tfs_lite.transport.table import CallContext, Grant, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """What listeners are told. ``address`` is that of the peer."""
+
+    scope: Scope
+    reason: Reason
+    address: str
+    message: str
+
+
+class AccessDenied(ServingError):
+    """``retry_after`` is in seconds, 0 if there is no use in trying again."""
+
+    def __init__(self, denial: Denial, retry_after: int = 0) -> None:
+        super().__init__(denial.code, denial.message)
+        self.retry_after = retry_after
+
+
+class Access:
+    """On the event loop. ``denials`` counts by scope and reason."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        file: AccessFile | None = None,
+        allowed_hosts: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        on_denied: Callable[[Denied], None] = ignore,
+    ) -> None:
+        """``file`` None: there are no tokens. ``allowed_hosts`` are names of the server in addition to ``localhost``.
+        ``on_denied`` is told of every caller that is denied."""
+        self._policy = policy
+        self._file = file
+        self._hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._guesses = Guesses(clock)
+        self._on_denied = on_denied
+        self.denials: Counter[tuple[Scope, Reason]] = Counter()
+
+    def checks(self, scope: Scope) -> bool:
+        """Whether callers of such a route or method have to be checked. It never changes."""
+        return self._policy.checks(scope)
+
+    def http(self, peer: Peer, header: Header) -> Caller:
+        """The caller of an HTTP request."""
+        return http_caller(peer, header, self._hosts)
+
+    def grpc(self, context: CallContext) -> Caller:
+        """The caller of a gRPC call."""
+        return grpc_caller(context.peer, context.metadata)
+
+    def may(self, caller: Caller) -> frozenset[Scope]:
+        """The scopes that the caller has, for every model or some; nothing is counted."""
+        found = (scope for scope in CLOSABLE if isinstance(self._decide(scope, caller), Grant))
+        return frozenset((*found, Scope.OPEN))
+
+    def check(self, scope: Scope, caller: Caller) -> Grant:
+        """What the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED, UNAUTHENTICATED for
+        a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
+        blocked = self._guesses.seconds_blocked(caller.peer.address) if caller.token else 0.0
+        decision = self._decide(scope, replace(caller, token="") if blocked else caller)
+        if isinstance(decision, Grant):
+            return decision
+        if blocked:
+            message = f"too many wrong tokens came from here; tokens are looked at again in {math.ceil(blocked)} s"
+            decision = Denial(StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, message)
+        elif decision.reason is Reason.WRONG_TOKEN:
+            self._guesses.wrong(caller.peer.address)
+        raise self._deny(scope, caller, decision, math.ceil(blocked))
+
+    def check_models(self, scope: Scope, caller: Caller, grant: Grant, models: Sequence[str]) -> None:
+        """Raises NOT_FOUND for a model that the grant does not allow, PERMISSION_DENIED for a call that concerns all
+        (``ALL_MODELS``) under a grant for some."""
+        for model in models:
+            if grant.allows(model):
+                continue
+            if model != ALL_MODELS:
+                self._count(Denied(scope, Reason.MODELS, caller.peer.address, f"{grant.name}: not for {model:.200}"))
+                raise not_found(f"no model named {model:.200!r} is among those that this token may see")
+            message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
+            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message))
+
+    def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
+        entries: Sequence[Entry] = self._file.entries if self._file is not None else ()
+        return may(scope, caller, self._policy, entries)
+
+    def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:
+        self._count(Denied(scope, denial.reason, caller.peer.address, denial.message))
+        return AccessDenied(denial, retry_after)
+
+    def _count(self, denied: Denied) -> None:
+        self.denials[denied.scope, denied.reason] += 1
+        self._on_denied(denied)

@@ -1,0 +1,159 @@
+"""``--access_file``: who may do what, one line each, read again when it changes.
+
+    # name   scopes[,models=GLOB]     secret
+    deploy   manage,read              sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    team-a   predict,read,models=a-*  tls:spiffe://cluster/team-a
+
+A secret is the SHA-256 of a token, a token of 32 characters or more itself, or a name in a client's certificate.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.server.access.rules import CLOSABLE, Entry
+from tfs_lite.transport.table import Scope
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--access_file"
+MAX_LINES, MAX_BYTES = 1000, 256 * 1024
+MIN_TOKEN = 32
+"""Characters of a token that stands in the file itself."""
+MAX_NAME = 100
+CHECK_SECONDS = 1.0
+"""Between two looks at the file."""
+_HASHED, _CERTIFICATE, _MODELS = "sha256:", "tls:", "models="
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(rf"[A-Za-z0-9_.@/-]{{1,{MAX_NAME}}}")
+_SCOPES = {scope.name.lower(): scope for scope in CLOSABLE}
+_READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
+
+
+def read_entries(text: str, path: str, private: bool = True) -> tuple[Entry, ...]:
+    """The entries of a file. ``private``: only the server's user can read it. INVALID_ARGUMENT or FAILED_PRECONDITION
+    names the file and the line, and repeats nothing of a secret."""
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        raise invalid_argument(f"{path} has {len(lines)} lines, the most is {MAX_LINES} ({FLAG})")
+    found: list[Entry] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split("#", 1)[0].split() if line.lstrip().startswith("#") else line.split()
+        if not words:
+            continue
+        try:
+            found.append(_entry(words, private))
+        except ValueError as error:
+            raise invalid_argument(f"{path}, line {number}: {error} ({FLAG})") from None
+    return tuple(found)
+
+
+def _entry(words: list[str], private: bool) -> Entry:
+    if len(words) != 3:
+        raise ValueError(f"expected NAME SCOPES SECRET, got {len(words)} words")
+    name, rights, secret = words
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a name is 1 to {MAX_NAME} letters, digits and _.@/-")
+    scopes, models = _rights(rights)
+    if secret.startswith(_CERTIFICATE):
+        if not secret.removeprefix(_CERTIFICATE):
+            raise ValueError("tls: is followed by a URI or a DNS name of the client's certificate")
+        return Entry(name, scopes, models, certificate=secret.removeprefix(_CERTIFICATE))
+    return Entry(name, scopes, models, digest=_digest(secret, private))
+
+
+def _rights(text: str) -> tuple[frozenset[Scope], str | None]:
+    rights, comma, models = text.partition("," + _MODELS)
+    if text.startswith(_MODELS) or (comma and not models) or _MODELS in rights:
+        raise ValueError("expected scopes, then once models=GLOB")
+    scopes = rights.split(",")
+    for scope in scopes:
+        if scope not in _SCOPES:
+            raise ValueError(f"unknown scope {scope[:MAX_NAME]!r}, expected one of: {', '.join(_SCOPES)}")
+    return frozenset(_SCOPES[scope] for scope in scopes), models if comma else None
+
+
+def _digest(secret: str, private: bool) -> bytes:
+    if secret.startswith(_HASHED):
+        digest = secret.removeprefix(_HASHED).lower()
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError("sha256: is followed by 64 hexadecimal digits")
+        return bytes.fromhex(digest)
+    if len(secret) < MIN_TOKEN:
+        raise ValueError(f"a token has {MIN_TOKEN} characters or more; write sha256: before a digest")
+    if not private:
+        raise ValueError("a token stands here in plain text and others can read the file: chmod 600, or use sha256:")
+    return sha256(secret.encode()).digest()
+
+
+class AccessFile:
+    """The newest valid content of the file. On the event loop; a look at an unchanged file is one ``stat``, at most
+    once a second.
+
+    Construction reads the file: NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says what is wrong. Later a file
+    that cannot be read or used is logged once, and the content before it stays.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        """``clock`` gives seconds."""
+        self._path = Path.cwd() / path
+        self._shown = path
+        self._clock = clock
+        self._looked = clock()
+        self._seen = self._state()
+        self._entries = self._read()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        now = self._clock()
+        if now - self._looked >= CHECK_SECONDS:
+            self._looked = now
+            self._follow()
+        return self._entries
+
+    def _follow(self) -> None:
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            self._entries = self._read()
+        except ServingError as error:
+            logger.warning("%s; the entries before it stay", error)
+        else:
+            logger.info("%s was read again: %d entries (%s)", self._shown, len(self._entries), FLAG)
+
+    def _read(self) -> tuple[Entry, ...]:
+        try:
+            with self._path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    raise failed_precondition(f"{self._shown} is no regular file ({FLAG})")
+                data = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            raise not_found(f"{self._shown} does not exist ({FLAG})") from None
+        except OSError as error:
+            raise failed_precondition(f"{self._shown} cannot be read: {error.strerror} ({FLAG})") from None
+        if len(data) > MAX_BYTES:
+            raise invalid_argument(f"{self._shown} has more than {MAX_BYTES} bytes ({FLAG})")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise invalid_argument(f"{self._shown} is no UTF-8 text ({FLAG})") from None
+        return read_entries(text, self._shown, private=not mode & _READABLE_BY_OTHERS)
+
+    def _state(self) -> tuple[int, ...] | None:
+        """Two equal ones mean equal contents; None if the file is missing. Secrets are often mounted as links that are
+        exchanged, so the file behind them counts."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode
