@@ -184,6 +184,10 @@ class ServerOptions:
     """Triton's settings of traces, such as ``rate=100``, ``level=TIMESTAMPS``, ``mode=opentelemetry``; a setting of one
     mode follows its name: ``opentelemetry``, ``url=http://...``."""
 
+    # what is remembered
+    state_directory: str = ""
+    """Where the history of events survives the server; empty: it ends with it. One server at a time may use it."""
+
     # bounds of requests
     max_message_bytes: int = 100 * MIB
     """Of a gRPC message or an HTTP body."""

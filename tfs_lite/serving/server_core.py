@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
@@ -46,7 +46,9 @@ from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.history.file import EventFile
 from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
+from tfs_lite.serving.history.metrics import EventMetrics, HistoryCollector
 from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
@@ -93,7 +95,10 @@ class ServerCore:
     ) -> None:
         """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
-        self.registry = registry or CollectorRegistry()
+        if registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+        self.registry = registry
         self.clock = SystemClock()
         self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
@@ -119,7 +124,9 @@ class ServerCore:
         )
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
+        self._opener = ModelOpener(
+            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+        )
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -165,6 +172,24 @@ class ServerCore:
             StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(HistoryCollector(self._accounts, self._dropped_events))
+        self._event_metrics = EventMetrics(self.registry)
+        self.history.listen(self._event_metrics.on_event)
+        self._event_file = self._open_event_file()
+
+    def _open_event_file(self) -> EventFile | None:
+        """Restores what an earlier server has left there."""
+        if not self.options.state_directory:
+            return None
+        file = EventFile(self.options.state_directory)
+        self.history.restore(file.read())
+        file.start()
+        self.history.listen(file.write)
+        return file
+
+    def _dropped_events(self) -> dict[str, int]:
+        file = {"file": self._event_file.dropped} if self._event_file is not None else {}
+        return {"memory": self.history.dropped, **file}
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
         options = self.options.cluster_options
@@ -173,7 +198,16 @@ class ServerCore:
         from tfs_lite.serving.cluster.cluster import Cluster
 
         fraction = self.options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake, self.changes.notify)
+        return Cluster(
+            engine,
+            self.clock,
+            self.registry,
+            options,
+            fraction,
+            self.wake,
+            self.changes.notify,
+            self._recorder.on_worker,
+        )
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -284,6 +318,8 @@ class ServerCore:
         if self._cluster is not None:
             self._cluster.close()
         self._monitor.close()
+        if self._event_file is not None:
+            self._event_file.close()
         self.request_logs.close()
         self.clock.close()
 
@@ -543,6 +579,8 @@ class ServerCore:
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
+            self._event_metrics.model_gone(name)
+            self._accounts.model_gone(name)
             self.services.model_gone(name)
             if self._cluster is not None:
                 self._cluster.model_gone(name)

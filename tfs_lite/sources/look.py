@@ -96,8 +96,9 @@ def look_at(
         return offered
 
     chosen = choose(children, servable.policy, usable)
-    stream.found = FoundVersions(frozenset(existing), unfinished)
-    problem, on_disk = _empty_problem(servable, existing), frozenset(existing)
+    on_disk = frozenset(existing)
+    stream.found = FoundVersions(on_disk, unfinished)
+    problem = _empty_problem(servable, existing)
     look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
     look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
