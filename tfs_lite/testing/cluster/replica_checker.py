@@ -23,8 +23,8 @@ from tfs_lite.workers.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLE
 from tfs_lite.workers.replicas.states import ARROWS, ReplicaEvent
 
 RATE_SECONDS, MAX_PLACED = 25.0, 40
-"""So many replicas of a slot may be placed in so many seconds: in three attempts of a load four each are lost, and a wish
-that waits is made anew for the room that a lost neighbour leaves."""
+"""So many replicas of a slot may be placed in so many seconds: in three attempts of a load four each are lost, and a
+wish that waits is made anew for the room that a lost neighbour leaves."""
 
 
 class ReplicaChecker:
