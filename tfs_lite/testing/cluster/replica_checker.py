@@ -22,8 +22,9 @@ from tfs_lite.workers.replicas.engine import Node, ReplicaName, Resources, Slot,
 from tfs_lite.workers.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLERANCE, Requirements, fulfils_labels
 from tfs_lite.workers.replicas.states import ARROWS, ReplicaEvent
 
-RATE_SECONDS, MAX_PLACED = 25.0, 20
-"""The back-off lets so many replicas of a slot be placed in so many seconds: ten, and those that moved or waited."""
+RATE_SECONDS, MAX_PLACED = 25.0, 40
+"""So many replicas of a slot may be placed in so many seconds: in three attempts of a load four each are lost, and a
+wish that waits is made anew for the room that a lost neighbour leaves."""
 
 
 class ReplicaChecker:
