@@ -26,6 +26,8 @@ WORKERS = ("thread", "process", RAY)
 SEND_BATCHES = ("expect", "greedy")
 ACCESS_LOGS = ("off", "errors", "all")
 SERVER_TIMINGS = ("never", "asked", "always")
+MANAGEMENT_ACCESS = ("auto", "open", "token")
+ACCESS = ("open", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    management_access: str = "auto"
+    """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
+    only tokens and client certificates of the access file (``token``)."""
+    read_access: str = "open"
+    """Who may read status, statistics and metrics: everybody (``open``), or tokens and certificates (``token``)."""
+    predict_access: str = "open"
+    """Who may predict: the same."""
+    access_file: str = ""
+    """Tokens and client certificates with their scopes, read again when the file changes."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which web pages may call the server to manage it, in addition to ``localhost`` and addresses."""
     monitoring_config_file: str = ""
     """The path of the page with TensorFlow Serving's metric names, or that there is none."""
 
@@ -185,6 +198,7 @@ class ServerOptions:
         self._check_choice("grpc_server", GRPC_SERVERS)
         self._check_choice("access_log", ACCESS_LOGS)
         self._check_choice("server_timing", SERVER_TIMINGS)
+        self._check_access()
         cache_bytes(self.cache_config)
         read_trace_config(self.trace_config)
         self._check_cluster()
@@ -218,6 +232,13 @@ class ServerOptions:
             raise invalid_argument("load_model is set without setting model_control_mode to explicit")
         if EVERY_MODEL in self.load_model and len(self.load_model) > 1:
             raise invalid_argument(f"load_model: {EVERY_MODEL} stands for all models and must stand alone")
+
+    def _check_access(self) -> None:
+        self._check_choice("management_access", MANAGEMENT_ACCESS)
+        for name in ("read_access", "predict_access"):
+            self._check_choice(name, ACCESS)
+            if getattr(self, name) == "token" and not self.access_file:
+                raise invalid_argument(f"{name} is token and access_file is not set: there are no tokens")
 
     def _check_cluster(self) -> None:
         """Options of a cluster are refused without one, and not ignored."""
