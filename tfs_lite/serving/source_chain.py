@@ -20,9 +20,8 @@ from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import ResourceAllocation
-from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
