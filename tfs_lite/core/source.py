@@ -139,7 +139,8 @@ class ErrorInjectingSourceAdapter(SourceAdapter[T, Any]):
 
 class SourceRouter(TargetBase[T], Generic[K, T]):
     """Hands each model's lists to the target that a table names for the model. In the server the targets are the
-    adapters, one for each platform. ``targets`` has the targets by their keys; ``otherwise`` takes the models that the table does not mention."""
+    adapters, one for each platform. ``targets`` has the targets by their keys; ``otherwise`` takes the models that the
+    table does not mention."""
 
     def __init__(self, targets: Mapping[K, Target[T]], otherwise: Target[T]) -> None:
         super().__init__()
