@@ -263,9 +263,13 @@ class History:
         """Puts the events of an earlier server in, in their order, before any of this one. Listeners are not told."""
         with self._lock:
             for event in sorted(events, key=lambda found: found.seq):
-                if event.seq not in self._events:
-                    self._last_seq = max(self._last_seq, event.seq)
-                    self._put(event)
+                if event.seq in self._events:
+                    continue
+                self._last_seq = max(self._last_seq, event.seq)
+                of_model = self._of_model.get(event.model)
+                if of_model and event.count > 1 and event.repeats(self._events[of_model[-1]][0]):
+                    self._remove(of_model.pop())
+                self._put(event)
 
     def _add(self, event: Event) -> Event:
         """Called with the lock held."""

@@ -21,6 +21,7 @@ from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
+from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
@@ -39,7 +40,7 @@ from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
-from tfs_lite.server.metrics_pages import MetricsPages
+from tfs_lite.server.metrics_pages import MetricsPages, ServerCollector
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
@@ -53,10 +54,13 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
+from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.table import Method, Scope
 
@@ -77,6 +81,7 @@ class EndpointSettings:
     tls: TlsFile | None
     metrics_path: str | None
     access_file: AccessFile | None
+    trace_config: TraceConfig
 
     @classmethod
     def read(cls, options: ServerOptions) -> EndpointSettings:
@@ -87,7 +92,15 @@ class EndpointSettings:
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             read_monitoring_config(file, Path.cwd()).prometheus_path if file else DEFAULT_PATH,
             AccessFile(options.access_file, time.monotonic) if options.access_file else None,
+            _read_traces(options),
         )
+
+
+def _read_traces(options: ServerOptions) -> TraceConfig:
+    config = read_trace_config(options.trace_config)
+    if config.mode == OPENTELEMETRY:
+        check_extra()
+    return config
 
 
 class Endpoints:
@@ -108,6 +121,7 @@ class Endpoints:
         limits = HttpLimits(options.max_message_bytes, timeout_seconds=timeout if timeout > 0 else None)
         self._resources = HttpResources(limits, self._large_bodies)
         core.registry.register(BodyCollector(self._resources.bodies))
+        core.registry.register(ServerCollector(lambda: health.ready))
         self._metrics_pages = MetricsPages(
             core.registry,
             core.request_metrics.tensorflow,
@@ -130,6 +144,14 @@ class Endpoints:
         )
         self.admin = AdminControl(core, health, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        core.request_metrics.server_timing = options.server_timing
+        traces = settings.trace_config
+        self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
+        if self._exporter is not None:
+            core.registry.register(TraceCollector(self._exporter))
+            self._exporter.start()
+        self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
+        AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file)
         core.registry.register(AccessCollector(self._access))
@@ -196,6 +218,9 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
+        self._tracer.close()
+        if self._exporter is not None:
+            self._exporter.close()
         self._metrics_pages.close()
         self._questions.close()
         if self._dashboard is not None:
@@ -241,7 +266,7 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
-            AdminApi(self.admin, self._questions),
+            AdminApi(self.admin, self._questions, http.bodies),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),

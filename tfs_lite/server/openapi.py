@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 import orjson
 
 from tfs_lite import __version__
+from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.server.http.router import About, Route
+from tfs_lite.serving.what_if.forecast import Fate
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -110,6 +112,7 @@ def _parameters() -> Tree:
         "model": {"type": "string", "minLength": 1},
         "version": {"type": "integer", "format": "int64", "minimum": 0, "maximum": MAX_VERSION},
         "label": {"type": "string", "minLength": 1},
+        "request": {"type": "string", "minLength": 1},
     }
     return {name: {"name": name, "in": "path", "required": True, "schema": value} for name, value in schemas.items()}
 
@@ -137,11 +140,23 @@ def _listed_model(versions: Tree) -> Tree:
         reason=text,
     )
     of_version = _object(("version", "summary", "replicas"), version=text, summary=text, replicas=_list(replica))
+    seconds: Tree = {"type": "number", "minimum": 0}
+    load = _object(
+        ("version", "phase", "seconds", "phase_seconds"),
+        version=text,
+        phase={"enum": [phase.value for phase in LoadPhase]},
+        seconds=seconds,
+        phase_seconds=seconds,
+        read_bytes=count,
+        expected_bytes=count,
+        seconds_left=seconds,
+    )
     return _object(
         ("name", "model_version_status"),
         name=text,
         model_version_status=versions,
         reason=text,
+        load_progress=_list(load),
         replica_status=_list(of_version),
     )
 
@@ -240,6 +255,62 @@ def _overview() -> Tree:
     return {"Overview": overview}
 
 
+def _failed_requests() -> Tree:
+    """The answer about a failed request."""
+    text: Tree = {"type": "string"}
+    seconds: Tree = {"type": "number", "minimum": 0}
+    count: Tree = {"type": "integer", "minimum": 0}
+    texts = ("time", "request_id", "trace_id", "method", "protocol", "model", "code", "message", "peer")
+    failed: dict[str, Tree] = {
+        **dict.fromkeys(texts, text),
+        "version": {"type": ["integer", "null"]},
+        "stage": {"enum": ["route", "decode", "check", "queue", "run", "encode", "send"]},
+        "batch": {"enum": ["", "alone", "guilty", "shared"]},
+        **dict.fromkeys(("seconds", "queue_seconds", "run_seconds"), seconds),
+        **dict.fromkeys(("rows", "batch_rows"), count),
+    }
+    return _object(
+        ("requests", "reaches_back_to", "left_out"),
+        requests=_list(_object(tuple(failed), **failed)),
+        reaches_back_to=text,
+        left_out=count,
+    )
+
+
+def _what_if() -> Tree:
+    """What a config would change: the question and the answer."""
+    text: Tree = {"type": "string"}
+    count: Tree = {"type": "integer", "minimum": 0}
+    perhaps: Tree = {"type": ["integer", "null"]}
+    config = _object(("model_config_list",), model_config_list={"type": "object"})
+    publish = _object(("model", "directory"), model=text, version=perhaps, directory=text)
+    version = _object(
+        ("version", "fate", "why", "needs", "fits_now", "after", "requests", "sequences"),
+        version=count,
+        fate={"enum": [fate.value for fate in Fate]},
+        why=text,
+        needs={"type": "object", "additionalProperties": count},
+        fits_now={"type": ["boolean", "null"]},
+        after=_list(_object(("model", "version"), model=text, version=count)),
+        requests=count,
+        sequences=count,
+    )
+    model = _object(
+        ("name", "change", "fields", "problem", "gap", "remarks", "labels", "versions"),
+        name=text,
+        change={"enum": ["added", "removed", "changed", "unchanged"]},
+        fields=_list(text),
+        problem=text,
+        gap=text,
+        remarks=_list(text),
+        labels=_list(_object(("label", "before", "after"), label=text, before=perhaps, after=perhaps)),
+        versions=_list(version),
+    )
+    refusal = _object(("model", "code", "text"), model=text, code=text, text=text)
+    answer = _object(("ok", "refused", "models"), ok={"type": "boolean"}, refused=_list(refusal), models=_list(model))
+    return {"WhatIf": answer, "WhatIfBody": {"oneOf": [config, _object(("publish",), publish=publish)]}}
+
+
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
@@ -280,4 +351,6 @@ def _schemas() -> Tree:
         "RegressAnswer": _object(("results",), results=_list(number)),
         **_explained(),
         **_overview(),
+        **_what_if(),
+        "FailedRequests": _failed_requests(),
     }

@@ -72,7 +72,7 @@ class ConfigFileWatcher:
         apply: Apply,
         on_refused: Callable[[Status], None] = ignore,
     ) -> None:
-        """``on_refused`` is told, once per cause, of a file that cannot be read; of what it refuses ``apply`` tells."""
+        """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
@@ -106,8 +106,7 @@ class ConfigFileWatcher:
         try:
             return read_config_file(self._path, self._working_directory)
         except ServingError as error:
-            if str(error) != self._logged_error:
-                self._on_refused(error.status)
+            self._on_refused(error.status)
             raise
 
 

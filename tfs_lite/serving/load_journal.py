@@ -63,6 +63,12 @@ class LoadJournal:
             loader = self._loading.get(servable_id)
         return None if loader is None else loader.progress
 
+    def running(self) -> dict[ServableId, LoadProgress]:
+        """How far each load is that a loader is at work on and can tell."""
+        with self._lock:
+            loading = dict(self._loading)
+        return {each: progress for each, loader in loading.items() if (progress := loader.progress) is not None}
+
     def loaded(self, servable_id: ServableId, loader: Loader) -> None:
         with self._lock:
             self._resident[loader] = servable_id

@@ -12,12 +12,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
@@ -63,17 +63,12 @@ class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
     def __init__(
-        self,
-        monitor: ServableStateMonitor,
-        journal: LoadJournal,
-        changes: ChangeNotifier,
-        now: Callable[[], float] = time.time,
+        self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier, clock: Clock
     ) -> None:
-        """``now`` is in seconds since 1970."""
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
-        self._now = now
+        self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
@@ -104,9 +99,10 @@ class ModelStates:
     # What the source says.
 
     def on_source_report(self, report: SourceReport) -> None:
+        now = self._clock.time()
         with self._lock:
             before = self._source.get(report.name) or SourceReport(report.name)
-            known, now = self._since.get(report.name, {}), self._now()
+            known = self._since.get(report.name, {})
             self._since[report.name] = {
                 version: known.get(version, now) if reason == before.waiting.get(version) else now
                 for version, reason in report.waiting.items()
@@ -169,6 +165,16 @@ class ModelStates:
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
         return self._monitor.get_version_states(name)
+
+    def state_seconds(self, name: str) -> dict[int, float]:
+        """For how long each version has been in the state that :meth:`report` shows."""
+        now, states = self._clock.time(), self.version_states(name)
+        since = {version: timed.time for version, timed in states.items()}
+        lived = {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+        since |= {
+            version: at for version, at in self.since(name).items() if version is not None and version not in lived
+        }
+        return {version: max(now - began, 0.0) for version, began in since.items()}
 
     def is_available(self, servable_id: ServableId) -> bool:
         state = self._monitor.get_state(servable_id)

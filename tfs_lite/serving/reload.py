@@ -26,6 +26,7 @@ from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
+from tfs_lite.serving.what_if.forecast import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,32 @@ class Reloader:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
         check_models(config, served_platforms(), self._options.allowed_model_base_paths)
         self._logs.check(logged_models(config))
+
+    @property
+    def config(self) -> ModelServerConfig | None:
+        """The config in force; None before the first."""
+        return self._config
+
+    def refusals(self, config: ModelServerConfig) -> list[Refusal]:
+        """Every reason why :meth:`apply` would refuse the config now, at least one for each model that has one. Empty
+        if it would be accepted. Nothing is changed."""
+        difference = diff(self._config, config)
+        if self._config is not None and not (difference.added or difference.removed or difference.changed):
+            return []
+        alone = [self._refusal(model.name, config.only(model), difference) for model in config.models]
+        found = [refusal for refusal in alone if refusal is not None]
+        together = None if found else self._refusal("", config, difference)
+        return [together] if together is not None else found
+
+    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> Refusal | None:
+        """Why ``config``, which is that of the model, would be refused; of all models if the name is empty."""
+        changed = tuple(change for change in difference.changed if name in ("", change.new.name))
+        try:
+            self.check(config)
+            self._check_against(config, ConfigDiff((), (), changed, ()))
+        except ServingError as error:
+            return Refusal(name, error.status)
+        return None
 
     def apply(self, config: ModelServerConfig) -> str:
         """Returns once every new model is available, with what was applied. :class:`AppliedButIncomplete` names those

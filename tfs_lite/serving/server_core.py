@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
@@ -40,12 +40,15 @@ from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.managers.survey import ManagerView
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.history.file import EventFile
 from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
+from tfs_lite.serving.history.metrics import EventMetrics, HistoryCollector
 from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
@@ -58,9 +61,11 @@ from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
+from tfs_lite.serving.what_if.forecast import WhatIf
+from tfs_lite.serving.what_if.preview import Inside, Preview
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
@@ -81,7 +86,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``services`` has what requests need beside the models.
+    in the control mode explicit, ``services`` has what requests need beside the models, ``failed_requests`` the last
+    ones that have failed.
     """
 
     def __init__(
@@ -89,7 +95,10 @@ class ServerCore:
     ) -> None:
         """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
-        self.registry = registry or CollectorRegistry()
+        if registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+        self.registry = registry
         self.clock = SystemClock()
         self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
@@ -97,11 +106,13 @@ class ServerCore:
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.states = ModelStates(self._monitor, self._journal, self.changes)
+        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
         self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
         self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
+        self.failed_requests = FailedRequests(self.clock.time, self.states.is_configured)
+        self.request_metrics.on_failure(self.failed_requests.note)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
@@ -113,7 +124,9 @@ class ServerCore:
         )
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
+        self._opener = ModelOpener(
+            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+        )
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -146,9 +159,37 @@ class ServerCore:
             clock=self.clock,
             on_applied=self._on_models_changed,
         )
+        self._preview = Preview(
+            options,
+            self._reloader,
+            self.sources,
+            self._manager,
+            self._resources.tracker,
+            Inside(self.request_metrics.in_flight, self.services.routes.live),
+        )
         self._monitor.subscribe(self._on_event)
-        self.registry.register(StateCollector(self.models, self.device_memory, self.queues))
+        self.registry.register(
+            StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
+        )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(HistoryCollector(self._accounts, self._dropped_events))
+        self._event_metrics = EventMetrics(self.registry)
+        self.history.listen(self._event_metrics.on_event)
+        self._event_file = self._open_event_file()
+
+    def _open_event_file(self) -> EventFile | None:
+        """Restores what an earlier server has left there."""
+        if not self.options.state_directory:
+            return None
+        file = EventFile(self.options.state_directory)
+        self.history.restore(file.read())
+        file.start()
+        self.history.listen(file.write)
+        return file
+
+    def _dropped_events(self) -> dict[str, int]:
+        file = {"file": self._event_file.dropped} if self._event_file is not None else {}
+        return {"memory": self.history.dropped, **file}
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
         options = self.options.cluster_options
@@ -157,7 +198,16 @@ class ServerCore:
         from tfs_lite.serving.cluster.cluster import Cluster
 
         fraction = self.options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake, self.changes.notify)
+        return Cluster(
+            engine,
+            self.clock,
+            self.registry,
+            options,
+            fraction,
+            self.wake,
+            self.changes.notify,
+            self._recorder.on_worker,
+        )
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -196,6 +246,7 @@ class ServerCore:
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
                 on_replaced=self._on_replaced,
+                on_given_up=self._give_up_load,
             ),
             self.clock,
         )
@@ -267,6 +318,8 @@ class ServerCore:
         if self._cluster is not None:
             self._cluster.close()
         self._monitor.close()
+        if self._event_file is not None:
+            self._event_file.close()
         self.request_logs.close()
         self.clock.close()
 
@@ -279,10 +332,7 @@ class ServerCore:
     def reload(self, config: ModelServerConfig) -> str:
         """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
         changes."""
-        if not self.options.follows_changes:
-            mode = self.options.model_control_mode
-            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+        self._require_following()
         with acting(current_origin() or Origin(Cause.OPERATOR)):
             return self._counted(self._reloader.apply, config)
 
@@ -291,8 +341,29 @@ class ServerCore:
         self._counted(self._reloader.follow, config)
 
     def config_refused(self, status: Status, model: str = "") -> None:
-        """Tells the history that a config, or a call that loads a ``model``, was refused before it got here."""
+        """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
+        that is no reload."""
+        if not model:
+            self._metrics.on_reload(ok=False)
         self._recorder.config_refused(status, model)
+
+    def what_if(self, config: ModelServerConfig) -> WhatIf:
+        """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
+        disk."""
+        self._require_following()
+        return self._preview.config(config)
+
+    def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
+        """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
+        self._require_following()
+        return self._preview.published(name, version, directory)
+
+    def _require_following(self) -> None:
+        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
+        if not self.options.follows_changes:
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
@@ -367,11 +438,17 @@ class ServerCore:
         def replaced(status: Status) -> None:
             if status.ok:
                 self._on_replaced(item.id, old)
+            else:
+                self._give_up_load(item.id)
             done(status)
 
         self._recorder.wanted_anew(item.id)
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
+
+    def _give_up_load(self, servable_id: ServableId) -> None:
+        if self._cluster is not None:
+            self._cluster.give_up(servable_id)
 
     # Queries about models.
 
@@ -428,6 +505,10 @@ class ServerCore:
         """How far the load of the version is, also of one that is loaded beside itself; None while no loader is at
         work on it, or where its loader cannot tell."""
         return self._journal.progress(servable_id)
+
+    def loads(self) -> dict[ServableId, LoadProgress]:
+        """How far every load is that :meth:`load_progress` could tell of."""
+        return self._journal.running()
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
@@ -491,10 +572,15 @@ class ServerCore:
     # What happens.
 
     def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for model in difference.added:
+            self._metrics.model_added(model.name)
+            self.request_metrics.model_added(model.name)
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
+            self._event_metrics.model_gone(name)
+            self._accounts.model_gone(name)
             self.services.model_gone(name)
             if self._cluster is not None:
                 self._cluster.model_gone(name)

@@ -9,16 +9,19 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.router import SourceRouter
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
@@ -29,12 +32,14 @@ from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
-from tfs_lite.sources.disk import RealDisk
+from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
-from tfs_lite.sources.look import FoundVersions
+from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import SourceReport
 
+ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
+"""Gives the config of a version by its directory and the model's name."""
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model", Reason.NO_PLATFORM)
 NO_MODELS = ModelServerConfig.model_validate({"model_config_list": {}})
 
@@ -145,6 +150,19 @@ class SourceChain:
         platforms = {model.name: model.platform for model in self._config.models}
         loader = make_loader(item, platforms.get(item.id.name), self._settings)
         return self._journaled(ServableData.ok(item.id, loader, item.revision))
+
+    # Without effects.
+
+    def look_ahead(self, config: ModelServerConfig, disk: Disk | None = None) -> dict[str, Look]:
+        """By model, what the source would find now with this config; see
+        :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
+        if not isinstance(self._source, FileSystemStoragePathSource):
+            return {}
+        return self._source.look_ahead(source_config(config, self._options), disk)
+
+    def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
+        """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""
+        return make_loader(item, platform, replace(self._settings, model_settings=read)).estimate_resources()
 
     # For versions that come by calls.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, PoolExecutor
@@ -141,6 +142,18 @@ class FileSystemStoragePathSource:
                 looks.append((servable, look))
             self._prepare_next(looks)
         self._executor.run_pending()
+
+    def look_ahead(self, config: SourceConfig, disk: Disk | None = None) -> dict[str, Look]:
+        """By name, what a poll for ``config`` would find now. It emits nothing, hashes nothing, and the polls do not
+        remember it. Waits for a poll in progress. ``disk`` may stand in for the source's own."""
+        with self._polling:
+            inspector = self._inspector.copy(disk or self._disk)
+            with self._lock:
+                streams = {name: replace(stream) for name, stream in self._streams.items()}
+        return {
+            name: look_at(servable, config, streams.get(name, Stream()), disk or self._disk, inspector)
+            for name, servable in config.by_name.items()
+        }
 
     def close(self) -> None:
         """Ends polling, watching and hashing; waits for a poll in progress. May be called more than once."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.executor import Executor, Task
+from tfs_lite.core.executor import Executor, PoolExecutor, Task
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
 from tfs_lite.core.status import ServingError
 from tfs_lite.sources.base_config import BaseConfigs
@@ -72,6 +72,15 @@ class VersionInspector:
         except OSError as error:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
         return verdict
+
+    def copy(self, disk: Disk) -> VersionInspector:
+        """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
+        and what it finds out is not known here. Called by the thread that polls, or between polls."""
+        other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
+        other._records = {path: replace(record) for path, record in self._records.items()}
+        with self._lock:
+            other._hashed = dict(self._hashed)
+        return other
 
     def hashing(self) -> tuple[str, int, int]:
         """The version directory whose files are being hashed, or were last, with the bytes done and of all. Any

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from urllib.parse import urlsplit
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.bearer import HEADER, token_of
@@ -129,15 +128,19 @@ def _is_forwarded(header: Header) -> bool:
 def _forged(header: Header) -> str:
     """Any web page can send requests to a server on the machine of who looks at it. A browser says where they come
     from, and sends no JSON for another origin without asking the server first, which says no."""
-    media_type = (header("content-type") or JSON_TYPE).partition(";")[0].strip().lower()
-    if media_type != JSON_TYPE:
-        return f"Content-Type is {media_type[:100]!r}, expected {JSON_TYPE}"
-    origin, site = header("origin"), header("sec-fetch-site")
-    if origin is not None and urlsplit(origin).netloc.lower() != (header("host") or "").lower():
+    content_type, origin, site = header("content-type"), header("origin"), header("sec-fetch-site")
+    if content_type is not None and content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        return f"Content-Type is {content_type[:100]!r}, expected {JSON_TYPE}"
+    if origin is not None and origin.lower() not in _origins(header("host")):
         return f"it comes from a web page of {origin[:100]!r}"
     if site is not None and site not in _SAME_SITE:
         return f"it comes from a web page of another site (Sec-Fetch-Site is {site[:20]!r})"
     return ""
+
+
+def _origins(host: str | None) -> tuple[str, ...]:
+    """Of web pages that come from the server itself."""
+    return () if host is None else (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _rebound(host: str | None, allowed_hosts: Collection[str]) -> str:

@@ -13,6 +13,7 @@ from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.messages import AdminRequest, AdminResponse
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.questions import read_body
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import CallContext, Method, unary
 
@@ -34,7 +35,7 @@ class AdminService:
         self._may_see_paths = may_see_paths
 
     def methods(self) -> list[Method]:
-        return [unary(f"{SERVICE}/Explain", self.explain)]
+        return [unary(f"{SERVICE}/Explain", self.explain), unary(f"{SERVICE}/WhatIf", self.what_if)]
 
     async def explain(self, data: bytes, context: CallContext) -> bytes:
         """Of the model, version or label that the request names; without a model, one line for each."""
@@ -44,6 +45,11 @@ class AdminService:
             return await self._answer(lambda: {"models": [line.as_json for line in control.verdicts()]})
         paths = self._may_see_paths(context)
         return await self._answer(lambda: control.explain(ref, paths=paths).as_json)
+
+    async def what_if(self, data: bytes, context: CallContext) -> bytes:
+        """Of a config or a version that is not there yet."""
+        asked, control = read_body(parse(AdminRequest, data).json), self._control
+        return await self._answer(lambda: control.what_if(asked))
 
     async def _answer(self, answer: Callable[[], Any]) -> bytes:
         """Of a function that gives a JSON value and runs on a thread."""

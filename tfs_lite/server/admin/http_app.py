@@ -19,11 +19,14 @@ import orjson
 from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.questions import read_body
+from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, About, Api, Route
+from tfs_lite.server.http.router import GET, POST, About, Api, Route
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.transport.table import Scope
 
 MAX_PENDING_QUESTIONS = 64
 """More than these are refused."""
@@ -45,8 +48,10 @@ Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
 """From a question to a JSON value. Raises ServingError."""
 
 
-def _route(path: str, answer: Answer, about: About, query: tuple[str, ...] = ()) -> Route[AdminApi, AdminQuery]:
-    return Route(path, GET, lambda api: partial(api.answer, answer, query), packs=True, about=about)
+def _route(
+    path: str, answer: Answer, about: About, query: tuple[str, ...] = (), scope: Scope = Scope.READ
+) -> Route[AdminApi, AdminQuery]:
+    return Route(path, GET, lambda api: partial(api.answer, answer, query), packs=True, about=about, scope=scope)
 
 
 def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
@@ -56,6 +61,27 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
     for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
         about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
         yield _route("/v1/models/{model}" + version + ":explain", _explain, about)
+
+    about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
+    yield _route("/v1/requests/{request}", _failed_request, about, scope=Scope.READ)
+    refused = ("400", "404", "405", "408", "413", "415", "429", "503")
+    about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
+    yield Route(
+        "/v1/config:explain",
+        POST,
+        lambda api: partial(api.answer_body, _what_if),
+        packs=True,
+        about=about,
+        scope=Scope.MANAGE,
+    )
+
+
+def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
+    return control.failed_request(query.names["request"])
+
+
+def _what_if(control: AdminControl, query: AdminQuery) -> Any:
+    return control.what_if(read_body(query.body))
 
 
 def _verdicts(control: AdminControl, query: AdminQuery) -> Any:
@@ -71,7 +97,7 @@ class AdminApi(Api[AdminQuery]):
     server."""
 
     routes = tuple(_routes())
-    names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+"}  # noqa: RUF012
+    names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
     cross_origin = False
     encodings = GZIP
 
@@ -79,9 +105,11 @@ class AdminApi(Api[AdminQuery]):
         self,
         control: AdminControl,
         background: BackgroundRunner,
+        bodies: Bodies,
         may_see_paths: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         self._control = control
+        self._bodies = bodies
         self._background = background
         self._may_see_paths = may_see_paths
         self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes]
@@ -105,6 +133,11 @@ class AdminApi(Api[AdminQuery]):
 
     def error(self, request: Request, error: ServingError) -> Response:
         return error_reply(error)
+
+    async def answer_body(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
+        """To a question that is in the body."""
+        body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
+        return await self.answer(answer, (), request, replace(query, body=body))
 
     async def answer(self, answer: Answer, allowed: tuple[str, ...], request: Request, query: AdminQuery) -> Response:
         asked = replace(query, fields=_fields(request, allowed), paths=self._may_see_paths(request))

@@ -96,7 +96,7 @@ class Api(Generic[P]):
     """One protocol over HTTP. ``P`` is what its handlers get of the names in a path."""
 
     routes: Sequence[Route[Any, Any]] = ()
-    """In the order in which they are tried."""
+    """In the order in which they are tried; the first path that fits counts, in all its rows."""
     names: ClassVar[Mapping[str, str]] = {}
     """The regular expression of each name in braces."""
     query_in_path = False
@@ -249,11 +249,13 @@ class Router:
         if api.query_in_path and query:
             path = target
         allowed: list[str] = []
+        fits = ""
         for pattern, route in self._routes[api]:
             match = pattern.fullmatch(path)
-            if match is None:
+            if match is None or (fits and route.path != fits):
                 continue
             if route.methods and method not in route.methods:
+                fits = route.path
                 allowed += route.methods
                 continue
             return Found(
@@ -268,7 +270,7 @@ class Router:
                 route.checks_models,
                 self._is_shared(api, path),
             )
-        raise api.refusal(method, path, tuple(dict.fromkeys(allowed)) or None)
+        raise api.refusal(method, path, tuple(allowed) or None)
 
     def _is_shared(self, api: Api[Any], path: str) -> bool:
         """Whether pages of other origins may read answers to this path, be they errors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.status import OK, ServingError, invalid_argument
+from tfs_lite.metrics.requests import GRPC
 from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import GetModelStatusRequest, Message, ReloadConfigRequest, ReloadConfigResponse
 from tfs_lite.protocols.tensorflow.serving import model_status, parse, read_model_spec, status_proto
@@ -34,7 +35,7 @@ class ModelService:
 
     async def get_model_status(self, data: bytes, context: CallContext) -> bytes:
         ref = read_model_spec(parse(GetModelStatusRequest, data), require_name=False)
-        with self._core.request_metrics.record("GetModelStatus", ref.name):
+        with self._core.request_metrics.record("GetModelStatus", ref.name, GRPC, context):
             return _bytes(model_status(self._core.status(ref)))
 
     async def handle_reload_config_request(self, data: bytes, context: CallContext) -> bytes:
