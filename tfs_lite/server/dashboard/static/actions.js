@@ -30,7 +30,7 @@ const result = ({ ok, status, text, seconds: took, timing }) =>
 		"div",
 		{ role: "status" },
 		h("p", pill(ok ? "good" : "bad", ok ? "Answered" : `Failed${status ? ": " + status : ""}`), took ? ` in ${seconds(took)}` : "", timing ? h("small", ` ${timing}`) : null),
-		h("pre", { tabindex: "0" }, text.length > MOST_SHOWN ? text.slice(0, MOST_SHOWN) + "…" : text),
+		h("pre", { tabindex: 0 }, text.length > MOST_SHOWN ? text.slice(0, MOST_SHOWN) + "…" : text),
 	);
 
 export const emptyForm = () => ({ read: false, path: "predict", text: "", typed: null, version: "", busy: false, result: null });

@@ -76,22 +76,16 @@ function title() {
 	return (count ? `(${count}) ` : "") + (app.open === null ? "" : `${app.open.slice(0, 60)} · `) + "tfs_lite";
 }
 
-const LINES = {
-	connecting: ["busy", "Connecting"],
-	live: ["good", "Live"],
-	lost: ["bad", "No connection"],
-	denied: ["warn", "A token is needed"],
-	paused: ["calm", "Paused"],
-};
+const LINES = { connecting: ["busy", "Connecting"], live: ["good", "Live"], lost: ["bad", "No connection"], denied: ["warn", "A token is needed"], paused: ["calm", "Paused"] };
 
 function header() {
 	const { server, line } = app;
 	const [tone, words] = LINES[line.state];
 	const told = line.why ? `${words} since ${clock(line.since / 1000)}: ${line.why}` : words;
-	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite")), server ? h("small", `${server.version} · up ${span(app.now() - server.started)}`) : null),
+	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite")), server && h("small", `${server.version} · up ${span(app.now() - server.started)}`)),
 		server && (server.ready ? pill("good", "Ready") : pill("warn", "Not ready: " + server.why)),
 		h("span.grow"),
-		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": "true" }), told),
+		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": true }), told),
 		h("button.quiet", { onclick: () => app.change({ dialog: { kind: "token" } }) }, hasToken() ? "Token in use" : "Token"),
 		h("button.quiet", { onclick: theme, "aria-label": "Light or dark" }, "◐"),
 	);

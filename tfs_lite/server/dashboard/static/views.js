@@ -42,9 +42,9 @@ const alarm = (value) => h("span", { class: value ? "alarm" : null }, number(val
 const errors = ({ now }) => alarm(now.errors);
 
 const COLUMNS = [
-	["Status", "rank", null],
-	["Model", "name", null],
-	["Versions", null, null],
+	["Status", "rank"],
+	["Model", "name"],
+	["Versions"],
 	["Requests/s", "requests", count("requests")],
 	["p50", "p50", time("p50")],
 	["p99", "p99", time("p99")],
@@ -113,7 +113,7 @@ function heading(app, [title, by, print]) {
 	return h(
 		"th",
 		{ scope: "col", class: print ? "n" : null, "aria-sort": sorted ? (up ? "ascending" : "descending") : null },
-		by ? h("button.quiet", { onclick: press }, title, sorted && h("span", { "aria-hidden": "true" }, up ? " ↑" : " ↓")) : title,
+		by ? h("button.quiet", { onclick: press }, title, sorted && h("span", { "aria-hidden": true }, up ? " ↑" : " ↓")) : title,
 	);
 }
 
@@ -142,14 +142,18 @@ export function tiles(app) {
 	const { server, total } = app;
 	if (!server) return null;
 	const now = server.now;
-	const of = (signal) => total?.points[signal];
-	const line = (points, tone) => (points && highest([{ points }]) ? spark(points, tone) : null);
-	return h("section.tiles", { "aria-label": "The server" },
-		tile("Requests/s", number(now.requests ?? 0), plural(now.in_flight ?? 0, "request") + " inside", line(of("requests"))),
-		tile("Latency p99", seconds(now.p99), `p50 ${seconds(now.p50)}`, line(of("p99"), "c1")),
-		tile("Errors/s", number(now.errors ?? 0), now.errors ? share(now.errors / now.requests) + " of requests" : "none", line(of("errors"), "c3"), now.errors ? "alarm" : ""),
-		tile("Waiting", number(now.waiting ?? 0), now.queue ? `queue ${seconds(now.queue)}, run ${seconds(now.run)}` : now.run ? `run ${seconds(now.run)}` : "no runs", line(of("waiting"), "c2")),
-		"tokens" in now || of("tokens") ? tile("Tokens/s", number(now.tokens ?? 0), `${number(now.texts ?? 0)} texts run, ${number(now.texts_waiting ?? 0)} wait`, line(of("tokens"), "c4")) : null,
+	const tile = (name, value, more, signal, tone) => {
+		const points = total?.points[signal];
+		return h("div.tile", { key: name }, h("span.name", name), h("b.value", value), h("small", more), points && spark(points, tone));
+	};
+	return h(
+		"section.tiles",
+		{ "aria-label": "The server" },
+		tile("Requests/s", count("requests")(server), plural(now.in_flight ?? 0, "request") + " inside", "requests"),
+		tile("Latency p99", seconds(now.p99), `p50 ${seconds(now.p50)}`, "p99", "c1"),
+		tile("Errors/s", errors(server), now.errors ? share(now.errors / now.requests) + " of requests" : "none", "errors", "c3"),
+		tile("Waiting", count("waiting")(server), `queue ${seconds(now.queue)}, run ${seconds(now.run)}`, "waiting", "c2"),
+		(now.tokens ?? total?.points.tokens) && tile("Tokens/s", count("tokens")(server), `${plural(now.texts ?? 0, "text")} run, ${number(now.texts_waiting ?? 0)} wait`, "tokens", "c4"),
 		h("div.tile.memory",
 			h("span.name", "Memory"),
 			server.memory.map(({ device, instance, used, total: most }) =>
@@ -160,13 +164,10 @@ export function tiles(app) {
 					h("small", "of " + bytes(most)),
 				),
 			),
-			server.resident ? h("small", `the process holds ${bytes(server.resident)}`) : null,
+			server.resident && h("small", `the process holds ${bytes(server.resident)}`),
 		),
 	);
 }
-
-const tile = (name, value, more, line, tone = "") =>
-	h("div", { class: "tile " + tone, key: name }, h("span.name", name), h("b.value", value), h("small", more), line);
 
 // One model.
 
@@ -195,7 +196,7 @@ export function page(app) {
 			events(details),
 			replicas(details),
 			memory(details),
-			h("details.card", { key: "config", ontoggle: (event) => event.target.open && app.readConfig() }, h("summary", h("h3", "Config")), h("pre", { tabindex: "0" }, app.config ?? "Reading…")),
+			h("details.card", { key: "config", ontoggle: (event) => event.target.open && app.readConfig() }, h("summary", h("h3", "Config")), h("pre", { tabindex: 0 }, app.config ?? "Reading…")),
 		],
 	];
 }
@@ -366,7 +367,7 @@ const MOST_LANES = 12;
 
 function spark(points, tone = "c0") {
 	const top = ceiling(highest([{ points }]));
-	const box = { viewBox: `0 -4 ${WIDTH} ${HEIGHT + 4}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+	const box = { viewBox: `0 -4 ${WIDTH} ${HEIGHT + 4}`, preserveAspectRatio: "none", "aria-hidden": true };
 	return h("svg.spark", box, curve({ points, tone }, top, true));
 }
 
@@ -451,6 +452,6 @@ function timeline(events, versions, to, seconds) {
 			const words = parts.map(({ state, from: begun }) => `${stateOf(state)[0]} since ${clock(begun)}`).join(", ");
 			return h("div.lane", { key: version }, h("span.label", "v" + version), h("div.track", { role: "img", "aria-label": `Version ${version}: ${words}` }, parts.map(part)));
 		}),
-		h("div.axis", { "aria-hidden": "true" }, h("span", clock(from)), h("span", clock(from + seconds / 2)), h("span", "now")),
+		h("div.axis", { "aria-hidden": true }, h("span", clock(from)), h("span", clock(from + seconds / 2)), h("span", "now")),
 	);
 }
