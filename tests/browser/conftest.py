@@ -22,7 +22,9 @@ NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 TIMEOUT = 30.0
 WATCH = """
 window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective + " " + event.blockedURI));
+document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
+  window.violations.push(`${violatedDirective} ${blockedURI}`);
+});
 """
 
 

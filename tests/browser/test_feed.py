@@ -40,8 +40,16 @@ def _snapshot(number: int) -> dict[str, Any]:
         ]
         models.append(
             {
-                **{"name": f"model {model}", "rank": 12, "verdict": "SERVING", "sentence": "", "fix": "", "event": 1},
-                **{"versions": versions, "now": _numbers(number + model), "unanswered": {}, "answers": newest},
+                "name": f"model {model}",
+                "rank": 12,
+                "verdict": "SERVING",
+                "sentence": "",
+                "fix": "",
+                "event": 1,
+                "versions": versions,
+                "now": _numbers(number + model),
+                "unanswered": {},
+                "answers": newest,
             }
         )
     server = {"version": "1", "started": 1.0, "time": time.time(), "ready": True, "why": "", "control": "poll"}

@@ -57,7 +57,7 @@ def test_names_and_error_texts_never_become_markup(viewer: Open, tmp_path: Path)
 def test_feed_may_hold_anything(viewer: Open, publish: Publish, tmp_path: Path) -> None:
     """Half of a pair, NUL, and markup in every text that a server could send."""
     publish(tmp_path, "m", 1)
-    bad = '<img src=x onerror=alert(1)>\\u0000\\ud800\\u202e'
+    bad = "<img src=x onerror=alert(1)>\\u0000\\ud800\\u202e"
     model = (
         f'{{"name":"{bad}","rank":0,"verdict":"{bad}","sentence":"{bad}","fix":"{bad}","answers":null,"event":1,'
         f'"now":{{"requests":1e308}},"unanswered":{{}},"versions":[{{"version":"{bad}","state":"{bad}","since":1,'
@@ -67,7 +67,9 @@ def test_feed_may_hold_anything(viewer: Open, publish: Publish, tmp_path: Path) 
         f'{{"product":"{bad}","version":"{bad}","started":1,"time":2,"ready":false,"why":"{bad}","control":"{bad}",'
         f'"tick":1,"now":{{}},"resident":1,"memory":[{{"device":"{bad}","instance":0,"used":1,"total":0}}]}}'
     )
-    feed = f'data: {{"may":["{bad}"]}}\n\ndata: {{"server":{server},"whole":true,"gone":["{bad}"],"models":[{model}]}}\n\n'
+    feed = (
+        f'data: {{"may":["{bad}"]}}\n\ndata: {{"server":{server},"whole":true,"gone":["{bad}"],"models":[{model}]}}\n\n'
+    )
     with serving(tmp_path, model_name="m", model_base_path=str(tmp_path / "m")) as served, viewer(served.url) as seen:
         seen.page.route("**/dashboard/feed", lambda route: route.fulfill(body=feed, content_type="text/event-stream"))
         seen.open()
@@ -133,7 +135,9 @@ def test_page_of_another_origin_can_neither_manage_nor_read(
         for path in ("/v1/overview", "/dashboard/feed", "/"):
             read = f"fetch('{served.url}{path}').then((answer) => answer.text(), () => 'refused')"
             assert page.evaluate(read) == "refused"
-        page.evaluate(f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{served.url}/'}}))")
+        page.evaluate(
+            f"document.body.append(Object.assign(document.createElement('iframe'), {{src: '{served.url}/'}}))"
+        )
         assert served.version("m") == 1
         tab.close()
 
