@@ -35,6 +35,7 @@ def test_names_and_error_texts_never_become_markup(viewer: Open, tmp_path: Path)
     for number, name in enumerate(HOSTILE):
         text = f"{name} </script><script>alert({number})</script> \x00\x1b[31m \ud800"
         source = f"class Model:\n    def __init__(self, context): raise RuntimeError({text!r})\n"
+        source += "    def predict(self, x): return {'y': x}\n"
         write_python_version(root / name, 1, source)
     options: dict[str, Any] = {"trusted_model_base_paths": (f"{root}/*",), "max_num_load_retries": 0}
     with serving(root, ready=False, model_repository=str(root), **options) as served, viewer(served.url) as seen:
