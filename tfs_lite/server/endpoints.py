@@ -21,6 +21,9 @@ from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.events import EventFeed
+from tfs_lite.server.admin.events_grpc import EventsMethod
+from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
@@ -30,6 +33,7 @@ from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Overload, Router
 from tfs_lite.server.http.server import HttpServer
@@ -55,7 +59,7 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.table import Method
+from tfs_lite.transport.table import CallContext, Method, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +223,7 @@ class Endpoints:
             HealthService(self._health, changes),
             self._v2,
             AdminService(self.admin, self._questions),
+            EventsMethod(self._make_event_feed(), self._caller_manages),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -228,7 +233,9 @@ class Endpoints:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
+        feed = self._make_event_feed()
         apis = (
+            EventsApi(feed, self._manages),
             AdminApi(self.admin, self._questions),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
@@ -237,6 +244,18 @@ class Endpoints:
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
+
+    def _make_event_feed(self) -> EventFeed:
+        feed = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(feed.wake)
+        return feed
+
+    def _manages(self, request: Request) -> bool:
+        access = self._access
+        return Scope.MANAGE in access.may(access.http(request.peer, request.headers.find))
+
+    def _caller_manages(self, context: CallContext) -> bool:
+        return Scope.MANAGE in self._access.may(self._access.grpc(context))
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)

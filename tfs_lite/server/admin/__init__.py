@@ -3,6 +3,9 @@
 control         the one contract: AdminControl answers values
 http_app        its routes over HTTP, a table: path, what answers, what it says of itself
 grpc_service    ``tfs_lite.AdminService``: the same JSON over gRPC
+events          who reads events, and waits for them, like
+events_http,    their route
+events_grpc     their method
 
 The command line and the dashboard use the same: nothing here knows who shows an answer.
 """
