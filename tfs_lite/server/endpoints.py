@@ -23,6 +23,9 @@ from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.events import EventFeed
+from tfs_lite.server.admin.events_grpc import EventsMethod
+from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
@@ -62,7 +65,7 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.table import Method, Scope
+from tfs_lite.transport.table import CallContext, Method, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -255,6 +258,7 @@ class Endpoints:
             HealthService(self._health, changes),
             self._v2,
             AdminService(self.admin, self._questions),
+            EventsMethod(self._make_event_feed(), self._caller_manages),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -266,6 +270,7 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
+            EventsApi(self._make_event_feed(), self._manages),
             AdminApi(self.admin, self._questions, http.bodies),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
@@ -278,6 +283,17 @@ class Endpoints:
     def _may(self, request: Request) -> frozenset[Scope]:
         """What the client may do."""
         return self._access.may(self._access.http(request.peer, request.headers.find))
+
+    def _make_event_feed(self) -> EventFeed:
+        feed = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(feed.wake)
+        return feed
+
+    def _manages(self, request: Request) -> bool:
+        return Scope.MANAGE in self._may(request)
+
+    def _caller_manages(self, context: CallContext) -> bool:
+        return Scope.MANAGE in self._access.may(self._access.grpc(context))
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
