@@ -35,7 +35,7 @@ class FailedRequest:
     """One failed request. ``time`` is its end, in seconds since 1970; the other times are in seconds.
 
     ``stage``: ``route`` (no version answers it), ``decode``, ``check`` (its inputs), ``queue``, ``run``, ``encode``, or
-    ``send``. ``batch``: in which company it failed in its run: ``alone``; ``guilty``, if a batch with others had failed,
+    ``send``. ``batch``: in which company its run failed: ``alone``; ``guilty``, if a batch with others had failed,
     was tried again in halves, and this one failed by itself; ``shared``, if it failed together with others; empty, if
     that is not known, or it did not fail there. ``batch_rows`` are those of its last run; 0: not known.
     """

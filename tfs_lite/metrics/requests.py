@@ -197,8 +197,8 @@ class EndedRequest:
     """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
     and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
 
-    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done`` for a
-    success. ``message`` and ``reason`` are empty and None for a success. ``queue_seconds`` is the longest wait of its
+    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
+    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its
     calls, ``run_seconds`` the longest time in the model."""
 
     method: str
