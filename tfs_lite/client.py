@@ -23,6 +23,7 @@ from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols import messages
+from tfs_lite.protocols.bearer import HEADER, bearer
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
@@ -85,7 +86,8 @@ class Client:
     ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
     servers with a certificate from one of these authorities; ``client_certificate`` and its private key ``client_key``
     are for servers that require certificates of clients. INVALID_ARGUMENT if they cannot be used. With ``unix:`` the
-    server's certificate must be for ``localhost``.
+    server's certificate must be for ``localhost``. ``token`` goes with every call, for servers that ask for one;
+    without TLS anyone on the way can read it.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Client:
         client_key: bytes | None = None,
         client_certificate: bytes | None = None,
         *,
+        token: str = "",
         timeout: float = 60.0,
         connect_timeout: float = 10.0,
     ) -> None:
@@ -102,6 +105,7 @@ class Client:
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._connected = False
+        self._credentials = ((HEADER, bearer(token)),) if token else None
         self._secure = _uses_tls(root_certificates, client_key, client_certificate)
         if self._secure:
             credentials = grpc.ssl_channel_credentials(root_certificates, client_key, client_certificate)
@@ -202,7 +206,9 @@ class Client:
             path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
         try:
-            response, ended = call.with_call(request, timeout=self._timeout if timeout is None else timeout)
+            response, ended = call.with_call(
+                request, timeout=self._timeout if timeout is None else timeout, metadata=self._credentials
+            )
             return response, dict(ended.trailing_metadata() or ())
         except grpc.RpcError as error:
             raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error

@@ -1,12 +1,13 @@
-"""The command line: serve, publish, status, predict, record, reload, rollout, check, demo. No other package imports it.
+"""The command line, which no other package imports: serve, publish, status, predict, record, reload, rollout, token,
+check, demo.
 
 main                        finds the command and turns failures into one line and an exit code
 serve, flags, flag_parser   the server, and its flags in one table
 publish, status, predict    other commands, a module each, like
 record, reload, rollout,
-check, demo/
+token, check, demo/
 what_if                     what ``explain --config`` and ``check --against`` ask and show
 views/                      what ``status`` and ``reload`` show
 record_live, warmup_file    where ``record`` gets requests, and the file that it writes
-arguments, output           what the commands share
+arguments, output, http     what the commands share
 """

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tfs_lite.cli.output import UsageError, nearest
 from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.status import ServingError
+from tfs_lite.protocols.bearer import bearer
+from tfs_lite.transport.peer import peer_at
 
 if TYPE_CHECKING:
+    from tfs_lite.cli.http import HttpServer
     from tfs_lite.client import Client
+
+TOKEN_VARIABLE = "TFS_LITE_TOKEN_FILE"
 
 _CONNECT_TIMEOUT = 10.0
 _TLS_FILES = {
@@ -64,19 +72,58 @@ def version_number(text: str) -> int:
     return version
 
 
-def add_tls(parser: Parser) -> None:
-    """Adds the options for the files of a TLS connection, which :func:`grpc_client` reads."""
+def add_credentials(parser: Parser) -> None:
+    """Adds the options for a TLS connection and for the token, which :func:`grpc_client` and :func:`http_server`
+    read."""
     for name, text in _TLS_FILES.items():
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", metavar="FILE", help=text)
+    help_text = f"the token for a server with --access_file; {TOKEN_VARIABLE} in the environment is the default"
+    parser.add_argument("--token_file", "--token-file", metavar="FILE", help=help_text)
 
 
-def grpc_client(address: str, timeout: float, tls: argparse.Namespace) -> Client:
-    """A client whose calls fail after ``timeout`` seconds, and sooner if there is no server. ``tls`` are arguments with
-    the options of :func:`add_tls`."""
+def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -> Client:
+    """A client whose calls fail after ``timeout`` seconds, and sooner if there is no server. ``credentials`` are
+    arguments with the options of :func:`add_credentials`. The user is told when the token leaves the machine in plain
+    text."""
     from tfs_lite.client import Client
 
-    files = {name: _read(getattr(tls, name), f"--{name}") for name in _TLS_FILES}
-    return Client(address, **files, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
+    files = {name: _read(getattr(credentials, name), f"--{name}") for name in _TLS_FILES}
+    token = read_token(credentials)
+    if token and files["root_certificates"] is None:
+        _warn_of_plain_text(address)
+    return Client(address, **files, token=token, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
+
+
+def http_server(address: str, credentials: argparse.Namespace) -> HttpServer:
+    """The same over HTTP, which has no TLS here."""
+    from tfs_lite.cli.http import HttpServer
+
+    token = read_token(credentials)
+    if token:
+        _warn_of_plain_text(address)
+    return HttpServer(address, token)
+
+
+def read_token(credentials: argparse.Namespace) -> str:
+    """The token in the file of ``--token_file`` or of the environment; empty without a file."""
+    option, path = "--token_file", credentials.token_file
+    if path is None:
+        option, path = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE) or None
+    if path is None:
+        return ""
+    token = (_read(path, option) or b"").decode("ascii", "replace").strip()
+    try:
+        bearer(token)
+    except ServingError as error:
+        raise UsageError(f"{option}: {path} holds no token: {error}") from None
+    return token
+
+
+def _warn_of_plain_text(address: str) -> None:
+    host = address.rpartition(":")[0].strip("[]")
+    if address.startswith("unix:") or host == "localhost" or peer_at(host).loopback:
+        return
+    print(f"tfs-lite: the token goes to {address} unencrypted; anyone on the way can read it", file=sys.stderr)
 
 
 def _read(path: str | None, option: str) -> bytes | None:

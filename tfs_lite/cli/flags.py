@@ -93,6 +93,7 @@ class _Group:
 
 _what = _Group("What is served")
 _where = _Group("Where it listens")
+_who = _Group("Who may do what")
 _load = _Group("Versions and loading")
 _run = _Group("Running models")
 _cluster = _Group("Replicas in a Ray cluster")
@@ -130,10 +131,21 @@ FLAGS: tuple[Flag, ...] = (
     _where("grpc_max_threads", _INT, 0, "most gRPC calls inside at once, one more is refused; 0: no limit", minimum=0),
     _where("rest_api_num_threads", _INT, 4 * _CPUS, "threads that parse and print large HTTP bodies", minimum=1),
     _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
-    _where("rest_api_enable_cors_support", _BOOL, False, "CORS headers on every HTTP answer below /v1/"),
+    _where("rest_api_enable_cors_support", _BOOL, False, "web pages of every origin may predict (CORS headers)"),
     _where("monitoring_config_file", _STRING, "", "where the page with TensorFlow Serving's metric names is"),
     _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
     _where("enable_grpc_healthcheck_service", _BOOL, False, "the health service is on, with or without this"),
+    _who(
+        "management_access",
+        _STRING,
+        "auto",
+        "who may reload, load, unload, change settings; auto: this machine and tokens",
+        words="auto|open|token",
+    ),
+    _who("read_access", _STRING, "open", "who may read status, statistics and metrics", words="open|token"),
+    _who("predict_access", _STRING, "open", "who may predict", words="open|token"),
+    _who("access_file", _STRING, "", "tokens and certificates: lines of NAME SCOPES SECRET, read again on change"),
+    _who("allowed_hosts", _LIST, (), "names under which web pages may manage it; addresses always count"),
     _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
     _load("version_quiet_period_seconds", _FLOAT, 2.0, "unpublished files count as whole after so long", minimum=0),
     _load(
@@ -193,6 +205,16 @@ FLAGS: tuple[Flag, ...] = (
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
     _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
+    _process("log_format", _STRING, "text", "how lines of the log are written", words="text|json"),
+    _process(
+        "access_log",
+        _STRING,
+        "errors",
+        "a line for each request, or for those that fail (at most 20 a second)",
+        words="off|errors|all",
+    ),
+    _process("server_timing", _STRING, "asked", "who is told how long a request took", words="never|asked|always"),
+    _process("trace_config", _LIST, (), "Triton's: rate=N, level=L, count=N, mode=M, opentelemetry,url=U; repeatable"),
     _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
     _process("version", _BOOL, False, "print the version and stop", in_environment=False),
     _process("help", _BOOL, False, "print this and stop", in_environment=False),

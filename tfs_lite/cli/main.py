@@ -24,6 +24,7 @@ COMMANDS = {
     "record": "make a file of requests that a version answers before it becomes available",
     "reload": "give a running server a new model config",
     "rollout": "give several servers a new model config: load on all of them, then move the labels of all",
+    "token": "make a token for a server with --access_file",
     "check": "say what would be served from a path or config, and why the rest would not; runs nothing",
     "demo": "watch new versions of a real model go live under load",
 }

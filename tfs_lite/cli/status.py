@@ -6,16 +6,13 @@ It reads the REST list, which has every model; with ``--server`` it uses gRPC, w
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
+from tfs_lite.cli.http import ANSWER_TIMEOUT, HttpServer
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
 from tfs_lite.cli.views.models import Model, models_table, print_models, read_grpc, read_rest
@@ -27,8 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-_ANSWER_TIMEOUT = 10.0
-_LARGEST_ANSWER = 64 * 2**20
+_METRICS = "/metrics"
 _LARGEST_PAGE = 32 * 2**20
 
 
@@ -50,12 +46,13 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--server asks over gRPC, which answers for one model: name it, or use --rest for all")
     if args.server and args.verbose:
         raise UsageError("--verbose reads the metrics page, which gRPC has not: use --rest")
+    server = http_server(args.rest, args)
 
     def fetch() -> ServerView:
         if args.server:
             return ServerView(over_grpc(args.server, args.model, args))
-        view = over_rest(args.rest, args.model)
-        return replace(view, known=numbers(args.rest)) if args.verbose else ServerView(view.models)
+        view = over_rest(server, args.model)
+        return replace(view, known=numbers(server)) if args.verbose else ServerView(view.models)
 
     if not args.watch:
         _print(fetch(), args.json)
@@ -71,22 +68,22 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("model", nargs="?", help="only this model")
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead; needs MODEL")
-    add_tls(parser)
+    add_credentials(parser)
     parser.add_argument("--verbose", action="store_true", help="requests, batches, times and workers of each version")
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     return parser.parse(argv)
 
 
-def over_grpc(address: str, name: str, tls: Namespace) -> list[Model]:
+def over_grpc(address: str, name: str, credentials: Namespace) -> list[Model]:
     """The model of that name, over gRPC."""
-    with grpc_client(address, _ANSWER_TIMEOUT, tls) as client:
+    with grpc_client(address, ANSWER_TIMEOUT, credentials) as client:
         return [read_grpc(client, name)]
 
 
-def over_rest(address: str, name: str | None) -> ServerView:
+def over_rest(server: HttpServer, name: str | None) -> ServerView:
     """Every model, or the one of that name, over REST, with its replicas. Raises CliError."""
-    items = _get(f"http://{address}/v1/models")["models"]
+    items = server.json("/v1/models")["models"]
     found = [item for item in items if name in (None, item["name"])]
     if not found and name is not None:
         hint = nearest(name, [item["name"] for item in items])
@@ -95,45 +92,16 @@ def over_rest(address: str, name: str | None) -> ServerView:
     return ServerView([read_rest(item) for item in found], replicas=replicas)
 
 
-def numbers(address: str) -> NumbersByVersion:
+def numbers(server: HttpServer) -> NumbersByVersion:
     """The numbers of each version on the metrics page; none if there is no such page. Raises CliError."""
-    url = f"http://{address}/metrics"
-    page = _read(url, _LARGEST_PAGE, or_nothing=True)
+    url = server.url(_METRICS)
+    page = server.read(_METRICS, _LARGEST_PAGE, or_nothing=True)
     if len(page) > _LARGEST_PAGE:
         raise CliError(f"{url} is larger than {_LARGEST_PAGE} bytes; ask without --verbose", "RESOURCE_EXHAUSTED")
     try:
         return read_numbers(page.decode())
     except ValueError as error:
         raise CliError(f"{url} is no page of metrics ({error}); is it a tfs_lite server?", "UNAVAILABLE") from None
-
-
-def _get(url: str) -> Any:
-    try:
-        return json.loads(_read(url, _LARGEST_ANSWER))
-    except ValueError as error:
-        raise _no_server(url, error) from None
-
-
-def _read(url: str, most: int, or_nothing: bool = False) -> bytes:
-    """The page, at most a byte more than ``most``. With ``or_nothing`` a missing page is empty."""
-    try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT) as answer:
-            return bytes(answer.read(most + 1))
-    except urllib.error.HTTPError as error:
-        with error:
-            if or_nothing and error.code == 404:
-                return b""
-            raise CliError(f"{url} answered {error.code}; is it a tfs_lite server?", "UNAVAILABLE") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _no_server(url, error) from None
-
-
-def _no_server(url: str, error: Exception) -> CliError:
-    cause = getattr(error, "reason", error)
-    return CliError(
-        f"no server answers at {url} ({cause}); start one with tfs-lite serve, or give its address with --rest",
-        "UNAVAILABLE",
-    )
 
 
 def _watch(fetch: Fetch, interval: float, as_json: bool) -> NoReturn:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
@@ -145,11 +146,12 @@ RUNNING = "running"
 
 
 class StepTimes(NamedTuple):
-    """A call to a model that an ensemble has made for a request of its own: times as in :class:`ServableCall`, and how
-    it ended."""
+    """A call to a model that an ensemble has made for a request of its own: times as in :class:`ServableCall`, and when
+    and how it ended."""
 
     id: ServableId
     arrived: float
+    ended: float
     queue_seconds: float
     run_seconds: float
     copy_seconds: tuple[float, float]
@@ -157,15 +159,48 @@ class StepTimes(NamedTuple):
     trace: CallTrace
 
 
-class CallTrace:
-    """What is noted of a call whose request may be traced: the runs that it was in (what they are is known to whoever
-    traces), and, of an ensemble, its steps."""
+class BatchTrace:
+    """One run of a model with calls of requests that may be traced. Times are in seconds of ``time.monotonic``;
+    ``span`` is the number of its trace and of its span. ``left`` counts the calls in it of which the request has not
+    ended; whoever traces requests counts them down."""
 
-    __slots__ = ("batches", "steps")
+    __slots__ = ("calls", "copy_seconds", "id", "left", "ok", "padding", "rows", "seconds", "span", "started")
+
+    def __init__(self, report: BatchReport, started: float, calls: int) -> None:
+        self.id = report.id
+        self.started = started
+        self.seconds = report.run_seconds
+        self.copy_seconds = report.copy_seconds
+        self.rows = report.rows
+        self.padding = report.padding
+        self.ok = report.ok
+        self.calls = len(report.queue_seconds)
+        self.left = calls
+        self.span = (getrandbits(128) or 1, getrandbits(64) or 1)
+
+
+class TextTimes(NamedTuple):
+    """A text of a language model, in seconds of ``time.monotonic``: when it got a slot, its first token and its end;
+    and numbers of tokens."""
+
+    started: float
+    first: float
+    ended: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class CallTrace:
+    """What is noted of a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
+    language model, its texts."""
+
+    __slots__ = ("batches", "steps", "texts")
 
     def __init__(self) -> None:
-        self.batches: list[object] = []
+        self.batches: list[BatchTrace] = []
         self.steps: list[StepTimes] = []
+        self.texts: list[TextTimes] = []
 
 
 @dataclass(slots=True, eq=False)

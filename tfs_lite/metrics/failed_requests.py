@@ -177,7 +177,7 @@ def _entry(ended: EndedRequest, now: float) -> FailedRequest:
     return FailedRequest(
         now,
         context.request_id,
-        context.trace.trace_id if context.trace is not None else "",
+        ended.trace_id,
         ended.method,
         _protocol(ended),
         _clean(ended.model, MAX_NAME),

@@ -30,6 +30,7 @@ from tfs_lite.core.request_context import (
     WANTS_TIMING,
     Carrier,
     RequestContext,
+    TraceContext,
     checked_id,
     read_context,
 )
@@ -102,9 +103,10 @@ class RequestRecord:
 
 
 class RecordedRequest(RequestRecord):
-    """Times a block, or what ends with ``end``. ``started`` is in seconds of ``time.monotonic``."""
+    """Times a block, or what ends with ``end``. ``started`` is in seconds of ``time.monotonic``; ``trace_id`` is set
+    when it has ended, and is traced."""
 
-    __slots__ = ("_carrier", "_context", "_metrics", "started")
+    __slots__ = ("_carrier", "_context", "_metrics", "started", "trace_id")
 
     def __init__(
         self, metrics: RequestMetrics, method: str, model: str, entrypoint: str, carrier: Carrier | None = None
@@ -120,6 +122,7 @@ class RecordedRequest(RequestRecord):
         self.answered = False
         self.sending = False
         self.sent_id = ""
+        self.trace_id = ""
         self._metrics = metrics
         self._carrier = carrier
         self._context: RequestContext | None = None
@@ -132,6 +135,12 @@ class RecordedRequest(RequestRecord):
         if context is None:
             context = self._context = read_context(self._carrier, self.sent_id)
         return context
+
+    @property
+    def caller(self) -> TraceContext | None:
+        """The span of the client that the request belongs to."""
+        carrier = self._carrier
+        return self.context.trace if carrier is not None and carrier.marked else None
 
     @property
     def arrived(self) -> float:
@@ -157,7 +166,9 @@ class RecordedRequest(RequestRecord):
         metrics.observe(self, code, seconds)
         if code is not _OK or metrics.listens:
             metrics.tell(self, code, seconds, error)
-        if carrier is not None and (code is not _OK or carrier.names_requests or carrier.marked):
+        if carrier is not None and (
+            carrier.names_requests or carrier.marked or code is not _OK or metrics.server_timing == ALWAYS
+        ):
             self._mark_answer(carrier, code, seconds)
         self.calls = ()  # they refer to the request, and so to this record
 
@@ -198,8 +209,9 @@ class EndedRequest:
     and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
 
     ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
-    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its
-    calls, ``run_seconds`` the longest time in the model."""
+    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
+    ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not have
+    been recorded; empty if it belongs to none."""
 
     method: str
     model: str
@@ -210,6 +222,7 @@ class EndedRequest:
     reason: Reason | None
     stage: str
     context: RequestContext
+    trace_id: str
     arrived: float
     started: float
     seconds: float
@@ -255,6 +268,7 @@ def ended_request(
         error.status.reason if isinstance(error, ServingError) else None,
         _stage(record, code),
         record.context,
+        record.trace_id or (record.context.trace.trace_id if record.context.trace is not None else ""),
         record.arrived,
         record.started,
         seconds,
@@ -336,6 +350,8 @@ class RequestMetrics:
         """NEVER, ASKED or ALWAYS: which answers say how long their request took."""
         self.listens = False
         """Whether anybody wants to know of every request."""
+        self.notes_calls = False
+        """Whether calls to models note what traces need of them."""
         self.untold_failures = 0
         """Failures that listeners were not told about, because there were too many at a time."""
         self._end_listeners: list[EndListener] = []
@@ -377,9 +393,13 @@ class RequestMetrics:
         self._failure_listeners.append(listener)
 
     def on_end(self, listener: EndListener) -> None:
-        """Tells the listener about every request that ends. Before the first request."""
-        self._end_listeners.append(listener)
+        """Tells the listener about every request that ends, until ``off_end``."""
+        self._end_listeners = [*(other for other in self._end_listeners if other != listener), listener]
         self.listens = True
+
+    def off_end(self, listener: EndListener) -> None:
+        self._end_listeners = [other for other in self._end_listeners if other != listener]
+        self.listens = bool(self._end_listeners)
 
     def tell(self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None) -> None:
         """The request of the record has ended. On the event loop."""

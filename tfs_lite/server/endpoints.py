@@ -7,6 +7,7 @@ pages; the parsing and printing of large bodies.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,16 @@ from pathlib import Path
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.server.access.access import Access
+from tfs_lite.server.access.access_file import AccessFile
+from tfs_lite.server.access.metrics import AccessCollector
+from tfs_lite.server.access.rules import AUTO, Policy
+from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
+from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
@@ -35,6 +42,7 @@ from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import ChangeSignal, Health
+from tfs_lite.server.runtime.sockets import is_loopback
 from tfs_lite.server.runtime.tls import HTTP, TlsFile
 from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.model_service import ModelService
@@ -43,12 +51,17 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
+from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.table import Method
+
+logger = logging.getLogger(__name__)
 
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_BODIES = 1000
@@ -59,11 +72,13 @@ LAST_PAGES = 1.0
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
     """What the options name by file or text, read and checked before the ports open. ``metrics_path`` is that of the
-    page with TensorFlow Serving's names; None: there is no such page."""
+    page with TensorFlow Serving's names; None: there is no such page. ``access_file`` None: there are no tokens."""
 
     grpc_arguments: tuple[tuple[str, int | str], ...]
     tls: TlsFile | None
     metrics_path: str | None
+    trace_config: TraceConfig
+    access_file: AccessFile | None
 
     @classmethod
     def read(cls, options: ServerOptions) -> EndpointSettings:
@@ -73,7 +88,16 @@ class EndpointSettings:
             effective_arguments(options.grpc_server, parse_grpc_arguments(options.grpc_channel_arguments)),
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             read_monitoring_config(file, Path.cwd()).prometheus_path if file else DEFAULT_PATH,
+            _read_traces(options),
+            AccessFile(options.access_file, time.monotonic) if options.access_file else None,
         )
+
+
+def _read_traces(options: ServerOptions) -> TraceConfig:
+    config = read_trace_config(options.trace_config)
+    if config.mode == OPENTELEMETRY:
+        check_extra()
+    return config
 
 
 class Endpoints:
@@ -116,7 +140,17 @@ class Endpoints:
         )
         self.admin = AdminControl(core, health)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        core.request_metrics.server_timing = options.server_timing
+        traces = settings.trace_config
+        self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
+        if self._exporter is not None:
+            core.registry.register(TraceCollector(self._exporter))
+            self._exporter.start()
+        self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
+        AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
+        self._access = _make_access(options, settings.access_file)
+        core.registry.register(AccessCollector(self._access))
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
@@ -174,6 +208,9 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
+        self._tracer.close()
+        if self._exporter is not None:
+            self._exporter.close()
         self._metrics_pages.close()
         self._questions.close()
         self._large_bodies.close()
@@ -208,7 +245,8 @@ class Endpoints:
             AdminService(self.admin, self._questions),
         )
         methods = [method for service in services for method in service.methods()]
-        return [*methods, *ReflectionService(method.service for method in methods).methods()]
+        methods += ReflectionService(method.service for method in methods).methods()
+        return checked_methods(methods, self._access)
 
     def _make_http_app(self) -> Router:
         core, http, predictor = self._core, self._resources, self._predictor
@@ -222,8 +260,19 @@ class Endpoints:
         )
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support
-        return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload)
+        return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
         self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
+
+
+def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
+    manage = options.management_access
+    if manage == AUTO and file is None and not is_loopback(options.host):
+        logger.info(
+            "reload, load, unload and settings work from this machine only; --access_file lets tokens do so from "
+            "elsewhere, --management_access=open everybody"
+        )
+    policy = Policy(options.predict_access, options.read_access, manage, has_file=file is not None)
+    return Access(policy, file, options.allowed_hosts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.access.access import Access
 from tfs_lite.server.admin.http_app import AdminApi
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
@@ -113,8 +114,9 @@ def http_app(
     http: HttpResources,
     enable_cors: bool = False,
     overload: Overload | None = None,
+    access: Access | None = None,
 ) -> Router:
     """The page with TensorFlow Serving's metrics is where the configuration wants it, before every other route."""
     path = metrics.tensorflow_path
     first = [] if path is None else [TensorflowPage(metrics, path)]
-    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload)
+    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload, access)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.serving.response_cache_config import cache_bytes
+from tfs_lite.serving.statistics.trace_config import read_trace_config
 
 MIB = 1024 * 1024
 
@@ -23,6 +24,10 @@ EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
 WORKERS = ("thread", "process", RAY)
 SEND_BATCHES = ("expect", "greedy")
+ACCESS_LOGS = ("off", "errors", "all")
+SERVER_TIMINGS = ("never", "asked", "always")
+MANAGEMENT_ACCESS = ("auto", "open", "token")
+ACCESS = ("open", "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,17 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    management_access: str = "auto"
+    """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
+    only tokens and client certificates of the access file (``token``)."""
+    read_access: str = "open"
+    """Who may read status, statistics and metrics: everybody (``open``), or tokens and certificates (``token``)."""
+    predict_access: str = "open"
+    """Who may predict: the same."""
+    access_file: str = ""
+    """Tokens and client certificates with their scopes, read again when the file changes."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which web pages may call the server to manage it, in addition to ``localhost`` and addresses."""
     monitoring_config_file: str = ""
     """The path of the page with TensorFlow Serving's metric names, or that there is none."""
 
@@ -158,6 +174,14 @@ class ServerOptions:
     ready_requires_all_models: bool = False
     exit_on_initial_load_failure: bool = False
 
+    access_log: str = "errors"
+    """Which requests have a line in the log: ``off``, ``errors`` (at most 20 a second) or ``all``."""
+    server_timing: str = "asked"
+    """Who is told how long a request took: ``never``, ``asked`` (by the header ``x-server-timing: 1``), ``always``."""
+    trace_config: tuple[str, ...] = ()
+    """Triton's settings of traces, such as ``rate=100``, ``level=TIMESTAMPS``, ``mode=opentelemetry``; a setting of one
+    mode follows its name: ``opentelemetry``, ``url=http://...``."""
+
     # bounds of requests
     max_message_bytes: int = 100 * MIB
     """Of a gRPC message or an HTTP body."""
@@ -172,7 +196,11 @@ class ServerOptions:
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
         self._check_choice("grpc_server", GRPC_SERVERS)
+        self._check_choice("access_log", ACCESS_LOGS)
+        self._check_choice("server_timing", SERVER_TIMINGS)
+        self._check_access()
         cache_bytes(self.cache_config)
+        read_trace_config(self.trace_config)
         self._check_cluster()
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
@@ -204,6 +232,13 @@ class ServerOptions:
             raise invalid_argument("load_model is set without setting model_control_mode to explicit")
         if EVERY_MODEL in self.load_model and len(self.load_model) > 1:
             raise invalid_argument(f"load_model: {EVERY_MODEL} stands for all models and must stand alone")
+
+    def _check_access(self) -> None:
+        self._check_choice("management_access", MANAGEMENT_ACCESS)
+        for name in ("read_access", "predict_access"):
+            self._check_choice(name, ACCESS)
+            if getattr(self, name) == "token" and not self.access_file:
+                raise invalid_argument(f"{name} is token and access_file is not set: there are no tokens")
 
     def _check_cluster(self) -> None:
         """Options of a cluster are refused without one, and not ignored."""

@@ -10,6 +10,7 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -30,6 +31,22 @@ class Scope(enum.Enum):
     MANAGE = "change what is served or how, and see paths"
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a caller was found to be allowed. ``name`` is the operator's, empty if it is not known; ``models`` is a
+    pattern of ``fnmatch``, and None means all, and the server as a whole."""
+
+    name: str = ""
+    models: str | None = None
+
+    def allows(self, model: str) -> bool:
+        """The empty name stands for all models."""
+        return self.models is None or (model != "" and fnmatchcase(model, self.models))
+
+
+EVERYTHING = Grant()
+
+
 class CallKind(enum.Enum):
     """How many messages go each way."""
 
@@ -45,10 +62,10 @@ class CallContext:
 
     ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. ``metadata`` is the client's,
     names in lower case, without binary values; it may be decoded when it is first looked at, and calls with the same
-    one may share it. ``peer`` is the other end of the connection. When the client cancels or disconnects, the
-    handler's task is cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) is
-    sent as trailing metadata. ``arrived`` is when the head of a call with one request had come, in seconds of
-    ``time.monotonic``; 0: not known.
+    one may share it. ``peer`` is the other end of the connection; ``grant`` is what it was found to be allowed, where
+    it was checked. When the client cancels or disconnects, the handler's task is cancelled. What the handler appends to
+    ``trailers`` (lower-case name, printable ASCII text) is sent as trailing metadata. ``arrived`` is when the head of a
+    call with one request had come, in seconds of ``time.monotonic``; 0: not known.
     """
 
     names_requests: ClassVar[bool] = False
@@ -59,6 +76,7 @@ class CallContext:
     trailers: list[tuple[str, str]] = field(default_factory=list)
     peer: Peer = UNKNOWN
     arrived: float = 0.0
+    grant: Grant = EVERYTHING
 
     @property
     def marked(self) -> bool:
@@ -73,6 +91,11 @@ class CallContext:
         """Adds a trailer, in place of one with this name."""
         self.trailers[:] = [(other, text) for other, text in self.trailers if other != name]
         self.trailers.append((name, value))
+
+    @property
+    def caller(self) -> str:
+        """Who calls, for people: the operator's name, else the address."""
+        return self.grant.name or self.peer.address
 
 
 class Reply(Generic[A]):

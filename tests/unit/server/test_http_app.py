@@ -85,22 +85,24 @@ def test_options_have_neither_body_nor_type(shared: RestFixture, path: str, orig
     assert not CORS & set(answer.headers)
 
 
-def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(serve: Serve) -> None:
+def test_cors_headers_are_on_every_answer_about_predictions_and_on_no_other(serve: Serve) -> None:
     server = serve(enable_cors=True)
+    predict = "/v1/models/m:predict"
     answers = [
-        server.client.get("/v1/models"),
-        server.client.get("/v1/models/nobody"),
-        server.client.put("/v1/models/m"),
-        server.client.post("/v1/models/m:predict", json=ROW),
-        server.client.options("/v1/models/m", headers={"origin": "https://a.example"}),
-        server.client.options("/v1/models/m"),
+        server.client.get("/v1/models/m/metadata"),
+        server.client.get("/v1/models/nobody/metadata"),
+        server.client.put(predict),
+        server.client.post(predict, json=ROW),
+        server.client.options(predict, headers={"origin": "https://a.example"}),
+        server.client.options(predict),
+        server.client.get("/v1/anything"),
     ]
-    assert [answer.status_code for answer in answers] == [200, 404, 400, 200, 200, 400]
+    assert [answer.status_code for answer in answers] == [200, 404, 400, 200, 200, 400, 400]
     for answer in answers:
         assert answer.headers["access-control-allow-origin"] == "*"
         assert answer.headers["access-control-allow-methods"] == "POST, GET"
         assert answer.headers["access-control-allow-headers"] == "Content-Type"
-    for path in ("/metrics", "/livez", "/nothing"):
+    for path in ("/metrics", "/livez", "/nothing", "/v1/models", "/v1/models/m", "/v1/models/nobody"):
         assert not CORS & set(server.client.get(path).headers)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
+from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
@@ -55,6 +55,11 @@ class Execution:
         again = any(job.again for job in jobs)
         report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again)
         count_run(self._on_batch, report, self._name)
+        traces = [call.trace for call in calls if call.trace is not None]
+        if traces:
+            batch = BatchTrace(report, started, len(traces))
+            for trace in traces:
+                trace.batches.append(batch)
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:

@@ -4,4 +4,5 @@ rules         values and the pure decision: a caller, the flags and the access f
 access_file   the tokens and certificates of ``--access_file``, read again when it changes
 guesses       how many wrong tokens one peer may send
 access        the one object that both protocols ask
+metrics       how many callers were denied
 """

@@ -18,7 +18,6 @@ from tfs_lite.server.access.rules import (
     Caller,
     Denial,
     Entry,
-    Grant,
     Header,
     Policy,
     Reason,
@@ -27,7 +26,7 @@ from tfs_lite.server.access.rules import (
     may,
 )
 from tfs_lite.transport.peer import Peer
-from tfs_lite.transport.table import CallContext, Scope
+from tfs_lite.transport.table import CallContext, Grant, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,8 @@ class Access:
             if grant.allows(model):
                 continue
             if model != ALL_MODELS:
-                self._count(Denied(scope, Reason.MODELS, caller.peer.address, f"{grant.name}: not for {model:.200}"))
-                raise not_found(f"no model named {model:.200!r} is among those that this token may see")
+                self._count(Denied(scope, Reason.MODELS, caller.peer.address, f"{grant.name!r} may not see the model {model[:200]!r}"))
+                raise not_found(f"no model {model[:200]!r} is among those that {grant.name!r} may see")
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
             raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message))
 

@@ -93,6 +93,11 @@ def _digest(secret: str, private: bool) -> bytes:
     return sha256(secret.encode()).digest()
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Does not wait for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class AccessFile:
     """The newest valid content of the file. On the event loop; a look at an unchanged file is one ``stat``, at most
     once a second.
@@ -132,7 +137,7 @@ class AccessFile:
 
     def _read(self) -> tuple[Entry, ...]:
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=_open_at_once) as file:
                 mode = os.fstat(file.fileno()).st_mode
                 if not stat.S_ISREG(mode):
                     raise failed_precondition(f"{self._shown} is no regular file ({FLAG})")

@@ -14,13 +14,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import sha256
-from urllib.parse import urlsplit
 
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.bearer import HEADER, token_of
 from tfs_lite.transport.peer import UNKNOWN, Peer
-from tfs_lite.transport.table import Scope
+from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
 OPEN, TOKEN, AUTO = "open", "token", "auto"
 """Values of the flags."""
@@ -32,7 +31,6 @@ PROXY_HEADERS = ("x-forwarded-for", "forwarded", "via", "x-real-ip")
 """Headers of proxies, which make every client look as if it were on the proxy's machine."""
 JSON_TYPE = "application/json"
 _SAME_SITE = ("same-origin", "none")
-_BEARER = "bearer "
 _PORT = re.compile(r":[0-9]*$")
 
 Header = Callable[[str], str | None]
@@ -77,21 +75,6 @@ class Denial:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """``name`` is the line of the access file, empty without one. ``models`` is a pattern of ``fnmatch``; None means
-    all, and the server as a whole."""
-
-    name: str = ""
-    models: str | None = None
-
-    def allows(self, model: str) -> bool:
-        return self.models is None or (model != ALL_MODELS and fnmatchcase(model, self.models))
-
-
-EVERYTHING = Grant()
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the access file. ``digest`` is the SHA-256 of a token, ``certificate`` a name in a client's
     certificate; one of them is set."""
@@ -128,36 +111,36 @@ class Policy:
 
 def grpc_caller(peer: Peer, metadata: Mapping[str, str]) -> Caller:
     """Of a gRPC call. Browsers cannot make one."""
-    return Caller(peer, _is_forwarded(metadata.get), _token(metadata.get("authorization")))
+    return Caller(peer, _is_forwarded(metadata.get), token_of(metadata.get(HEADER)))
 
 
 def http_caller(peer: Peer, header: Header, allowed_hosts: Collection[str] = ()) -> Caller:
     """Of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
-    token = _token(header("authorization"))
-    return Caller(peer, _is_forwarded(header), token, _forged(header), _rebound(header("host"), allowed_hosts))
+    return Caller(
+        peer, _is_forwarded(header), token_of(header(HEADER)), _forged(header), _rebound(header("host"), allowed_hosts)
+    )
 
 
 def _is_forwarded(header: Header) -> bool:
     return any(header(name) is not None for name in PROXY_HEADERS)
 
 
-def _token(authorization: str | None) -> str:
-    text = authorization or ""
-    return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
-
-
 def _forged(header: Header) -> str:
     """Any web page can send requests to a server on the machine of who looks at it. A browser says where they come
     from, and sends no JSON for another origin without asking the server first, which says no."""
-    media_type = (header("content-type") or JSON_TYPE).partition(";")[0].strip().lower()
-    if media_type != JSON_TYPE:
-        return f"Content-Type is {media_type[:100]!r}, expected {JSON_TYPE}"
-    origin, site = header("origin"), header("sec-fetch-site")
-    if origin is not None and urlsplit(origin).netloc.lower() != (header("host") or "").lower():
+    content_type, origin, site = header("content-type"), header("origin"), header("sec-fetch-site")
+    if content_type is not None and content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        return f"Content-Type is {content_type[:100]!r}, expected {JSON_TYPE}"
+    if origin is not None and origin.lower() not in _origins(header("host")):
         return f"it comes from a web page of {origin[:100]!r}"
     if site is not None and site not in _SAME_SITE:
         return f"it comes from a web page of another site (Sec-Fetch-Site is {site[:20]!r})"
     return ""
+
+
+def _origins(host: str | None) -> tuple[str, ...]:
+    """Of web pages that come from the server itself."""
+    return () if host is None else (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _rebound(host: str | None, allowed_hosts: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from tfs_lite.core import request_context
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.peer import UNKNOWN, Peer
-from tfs_lite.transport.table import Reply
+from tfs_lite.transport.table import EVERYTHING, Reply
 
 MARKS = frozenset(name.encode() for name in request_context.MARKS)
 Header: TypeAlias = tuple[bytes, bytes]
@@ -119,10 +119,11 @@ class RequestHead:
 
 class Request:
     """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made after the drain of the server, too late for a prediction. ``peer`` is the other end of the connection.
-    ``marks``: lines for the head of the answer, whatever the answer is. It is the :class:`Carrier` of a prediction."""
+    made after the drain of the server, too late for a prediction. ``peer`` is the other end of the connection;
+    ``grant`` is what it was found to be allowed, where it was checked. ``marks``: lines for the head of the answer,
+    whatever the answer is. It is the :class:`Carrier` of a prediction."""
 
-    __slots__ = ("after_drain", "arrived", "body", "head", "headers", "marks", "peer")
+    __slots__ = ("after_drain", "arrived", "body", "grant", "head", "headers", "marks", "peer")
 
     names_requests = True
 
@@ -135,6 +136,7 @@ class Request:
         self.arrived = arrived
         self.after_drain = after_drain
         self.peer = peer
+        self.grant = EVERYTHING
         self.marks = b""
 
     @property
@@ -148,6 +150,11 @@ class Request:
         line = f"{name}: {value}\r\n".encode()
         if not self.marks.startswith(line):
             self.marks += line
+
+    @property
+    def caller(self) -> str:
+        """Who asks, for people: the operator's name, else the address."""
+        return self.grant.name or self.peer.address
 
 
 class Response:

@@ -1,7 +1,7 @@
 """The table of routes, and the one way of a request to its answer, the same for every API.
 
-    target -> the API that owns the path -> its first route that fits -> handler -> compressed, headers for browsers
-                                                                  -> an error, as the API prints it
+    target -> the API that owns the path -> its first route that fits -> may the caller? -> handler -> compressed,
+                                                                  headers for browsers -> an error, as the API prints it
 
 An :class:`Api` is one protocol: the paths that it owns, its routes, and how it prints errors. A handler raises
 ServingError; other exceptions are logged, and the client is told ``internal error``.
@@ -16,11 +16,14 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.codes import http_status
+from tfs_lite.server.access.access import Access, AccessDenied
+from tfs_lite.server.access.rules import ALL_MODELS
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.compression import ENCODINGS
 from tfs_lite.server.http.message import Answer, Request, Response, Stream
-from tfs_lite.server.http.replies import failure_of, preflight_status
+from tfs_lite.server.http.replies import HttpError, failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.table import Scope
 
@@ -40,6 +43,7 @@ CORS_HEADERS = {
     "access-control-allow-headers": "Content-Type",
 }
 """TensorFlow Serving's, on the answers of every API when cross-origin requests are allowed."""
+_SHARED = (Scope.OPEN, Scope.PREDICT)
 _NAME = re.compile(r"\\{(\w+)\\}")
 
 
@@ -63,7 +67,7 @@ class Route(Generic[A, P]):
     requests that need no task, and returns None, with nothing begun, for others. ``refused_as``: the method under which
     a request is counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so.
     ``scope`` is what its callers must be allowed to do. Rows may share a path, each with other methods.
-    ``checks_models``: the handler itself asks ``Request.allows`` about each model that it tells of; else the router
+    ``checks_models``: the handler itself asks ``Request.grant`` about each model that it tells of; else the router
     does about the one in the path, and without one the route concerns all models."""
 
     path: str
@@ -92,13 +96,14 @@ class Api(Generic[P]):
     """One protocol over HTTP. ``P`` is what its handlers get of the names in a path."""
 
     routes: Sequence[Route[Any, Any]] = ()
-    """In the order in which they are tried."""
+    """In the order in which they are tried; the first path that fits counts, in all its rows."""
     names: ClassVar[Mapping[str, str]] = {}
     """The regular expression of each name in braces."""
     query_in_path = False
     """Whether the query is part of the path."""
     cross_origin = True
-    """Whether its answers have CORS headers, when cross-origin requests are allowed; then it answers OPTIONS."""
+    """Whether its answers have CORS headers, when cross-origin requests are allowed; then it answers OPTIONS. Routes
+    that read or manage never have them: pages of other origins may predict."""
     always_preflight = False
     """Whether it answers OPTIONS in any case."""
     encodings: Collection[str] = ENCODINGS
@@ -111,6 +116,10 @@ class Api(Generic[P]):
     def target(self, names: Mapping[str, str]) -> P:
         """Of the names in a path, still percent-encoded. Raises ServingError."""
         raise NotImplementedError
+
+    def model_of(self, target: P) -> str:
+        """The model that a request concerns; the empty text stands for all."""
+        return ALL_MODELS
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         """Why no route answers. ``allowed`` are the methods of the path; None means that there is no such path."""
@@ -126,7 +135,8 @@ class Api(Generic[P]):
 
 
 class Found(NamedTuple):
-    """What answers a request, and what it gets of the names in the path."""
+    """What answers a request, and what it gets of the names in the path. ``checked``: the caller has to be. ``shared``:
+    pages of other origins may read the answer, where they may at all."""
 
     api: Api[Any]
     handler: RouteHandler[Any]
@@ -134,6 +144,10 @@ class Found(NamedTuple):
     packs: bool = False
     shortcut: Shortcut[Any] | None = None
     refused_as: str = ""
+    scope: Scope = Scope.OPEN
+    checked: bool = False
+    checks_models: bool = False
+    shared: bool = False
 
 
 class Router:
@@ -141,13 +155,19 @@ class Router:
     loop. Raises nothing but CancelledError."""
 
     def __init__(
-        self, apis: Sequence[Api[Any]], bodies: Bodies, enable_cors: bool = False, overload: Overload | None = None
+        self,
+        apis: Sequence[Api[Any]],
+        bodies: Bodies,
+        enable_cors: bool = False,
+        overload: Overload | None = None,
+        access: Access | None = None,
     ) -> None:
-        """``overload`` None: nothing is refused by its head."""
+        """``overload`` None: nothing is refused by its head. ``access`` None: everybody may do everything."""
         self._apis = apis
         self._bodies = bodies
         self._cors = CORS_HEADERS if enable_cors else {}
         self._overload = overload
+        self._access = access
         self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes] for api in apis}
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
@@ -156,6 +176,8 @@ class Router:
         find = self._find_cached if len(head.target) <= MAX_CACHED_LENGTH else self.find
         try:
             found = find(head.method, head.target)
+            if found.checked:
+                self._check(request, found)
             reply = found.shortcut(request, found.target) if found.shortcut else None
         except Exception as error:
             return self._fail(request, error)
@@ -163,6 +185,19 @@ class Router:
             return self._answer(request, found)
         reply.finish = partial(self._finish, request, found)
         return reply
+
+    def _check(self, request: Request, found: Found) -> None:
+        """Raises ServingError unless the caller may have the answer."""
+        access = self._access
+        if access is None:
+            return
+        caller = access.http(request.peer, request.headers.find)
+        try:
+            request.grant = access.check(found.scope, caller)
+            if not found.checks_models:
+                access.check_models(found.scope, caller, request.grant, [found.api.model_of(found.target)])
+        except AccessDenied as error:
+            raise _with_headers(error) from None
 
     def refusal(self, request: Request) -> Response | None:
         """The answer to a request that is refused by its head; None for one that is taken. A client that waits for 100
@@ -188,12 +223,12 @@ class Router:
             return self._fail(request, error)
         if isinstance(response, Response):
             return await self._packed(request, found, response)
-        return self._open(found.api, response)
+        return self._open(found.shared, response)
 
     async def _packed(self, request: Request, found: Found, response: Response) -> Response:
         if found.packs:
             await self._bodies.pack(response, request.headers.get("accept-encoding"), found.api.encodings)
-        return self._open(found.api, response)
+        return self._open(found.shared, response)
 
     def _finish(
         self, request: Request, found: Found, done: Callable[[Answer], None], result: Response | Exception
@@ -203,25 +238,45 @@ class Router:
         elif found.packs and len(result.body) > SMALLEST_ANSWER:
             done(self._packed(request, found, result))
         else:
-            done(self._open(found.api, result) if self._cors else result)
+            done(self._open(found.shared, result))
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
         path, _, query = target.partition("?")
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
-            return Found(api, _answer_preflight, None)
+            return Found(api, _answer_preflight, None, shared=self._is_shared(api, path))
         if api.query_in_path and query:
             path = target
+        allowed: list[str] = []
+        fits = ""
         for pattern, route in self._routes[api]:
             match = pattern.fullmatch(path)
-            if match is not None:
-                if route.methods and method not in route.methods:
-                    raise api.refusal(method, path, route.methods)
-                shortcut = route.shortcut(api) if route.shortcut else None
-                target = api.target(match.groupdict())
-                return Found(api, route.handler(api), target, route.packs, shortcut, route.refused_as)
-        raise api.refusal(method, path, None)
+            if match is None or (fits and route.path != fits):
+                continue
+            if route.methods and method not in route.methods:
+                fits = route.path
+                allowed += route.methods
+                continue
+            return Found(
+                api,
+                route.handler(api),
+                api.target(match.groupdict()),
+                route.packs,
+                route.shortcut(api) if route.shortcut else None,
+                route.refused_as,
+                route.scope,
+                self._access is not None and self._access.checks(route.scope),
+                route.checks_models,
+                self._is_shared(api, path),
+            )
+        raise api.refusal(method, path, tuple(allowed) or None)
+
+    def _is_shared(self, api: Api[Any], path: str) -> bool:
+        """Whether pages of other origins may read answers to this path, be they errors."""
+        if not (self._cors and api.cross_origin):
+            return False
+        return all(route.scope in _SHARED for pattern, route in self._routes[api] if pattern.fullmatch(path))
 
     def _owner(self, path: str) -> Api[Any]:
         return next(api for api in self._apis if api.owns(path))
@@ -230,13 +285,20 @@ class Router:
         head = request.head
         api = self._owner(head.path)
         response = api.error(request, failure_of(error, f"{head.method} {head.path}"))
-        return self._open(api, response)
+        return self._open(self._is_shared(api, head.path), response)
 
-    def _open(self, api: Api[Any], response: R) -> R:
+    def _open(self, shared: bool, response: R) -> R:
         """The response, with the headers for other origins where it is for them."""
-        if self._cors and api.cross_origin:
+        if shared:
             response.headers.update(self._cors)
         return response
+
+
+def _with_headers(error: AccessDenied) -> HttpError:
+    headers = {"www-authenticate": "Bearer"} if error.code is StatusCode.UNAUTHENTICATED else {}
+    if error.retry_after:
+        headers["retry-after"] = str(error.retry_after)
+    return HttpError(error.code, str(error), http_status(error.code), headers)
 
 
 async def _answer_preflight(request: Request, target: None) -> Response:

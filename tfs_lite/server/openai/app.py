@@ -134,10 +134,10 @@ class OpenAiApp:
 
     async def list_models(self, request: Request, model: str) -> Response:
         with self._metrics.record("ListModels", "", REST, request):
-            return Response(self._models.list(), media_type=JSON.media_type)
+            return Response(self._models.list(request.grant), media_type=JSON.media_type)
 
     async def retrieve_model(self, request: Request, model: str) -> Response:
-        with self._metrics.record("RetrieveModel", self._models.ref(model).name, REST, request):
+        with self._metrics.record("RetrieveModel", self._models.ref(model, request.grant).name, REST, request):
             return Response(self._models.one(model), media_type=JSON.media_type)
 
     async def _generate(self, request: Request, endpoint: _Endpoint) -> Response | Stream:
@@ -146,7 +146,7 @@ class OpenAiApp:
             seconds = _smaller(_header_timeout(request), self._settings.timeout)
             http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
             sent = await self._http.bodies.read(request, endpoint.read)
-            ref = self._models.ref(sent.model)
+            ref = self._models.ref(sent.model, request.grant)
             if sent.timeout is not None:
                 http_call.limit(request.arrived + sent.timeout)
             call = _OpenAiCall(endpoint, record, http_call.deadline, sent, ref)

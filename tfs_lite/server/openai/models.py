@@ -14,6 +14,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.openai.answers import model_text, models_text
 from tfs_lite.server.inference.predictor import Lookup
 from tfs_lite.server.openai.errors import NoSuchModel
+from tfs_lite.transport.table import EVERYTHING, Grant
 
 Listing: TypeAlias = Callable[[], Iterable[tuple[str, Collection[int], float]]]
 """Every model that the server knows: its name, its available versions, and since when (seconds since 1970) it has
@@ -30,8 +31,14 @@ class OpenAiModels:
         self._lookup = lookup
         self._models = models
 
-    def ref(self, sent: str) -> ModelRef:
-        """The model that a request's ``model`` names."""
+    def ref(self, sent: str, grant: Grant = EVERYTHING) -> ModelRef:
+        """The model that a request's ``model`` names. NOT_FOUND if its sender may not see it."""
+        ref = self._ref(sent)
+        if not grant.allows(ref.name):
+            raise NoSuchModel(f"The model '{sent}' does not exist")
+        return ref
+
+    def _ref(self, sent: str) -> ModelRef:
         name, at, version = sent.rpartition("@")
         is_version = bool(name and at) and version.isascii() and version.isdigit() and len(version) < 20
         if not is_version and ":" not in sent:
@@ -57,11 +64,11 @@ class OpenAiModels:
         shown = ", ".join(map(str, sorted(versions)[-10:]))
         return NoSuchModel(f"The model '{ref.name}' has no version {ref.version} that is available; there are: {shown}")
 
-    def list(self) -> bytes:
-        """Language models that can be asked now."""
+    def list(self, grant: Grant = EVERYTHING) -> bytes:
+        """Language models that can be asked now, and that the caller may see."""
         found = {}
         for name, versions, created in self._models():
-            if versions and self._generates(name):
+            if versions and grant.allows(name) and self._generates(name):
                 found[name] = int(created)
         return models_text(found)
 

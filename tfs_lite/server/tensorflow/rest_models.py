@@ -29,13 +29,14 @@ class ModelPages:
         self._metrics = core.request_metrics
 
     async def list(self, request: Request, ref: ModelRef) -> Response:
-        """Every model with its versions, and why a model without any has none; and the replicas of those that live in
-        a cluster."""
+        """Every model that the caller may see with its versions, and why a model without any has none; and the
+        replicas of those that live in a cluster."""
         with self._metrics.record("ListModels", "", REST, request):
             replicas: dict[str, list[ReplicaReport]] = {}
             for report in self._core.replicas():
                 replicas.setdefault(report.id.name, []).append(report)
-            models = [_report(report, replicas.get(report.name, ())) for report in self._core.models()]
+            visible = [report for report in self._core.models() if request.grant.allows(report.name)]
+            models = [_report(report, replicas.get(report.name, ())) for report in visible]
             return json_reply({"models": models})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:

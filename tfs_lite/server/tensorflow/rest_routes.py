@@ -99,6 +99,9 @@ class RestApi(Api[ModelRef]):
             None if label is None else unquote(label),
         )
 
+    def model_of(self, target: ModelRef) -> str:
+        return target.name
+
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         return self._counted(invalid_argument(f"Malformed request: {method} {path}"))
 

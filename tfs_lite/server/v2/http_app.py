@@ -88,6 +88,9 @@ class V2HttpApp(Api[Target]):
     def target(self, names: Mapping[str, str]) -> Target:
         return read_target(names)
 
+    def model_of(self, target: Target) -> str:
+        return target.model or ""
+
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         if allowed is None:
             return HttpError(StatusCode.NOT_FOUND, "Not Found", 404)

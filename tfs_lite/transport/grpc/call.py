@@ -39,7 +39,7 @@ from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.peer import Peer
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
-from tfs_lite.transport.table import CallContext, Method, Reply, UnaryHandler
+from tfs_lite.transport.table import EVERYTHING, CallContext, Method, Reply, UnaryHandler
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +180,7 @@ class Call(CallContext):
         self.trailers = []
         self.arrived = 0.0
         self.peer = owner.peer
+        self.grant = EVERYTHING
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False

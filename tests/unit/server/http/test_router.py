@@ -26,6 +26,7 @@ from tfs_lite.server.http.router import (
 )
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.testing.servers.http_handlers import response_to
+from tfs_lite.transport.table import Scope
 
 LARGE = bytes(5000)
 Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
@@ -35,14 +36,18 @@ class Shop(Api[str]):
     """An API below ``/shop`` with a few things."""
 
     routes = (
-        Route("/shop", HEAD_TOO, lambda shop: shop.show),
-        Route("/shop/{thing}", HEAD_TOO, lambda shop: shop.show, packs=True),
-        Route("/shop/{thing}", POST, lambda shop: shop.fail),
-        Route("/shop/{thing}/buy", POST, lambda shop: shop.fail),
-        Route("/shop/{thing}/large", HEAD_TOO, lambda shop: shop.show),
-        Route("/shop/{thing}/stream", HEAD_TOO, lambda shop: shop.stream, packs=True),
+        Route("/shop", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
+        Route("/shop/{thing}", HEAD_TOO, lambda shop: shop.show, packs=True, scope=Scope.PREDICT),
+        Route("/shop/{thing}", POST, lambda shop: shop.fail, scope=Scope.PREDICT),
+        Route("/shop/{other}", ("PATCH",), lambda shop: shop.show, scope=Scope.PREDICT),
+        Route("/shop/{thing}/buy", POST, lambda shop: shop.fail, scope=Scope.PREDICT),
+        Route("/shop/{thing}/large", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
+        Route("/shop/{thing}/stream", HEAD_TOO, lambda shop: shop.stream, packs=True, scope=Scope.PREDICT),
+        Route("/shop/{thing}/stock", HEAD_TOO, lambda shop: shop.show, scope=Scope.READ),
+        Route("/shop/{thing}/price", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
+        Route("/shop/{thing}/price", POST, lambda shop: shop.show),
     )
-    names: Mapping[str, str] = {"thing": "[a-z%0-9]+"}
+    names: Mapping[str, str] = {"thing": "[a-z%0-9]+", "other": "[a-z%0-9]+"}
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -119,7 +124,8 @@ def make(shop: Shop) -> Iterator[Callable[..., Ask]]:
     [
         ("GET", "/shop", 200, b""),
         ("HEAD", "/shop/hat?colour=red", 200, b"hat"),
-        ("POST", "/shop/hat", 404, b"{\"error\":\"POST /shop/hat ('GET', 'HEAD')\"}"),
+        ("POST", "/shop/hat", 410, b'{"error":"sold out"}'),
+        ("PATCH", "/shop/hat", 404, b"{\"error\":\"PATCH /shop/hat ('GET', 'HEAD', 'POST')\"}"),
         ("GET", "/shop/hat/buy", 404, b'{"error":"GET /shop/hat/buy (\'POST\',)"}'),
         ("POST", "/shop/hat/buy", 410, b'{"error":"sold out"}'),
         ("GET", "/shop/HAT", 404, b'{"error":"GET /shop/HAT None"}'),
@@ -174,6 +180,14 @@ async def test_answers_of_an_api_have_cors_headers_where_they_are_wanted(make: C
     assert not CORS_HEADERS.keys() & (await make()("GET", target)).headers.keys()
     assert CORS_HEADERS.items() <= (await make(enable_cors=True)("GET", target)).headers.items()
     assert not CORS_HEADERS.keys() & (await make(enable_cors=True)("GET", "/rest")).headers.keys()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize("target", ["/shop/hat/stock", "/shop/hat/price"])
+async def test_paths_that_read_or_manage_never_have_cors_headers(
+    make: Callable[..., Ask], method: str, target: str
+) -> None:
+    assert not CORS_HEADERS.keys() & (await make(enable_cors=True)(method, target)).headers.keys()
 
 
 @pytest.mark.parametrize(

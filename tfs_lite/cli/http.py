@@ -1,0 +1,75 @@
+"""What the commands ask of a server over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any, NoReturn
+
+from tfs_lite.cli.output import CliError
+from tfs_lite.protocols.bearer import bearer
+
+ANSWER_TIMEOUT = 10.0
+LARGEST_ANSWER = 64 * 2**20
+_REFUSED = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED"}
+"""Statuses whose sentence is for the user as it is."""
+
+
+class HttpServer:
+    """A server at an address, asked with a token if there is one. Everything that fails raises CliError."""
+
+    def __init__(self, address: str, token: str = "", timeout: float = ANSWER_TIMEOUT) -> None:
+        """``timeout`` is in seconds, of each answer."""
+        self.address = address
+        self._token = token
+        self._timeout = timeout
+
+    def url(self, path: str) -> str:
+        return f"http://{self.address}{path}"
+
+    def json(self, path: str, body: Any = None) -> Any:
+        """The answer; to a POST if there is a body."""
+        try:
+            return json.loads(self.read(path, LARGEST_ANSWER, None if body is None else json.dumps(body).encode()))
+        except ValueError as error:
+            self._fail(path, error)
+
+    def read(self, path: str, most: int, body: bytes | None = None, *, or_nothing: bool = False) -> bytes:
+        """The answer, at most a byte more than ``most``. With ``or_nothing`` a missing page is empty."""
+        try:
+            with self.open(path, body) as answer:
+                return bytes(answer.read(most + 1))
+        except urllib.error.HTTPError as error:
+            with error:
+                if or_nothing and error.code == 404:
+                    return b""
+                self._refuse(path, error)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._fail(path, error)
+
+    def open(self, path: str, body: bytes | None = None) -> Any:
+        """The answer as a file. Raises what urllib does."""
+        request = urllib.request.Request(self.url(path), body)
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_unredirected_header("Authorization", bearer(self._token))
+        return urllib.request.urlopen(request, timeout=self._timeout)
+
+    def _refuse(self, path: str, error: urllib.error.HTTPError) -> NoReturn:
+        if error.code in _REFUSED:
+            try:
+                raise CliError(str(json.loads(error.read(LARGEST_ANSWER))["error"]), _REFUSED[error.code]) from None
+            except (ValueError, KeyError, TypeError):
+                pass
+        raise CliError(f"{self.url(path)} answered {error.code}; is it a tfs_lite server?", "UNAVAILABLE") from None
+
+    def _fail(self, path: str, error: Exception) -> NoReturn:
+        cause = getattr(error, "reason", error)
+        raise CliError(
+            f"no server answers at {self.url(path)} ({cause}); start one with tfs-lite serve, or give its address "
+            "with --rest",
+            "UNAVAILABLE",
+        ) from None
