@@ -34,7 +34,7 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,8 @@ class ArtifactLoader(Loader):
         device = pick_device(self._settings.device)
         request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings)
         if platform.needs_trust and not request.trusted:
-            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+            refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+            raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
         return request, platform
 
     def _trusts(self, names: frozenset[str]) -> bool:

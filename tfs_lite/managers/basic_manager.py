@@ -17,18 +17,10 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
-from tfs_lite.managers.harness import (
-    HOLDS_RESOURCES,
-    IN_FLIGHT,
-    REMOVABLE,
-    HarnessState,
-    LoaderHarness,
-    ServableStateSnapshot,
-)
+from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
 from tfs_lite.managers.replace_flow import ReplaceFlow
@@ -36,6 +28,7 @@ from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.survey import ManagerView, VersionView
 from tfs_lite.managers.unload_flow import UnloadFlow
 
 logger = logging.getLogger(__name__)
@@ -186,11 +179,29 @@ class BasicManager:
             harness = self._registry.harnesses.get(servable_id)
             return harness.snapshot() if harness is not None else None
 
-    def reservations(self) -> dict[ServableId, ResourceAllocation]:
-        """What each version that holds memory counts for, in the order of their ids."""
+    def survey(self) -> ManagerView:
+        """Every managed version, and what each of them waits for. Under the lock, which is held for as long as one
+        look at each version takes."""
         with self._registry.lock:
-            holders = [h for h in self._registry.harnesses.values() if h.state in HOLDS_RESOURCES]
-            return {harness.id: harness.estimate for harness in sorted(holders, key=lambda harness: harness.id)}
+            answers, users = set(self._serving_map.ids()), self._serving_map.users()
+            loads, beside = self._loads.views(), {harness.id for harness in self._registry.beside}
+            unloads = {harness.id: place for place, harness in enumerate(self._unloads.queued())}
+            versions = {
+                servable_id: VersionView(
+                    harness.snapshot(),
+                    harness.estimate,
+                    harness.attempts,
+                    loads.get(servable_id),
+                    servable_id in answers,
+                    users.get(servable_id, 0),
+                    servable_id in beside,
+                    unloads.get(servable_id),
+                )
+                for servable_id, harness in self._registry.harnesses.items()
+            }
+            closing = self._registry.closing
+        executor = self._options.load_executor
+        return ManagerView(self._options.clock.monotonic(), versions, executor.num_threads, closing)
 
     # Loading and unloading.
 

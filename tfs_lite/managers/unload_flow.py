@@ -29,6 +29,9 @@ class UnloadFlow:
         self._registry = registry
         self._serving_map = serving_map
         self._executor = executor
+        self._queued: dict[
+            LoaderHarness, None
+        ] = {}  # unloads that wait for a thread, in order; guarded by the registry's lock
 
     def request(self, servable_id: ServableId, done: Done) -> None:
         """Withdraws the version now and unloads it when its last handle is gone."""
@@ -57,7 +60,13 @@ class UnloadFlow:
             harness.transition(HarnessState.QUIESCED)
         self._submit(harness, OK, done)
 
+    def queued(self) -> list[LoaderHarness]:
+        """Unloads that wait for a thread, in order. Called with the registry's lock held."""
+        return list(self._queued)
+
     def _submit(self, harness: LoaderHarness, final: Status, done: Done) -> None:
+        with self._registry.lock:
+            self._queued[harness] = None
         self._executor.submit(
             Task(
                 name=f"unload {harness.id}",
@@ -70,6 +79,7 @@ class UnloadFlow:
 
     def _begin(self, harness: LoaderHarness) -> bool:
         with self._registry.lock:
+            self._queued.pop(harness, None)
             if harness.state is HarnessState.QUIESCED:
                 harness.transition(HarnessState.UNLOADING)
         return True

@@ -143,7 +143,9 @@ class BatchMetrics:
 class WorkerState:
     """The worker of one instance of a version. ``kind``: ``thread``, ``process`` or ``ray``. ``pid`` is None without a
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
-    way; ``node`` is the host where it runs, empty for this one."""
+    way; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure`` and ``retry_at`` say of one that
+    is not up why it has ended, why it could not be started again, and when that is tried next, in seconds of
+    ``time.monotonic``."""
 
     id: ServableId
     instance: int
@@ -153,6 +155,9 @@ class WorkerState:
     restarts: int = 0
     reason: str = ""
     node: str = ""
+    cause: str = ""
+    failure: str = ""
+    retry_at: float | None = None
 
 
 class BatchStateCollector(Collector):

@@ -138,7 +138,7 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health)
+        self.admin = AdminControl(core, health, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config

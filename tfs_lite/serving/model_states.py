@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,14 +62,23 @@ def visible_versions(
 class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
-    def __init__(self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier) -> None:
+    def __init__(
+        self,
+        monitor: ServableStateMonitor,
+        journal: LoadJournal,
+        changes: ChangeNotifier,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """``now`` is in seconds since 1970."""
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
+        self._now = now
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
+        self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
         self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
@@ -86,7 +96,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._aspired, self._remarks):
+            for kept in (self._source, self._since, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -95,6 +105,15 @@ class ModelStates:
 
     def on_source_report(self, report: SourceReport) -> None:
         with self._lock:
+            before = self._source.get(report.name) or SourceReport(report.name)
+            known, now = self._since.get(report.name, {}), self._now()
+            self._since[report.name] = {
+                version: known.get(version, now) if reason == before.waiting.get(version) else now
+                for version, reason in report.waiting.items()
+            }
+            if not report.problem.ok:
+                same = report.problem == before.problem
+                self._since[report.name][None] = known.get(None, now) if same else now
             self._source[report.name] = report
         self._changes.notify()
 
@@ -135,6 +154,17 @@ class ModelStates:
     def source_report(self, name: str) -> SourceReport | None:
         with self._lock:
             return self._source.get(name)
+
+    def since(self, name: str) -> Mapping[int | None, float]:
+        """Since when, in seconds since 1970, the source says of a version that it waits, and (None) of the model that
+        it has a problem."""
+        with self._lock:
+            return dict(self._since.get(name, {}))
+
+    def remarks(self, name: str) -> Mapping[int, Status]:
+        """What is said of versions that serve."""
+        with self._lock:
+            return dict(self._remarks.get(name, {}))
 
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""

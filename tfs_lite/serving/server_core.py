@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +24,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
@@ -32,6 +34,7 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.managers.survey import ManagerView
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
@@ -59,6 +62,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """A version that is available: how many calls wait, what every further one would be answered at once (None: that
+    depends), and its workers."""
+
+    pending: int
+    refusal: Status | None
+    workers: tuple[WorkerState, ...]
 
 
 class ServerCore:
@@ -429,6 +442,22 @@ class ServerCore:
     def queues(self) -> Iterator[tuple[ServableId, int]]:
         """How many calls wait for each version that is available."""
         return ((servable_id, servable.pending) for servable_id, servable in self._servables())
+
+    def burdens(self, name: str | None = None) -> Iterator[tuple[ServableId, Burden]]:
+        """How every version that is available, or those of one model, fare under their requests."""
+        for servable_id, servable in self._servables():
+            if name in (None, servable_id.name):
+                workers = tuple(worker_states(servable_id, servable))
+                yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
+
+    def survey(self) -> ManagerView:
+        """Every version that the manager has, and what each of them waits for."""
+        return self._manager.survey()
+
+    @property
+    def memory_total(self) -> ResourceAllocation:
+        """The memory of the devices, as far as models may have it."""
+        return self._resources.tracker.total
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())

@@ -9,21 +9,21 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
 from tfs_lite.serving.config_follower import ConfigFollower
@@ -34,11 +34,11 @@ from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
-from tfs_lite.sources.look import Look
+from tfs_lite.sources.look import FoundVersions, Look
 
 ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
 """Gives the config of a version by its directory and the model's name."""
-NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
+NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model", Reason.NO_PLATFORM)
 NO_MODELS = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
@@ -77,6 +77,7 @@ class SourceChain:
             on_report, watch = states.on_source_report, options.follows_changes
             self._source = FileSystemStoragePathSource(config, RealDisk(), clock, on_report, watch)
         self._config = NO_MODELS
+        self._configs: Mapping[str, ModelConfig] = {}
         self._router = self._connect(manager)
 
     def _connect(self, manager: AspiredVersionsManager) -> SourceRouter[str | None, StoragePath]:
@@ -110,12 +111,25 @@ class SourceChain:
         causes. A model that is gone keeps its route until the next config, for a list that is on its way."""
         self._router.update_routes({model.name: model.platform for model in (*self._config.models, *config.models)})
         self._source.update_config(source_config(config, self._options))
-        self._config = config
+        self._config, self._configs = config, {model.name: model for model in config.models}
 
     def wake(self) -> None:
         """The source looks again soon; nothing happens where versions come by calls."""
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake()
+
+    def found(self, name: str) -> FoundVersions | None:
+        """What the source has found of the model; None where it does not look at the disk."""
+        return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
+
+    def hashing(self) -> tuple[str, int, int]:
+        """The version directory whose digests are being checked, with the bytes done and of all."""
+        return self._source.hashing() if isinstance(self._source, FileSystemStoragePathSource) else ("", 0, 0)
+
+    @property
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """What the config says of each model; nothing where versions come by calls."""
+        return self._configs
 
     def make_loader(self, item: ServableData[StoragePath]) -> Loader:
         """Another loader of a version, of the platform that the config names, as the manager gets them: it takes over

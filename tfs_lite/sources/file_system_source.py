@@ -20,7 +20,7 @@ from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, Look, Stream, look_at
+from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
@@ -115,6 +115,16 @@ class FileSystemStoragePathSource:
         if thread is not None:
             thread.wake()
 
+    def found(self, name: str) -> FoundVersions:
+        """What the last look at the stream has found; nothing before the first. Any thread."""
+        with self._lock:
+            stream = self._streams.get(name)
+        return stream.found if stream is not None else FoundVersions()
+
+    def hashing(self) -> tuple[str, int, int]:
+        """See :meth:`VersionInspector.hashing`. Any thread."""
+        return self._inspector.hashing()
+
     def poll(self) -> None:
         """Looks at every stream once and emits. Stops early when the config is replaced meanwhile."""
         with self._polling:
@@ -162,7 +172,7 @@ class FileSystemStoragePathSource:
 
     def _look(self, servable: ServableToMonitor, config: SourceConfig, stream: Stream) -> Look:
         try:
-            return look_at(servable, config, stream, self._disk, self._inspector)
+            return look_at(servable, config, stream, self._disk, self._inspector, self._clock.monotonic())
         except Exception:
             logger.exception("model %s: looking at %s failed", servable.name, servable.base_path)
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")

@@ -13,12 +13,14 @@ from typing import Any
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import not_found
 from tfs_lite.server.admin.questions import what_if
-from tfs_lite.server.explain.causes import explain, verdict_of_model
-from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, shortened, time_text
+from tfs_lite.server.explain.causes import explain, line_of_model
+from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
 from tfs_lite.server.explain.snapshot import Snapshots
 from tfs_lite.server.runtime.health import Health
+from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 
+_WORST_FIRST = {verdict: place for place, verdict in enumerate(Verdict)}
 SHOWN_REQUESTS = 10
 """Failed requests in an explanation."""
 MOST_WITH_ONE_ID = 100
@@ -28,14 +30,15 @@ MOST_WITH_ONE_ID = 100
 class AdminControl:
     """Any thread but the event loop's may call any method. Raises ServingError."""
 
-    def __init__(self, core: ServerCore, health: Health) -> None:
+    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
+        """``repository`` loads models by call; None: there are no such calls."""
         self._core = core
-        self._snapshots = Snapshots(core, health)
+        self._snapshots = Snapshots(core, health, repository)
 
     def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
         """Why the model, its version or its label is in its state, and what to do. A model that is not served has an
         explanation too. ``paths``: whether the reader may see paths of the server."""
-        found = explain(self._snapshots.of_model(ref.name), ref, paths=paths)
+        found = explain(self._snapshots.of_model(ref), ref, paths=paths)
         failed = self._core.failed_requests.of_model(ref.name, SHOWN_REQUESTS)
         return replace(found, more={**found.more, "requests": [request.as_json for request in failed]})
 
@@ -62,6 +65,5 @@ class AdminControl:
 
     def verdicts(self) -> list[ModelVerdict]:
         """One line for each model of the config, and for each other that still has a version, worst first."""
-        lines = [verdict_of_model(snapshot) for snapshot in self._snapshots.of_all()]
-        worst = {verdict: place for place, verdict in enumerate(type(lines[0].verdict))} if lines else {}
-        return sorted(lines, key=lambda line: (worst[line.verdict], line.model))
+        lines = [line_of_model(snapshot) for snapshot in self._snapshots.of_all()]
+        return sorted(lines, key=lambda line: (_WORST_FIRST[line.verdict], line.model))
