@@ -126,11 +126,9 @@ def test_questions_that_do_not_go_together_are_wrong_usage(words: list[str], cap
 
 def test_a_failed_request_is_shown_by_its_id(server: Server, capsys: Captured) -> None:
     body = json.dumps({"instances": [[1.0]]}).encode()
-    headers = {
-        "content-type": "application/json",
-        "x-request-id": "bad-1",
-        "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-00",
-    }
+    parent = f"00-{'ab' * 16}-{'cd' * 8}-00"
+    headers = {"content-type": "application/json", "x-request-id": "bad-1", "traceparent": parent}
+
     request = urllib.request.Request(f"http://{address(server)}/v1/models/tagged:predict", body, headers)
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=30)

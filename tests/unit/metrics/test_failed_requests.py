@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.core.request_context import RequestContext, TraceContext
+from tfs_lite.core.request_context import RequestContext
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.failed_requests import KEPT, KEPT_OF_MODEL, MOST_A_SECOND, MOST_BYTES, SAMPLED, FailedRequests
 from tfs_lite.metrics.requests import GRPC, REST, CallTimes, EndedRequest
@@ -21,7 +21,8 @@ ENDED = EndedRequest(
     "it broke",
     None,
     "run",
-    RequestContext("id-1", TraceContext(TRACE, "00f067aa0ba902b7", 1), "10.0.0.8"),
+    RequestContext("id-1", None, "10.0.0.8"),
+    TRACE,
     10.0,
     10.5,
     0.25,
