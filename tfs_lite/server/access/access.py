@@ -105,8 +105,9 @@ class Access:
             if grant.allows(model):
                 continue
             if model != ALL_MODELS:
-                self._count(Denied(scope, Reason.MODELS, caller.peer.address, f"{grant.name!r} may not see the model {model[:200]!r}"))
-                raise not_found(f"no model {model[:200]!r} is among those that {grant.name!r} may see")
+                message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
+                self._count(Denied(scope, Reason.MODELS, caller.peer.address, message))
+                raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
             raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message))
 
