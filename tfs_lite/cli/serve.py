@@ -8,10 +8,8 @@ error. The flags become the server's options, the number of torch's threads, and
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,6 +21,7 @@ from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 from tfs_lite.core.status import ServingError
+from tfs_lite.protocols.log_format import start_logging
 from tfs_lite.serving.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         return DONE
     options, threads = server_options(settings), torch_threads(settings)
     stop = StopSignal()
-    _start_logging(settings["log_level"])
+    start_logging(settings["log_level"].upper(), settings["log_format"])
     _prepare_processes(options.worker)
     _set_torch_threads(*threads)
     return _serve(options, stop, settings["json"])
@@ -120,15 +119,6 @@ def _print_banner(server: Server, as_json: bool) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _start_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
-
-
 def _prepare_processes(worker: str) -> None:
     """Imports the server first, so that processes of models share that with it, and before torch starts threads."""
     import tfs_lite.server.server  # noqa: F401
@@ -149,7 +139,7 @@ _SESSION, _INTRA, _INTER = (f"tensorflow_{kind}_parallelism" for kind in ("sessi
 _FLAG_COLUMN = 42
 
 OWN_FLAGS = frozenset(
-    {"log_level", "json", "version", "help", "enable_grpc_healthcheck_service", _SESSION, _INTRA, _INTER}
+    {"log_level", "log_format", "json", "version", "help", "enable_grpc_healthcheck_service", _SESSION, _INTRA, _INTER}
 )
 """Flags that this command uses itself; every other honoured flag is an option of the server."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from random import getrandbits
+from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
@@ -48,7 +49,8 @@ class WorkerBusy(ServingError):
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
     started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
-    host where it runs, empty for this one."""
+    host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could
+    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``."""
 
     kind: str = "thread"
     up: bool = True
@@ -56,6 +58,9 @@ class WorkerStatus:
     restarts: int = 0
     reason: str = ""
     node: str = ""
+    cause: str = ""
+    failure: str = ""
+    retry_at: float | None = None
 
 
 class Model(Protocol):
@@ -140,6 +145,68 @@ class SequenceFlags:
     end: bool = False
 
 
+RUNNING = "running"
+"""The ticket of a call that a model runs."""
+
+
+class StepTimes(NamedTuple):
+    """A call to a model that an ensemble has made for a request of its own: times as in :class:`ServableCall`, and when
+    and how it ended."""
+
+    id: ServableId
+    arrived: float
+    ended: float
+    queue_seconds: float
+    run_seconds: float
+    copy_seconds: tuple[float, float]
+    code: StatusCode
+    trace: CallTrace
+
+
+class BatchTrace:
+    """One run of a model with calls of requests that may be traced. Times are in seconds of ``time.monotonic``;
+    ``span`` is the number of its trace and of its span. ``left`` counts the calls in it of which the request has not
+    ended; whoever traces requests counts them down."""
+
+    __slots__ = ("calls", "copy_seconds", "id", "left", "ok", "padding", "rows", "seconds", "span", "started")
+
+    def __init__(self, report: BatchReport, started: float, calls: int) -> None:
+        self.id = report.id
+        self.started = started
+        self.seconds = report.run_seconds
+        self.copy_seconds = report.copy_seconds
+        self.rows = report.rows
+        self.padding = report.padding
+        self.ok = report.ok
+        self.calls = len(report.queue_seconds)
+        self.left = calls
+        self.span = (getrandbits(128) or 1, getrandbits(64) or 1)
+
+
+class TextTimes(NamedTuple):
+    """A text of a language model, in seconds of ``time.monotonic``: when it got a slot, its first token and its end;
+    and numbers of tokens."""
+
+    started: float
+    first: float
+    ended: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class CallTrace:
+    """What is noted of a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
+    language model, its texts."""
+
+    __slots__ = ("batches", "steps", "texts")
+
+    def __init__(self) -> None:
+        self.batches: list[BatchTrace] = []
+        self.steps: list[StepTimes] = []
+        self.texts: list[TextTimes] = []
+
+
 @dataclass(slots=True, eq=False)
 class ServableCall:
     """One request on its way through a servable: what requests of every kind have.
@@ -153,7 +220,8 @@ class ServableCall:
     The servable fills in the rest before ``on_done``: ``queue_seconds``, the wait; ``run_seconds``, the time in the
     model, and of that ``copy_seconds``, the time for putting inputs together and for handing outputs out. It sets
     ``admitted`` once the call is in its queue; a call that is refused at once stays without. ``ticket`` is its own note
-    while the call is inside.
+    while the call is inside, :data:`RUNNING` while it runs. ``trace``: what is noted of a call whose request may be
+    traced; None: nothing is.
     """
 
     signature: str
@@ -169,6 +237,7 @@ class ServableCall:
     copy_seconds: tuple[float, float] = (0.0, 0.0)
     admitted: bool = False
     ticket: object = None
+    trace: CallTrace | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -178,13 +247,16 @@ class PredictCall(ServableCall):
     ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
     called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs; it may block the
     model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
-    ``cached``: the answer came from the response cache, and the model was not run.
+    ``cached``: the answer came from the response cache, and the model was not run. A scheduler that batches fills in
+    ``batch_rows``, the rows of the run, and ``halved``: the run with others had failed, and was tried again in halves.
     """
 
     sequence: SequenceFlags | None = None
     on_part: Callable[[Mapping[str, Tensor]], None] | None = None
     part_seconds: list[float] | None = None
     cached: bool = False
+    batch_rows: int = 0
+    halved: bool = False
 
 
 ModelAndVersion = tuple[str, int | None]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
@@ -23,6 +24,7 @@ from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.registry import Done
+from tfs_lite.managers.survey import ManagerView
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +222,13 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
         return self._manager.get_managed_servable_state_snapshot(servable_id)
+
+    def reservations(self) -> dict[ServableId, ResourceAllocation]:
+        return self._manager.reservations()
+
+    def survey(self) -> ManagerView:
+        """Every managed version, and what each of them waits for; see :meth:`BasicManager.survey`."""
+        return self._manager.survey()
 
     def set_num_load_threads(self, num_threads: int) -> None:
         self._manager.set_num_load_threads(num_threads)

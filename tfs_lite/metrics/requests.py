@@ -6,20 +6,34 @@ versions that a model has unloaded only the latest keep their series.
 Every request is counted, so counting has to be cheap: what is to be counted is noted, and added up for many requests
 at once, at the latest when the counts are read. The cells of each kind of request, under our names and TensorFlow
 Serving's, are looked up once and cached until a series is dropped.
+
+Others may want to know about requests when they end: about those that have failed (``on_failure``), of which at most
+:data:`MOST_FAILURES` a second are told, or about every one (``on_end``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from time import monotonic, perf_counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry
 
+from tfs_lite.core.model import RUNNING, CallTrace, PredictCall, ServableCall
+from tfs_lite.core.request_context import (
+    REQUEST_ID,
+    SERVER_TIMING,
+    WANTS_TIMING,
+    Carrier,
+    RequestContext,
+    TraceContext,
+    checked_id,
+    read_context,
+)
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.metrics.series import (
@@ -34,7 +48,16 @@ from tfs_lite.metrics.series import (
 )
 from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, TensorflowMetrics
 
-__all__ = ["GRPC", "KEPT_VERSIONS", "PREDICTIONS", "REST", "RecordedRequest", "RequestMetrics", "RequestRecord"]
+__all__ = [
+    "GRPC",
+    "KEPT_VERSIONS",
+    "PREDICTIONS",
+    "REST",
+    "EndedRequest",
+    "RecordedRequest",
+    "RequestMetrics",
+    "RequestRecord",
+]
 
 GRPC = "GRPC"
 REST = "REST"
@@ -46,7 +69,14 @@ UNARY = (*GRPC_METHODS, "MultiInference", "ModelInfer", "GetModelMetadata", "Get
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 MOST_NOTED = 64
 """Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
+MOST_FAILURES = 100
+"""Failed requests of a second that listeners are told about; the others are counted (``untold_failures``)."""
+MAX_ERROR_TEXT = 500
+"""Characters of a failure's text that listeners are told."""
 _OK = StatusCode.OK
+
+NEVER, ASKED, ALWAYS = "never", "asked", "always"
+"""Who gets ``Server-Timing``."""
 
 Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 """Method, model, entrypoint, version, code."""
@@ -56,7 +86,8 @@ Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 class RequestRecord:
     """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
     ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
-    known."""
+    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them; ``sent_id``
+    is the id that the request names in its body."""
 
     method: str
     model: str
@@ -65,14 +96,20 @@ class RequestRecord:
     run_seconds: float = 0.0
     deadline: float | None = None
     late: Reason | None = None
+    calls: Sequence[ServableCall] = ()
+    answered: bool = False
+    sent_id: str = ""
 
 
 class RecordedRequest(RequestRecord):
-    """Times a block, or what ends with ``end``."""
+    """Times a block, or what ends with ``end``. ``started`` is in seconds of ``time.monotonic``; ``trace_id`` is set
+    when it has ended, and is traced."""
 
-    __slots__ = ("_metrics", "_started")
+    __slots__ = ("_carrier", "_context", "_metrics", "started", "trace_id")
 
-    def __init__(self, metrics: RequestMetrics, method: str, model: str, entrypoint: str) -> None:
+    def __init__(
+        self, metrics: RequestMetrics, method: str, model: str, entrypoint: str, carrier: Carrier | None = None
+    ) -> None:
         self.method = method
         self.model = model
         self.entrypoint = entrypoint
@@ -80,8 +117,34 @@ class RecordedRequest(RequestRecord):
         self.run_seconds = 0.0
         self.deadline = None
         self.late = None
+        self.calls = ()
+        self.answered = False
+        self.sent_id = ""
+        self.trace_id = ""
         self._metrics = metrics
-        self._started = perf_counter()
+        self._carrier = carrier
+        self._context: RequestContext | None = None
+        self.started = monotonic()
+
+    @property
+    def context(self) -> RequestContext:
+        """Who asks, under which id, as a part of which trace; read when it is wanted first."""
+        context = self._context
+        if context is None:
+            context = self._context = read_context(self._carrier, self.sent_id)
+        return context
+
+    @property
+    def caller(self) -> TraceContext | None:
+        """The span of the client that the request belongs to."""
+        carrier = self._carrier
+        return self.context.trace if carrier is not None and carrier.marked else None
+
+    @property
+    def arrived(self) -> float:
+        """When the request's head had come, in seconds of ``time.monotonic``."""
+        carrier = self._carrier
+        return self.started if carrier is None else min(carrier.arrived or self.started, self.started)
 
     def __enter__(self) -> RecordedRequest:
         return self
@@ -89,9 +152,30 @@ class RecordedRequest(RequestRecord):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.end(error)
 
+    def mark(self) -> None:
+        """Names the request in its answer, for a stream whose head is sent before the request has ended."""
+        if self._carrier is not None:
+            self._carrier.mark(REQUEST_ID, self.context.request_id)
+
     def end(self, error: BaseException | None = None) -> None:
-        """Counts the request under OK, or under the code of the error that ended it."""
-        self._metrics.observe(self, _OK if error is None else self._code_of(error), perf_counter() - self._started)
+        """Counts the request under OK, or under the code of the error that ended it. Before the answer is sent."""
+        metrics, carrier, seconds = self._metrics, self._carrier, monotonic() - self.started
+        code = _OK if error is None else self._code_of(error)
+        metrics.observe(self, code, seconds)
+        if code is not _OK or metrics.listens:
+            metrics.tell(self, code, seconds, error)
+        if carrier is not None and (
+            carrier.names_requests or carrier.marked or code is not _OK or metrics.server_timing == ALWAYS
+        ):
+            self._mark_answer(carrier, code, seconds)
+        self.calls = ()  # they refer to the request, and so to this record
+
+    def _mark_answer(self, carrier: Carrier, code: StatusCode, seconds: float) -> None:
+        if code is not _OK or carrier.names_requests or checked_id(carrier.header(REQUEST_ID)):
+            carrier.mark(REQUEST_ID, self.context.request_id)
+        timing = self._metrics.server_timing
+        if timing == ALWAYS or (timing == ASKED and carrier.marked and carrier.header(WANTS_TIMING) == "1"):
+            carrier.mark(SERVER_TIMING, timing_line(self, seconds))
 
     def _code_of(self, error: BaseException) -> StatusCode:
         """A request that is cancelled when its time is up has missed its deadline."""
@@ -101,6 +185,143 @@ class RecordedRequest(RequestRecord):
             return StatusCode.INTERNAL
         late = self.deadline is not None and monotonic() >= self.deadline
         return StatusCode.DEADLINE_EXCEEDED if late else StatusCode.CANCELLED
+
+
+class CallTimes(NamedTuple):
+    """One call to a model, in seconds; ``arrived`` of ``time.monotonic``. ``rows`` are its own, ``batch_rows`` those of
+    the run that answered it (0: not known). ``halved``: its batch had failed, and was tried again in halves."""
+
+    arrived: float
+    queue_seconds: float
+    run_seconds: float
+    copy_seconds: tuple[float, float]
+    rows: int
+    batch_rows: int
+    halved: bool
+    trace: CallTrace | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
+    and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
+
+    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``; ``done`` for a
+    success. ``message`` and ``reason`` are empty and None for a success. ``queue_seconds`` is the longest wait of its
+    calls, ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not
+    have been recorded; empty if it belongs to none."""
+
+    method: str
+    model: str
+    entrypoint: str
+    version: int | None
+    code: StatusCode
+    message: str
+    reason: Reason | None
+    stage: str
+    context: RequestContext
+    trace_id: str
+    arrived: float
+    started: float
+    seconds: float
+    queue_seconds: float
+    run_seconds: float
+    calls: tuple[CallTimes, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(call.rows for call in self.calls)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the largest run that it was in; 0: not known."""
+        return max((call.batch_rows for call in self.calls), default=0)
+
+    @property
+    def halved(self) -> bool:
+        """Whether a batch with it had failed, and was tried again in halves."""
+        return any(call.halved for call in self.calls)
+
+
+FailureListener: TypeAlias = Callable[[EndedRequest], None]
+"""Called on the event loop; must be short and must not raise."""
+EndListener: TypeAlias = Callable[[RecordedRequest, StatusCode, float, BaseException | None], None]
+"""The same, with the record, the code, the seconds and the error. :func:`ended_request` makes a value of them, before
+the listener returns."""
+
+
+def ended_request(
+    record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+) -> EndedRequest:
+    """While a listener is called: later the record has no calls any more."""
+    calls = tuple([_times(call) for call in record.calls])
+    text = "" if code is _OK else str(error or "") or code.name
+    return EndedRequest(
+        record.method,
+        record.model,
+        record.entrypoint,
+        record.version,
+        code,
+        text[:MAX_ERROR_TEXT],
+        error.status.reason if isinstance(error, ServingError) else None,
+        _stage(record, code),
+        record.context,
+        record.trace_id or (record.context.trace.trace_id if record.context.trace is not None else ""),
+        record.arrived,
+        record.started,
+        seconds,
+        max([call.queue_seconds for call in calls], default=0.0),
+        max([call.run_seconds for call in calls], default=0.0),
+        calls,
+    )
+
+
+def _times(call: ServableCall) -> CallTimes:
+    rows = next((array.shape[0] for array in call.inputs.values() if array.shape), 1)
+    return CallTimes(
+        call.arrived,
+        call.queue_seconds,
+        call.run_seconds,
+        call.copy_seconds,
+        rows,
+        call.batch_rows if isinstance(call, PredictCall) else 0,
+        isinstance(call, PredictCall) and call.halved,
+        call.trace,
+    )
+
+
+def _stage(record: RequestRecord, code: StatusCode) -> str:
+    """Where a request has ended."""
+    if code is _OK:
+        return "done"
+    if record.answered:
+        return "encode"
+    calls = record.calls
+    if any(call.run_seconds or call.ticket is RUNNING for call in calls):
+        return "run"
+    if calls and not (code is StatusCode.INVALID_ARGUMENT and not calls[0].admitted):
+        return "queue"
+    if record.version is not None:
+        return "check"
+    return "decode" if code is StatusCode.INVALID_ARGUMENT else "route"
+
+
+def timing_line(record: RecordedRequest, seconds: float) -> str:
+    """The value of ``Server-Timing`` for a request that ends now, ``seconds`` after it had started: its parts, of which
+    the sum is at most the total."""
+    received = record.started - record.arrived
+    parts, left = [("recv", received)], seconds
+    calls = record.calls
+    first = min([call.arrived for call in calls if call.arrived], default=0.0)
+    if first:
+        wait = max(call.queue_seconds for call in calls)
+        run = max(call.run_seconds for call in calls)
+        for name, wanted in (("decode", first - record.started), ("queue", wait), ("compute", run), ("encode", left)):
+            value = min(max(wanted, 0.0), left)
+            left -= value
+            parts.append((name, value))
+    parts.append(("total", received + seconds))
+    return ", ".join([f"{name};dur={int(value * 1e6) / 1e3:.3f}" for name, value in parts])
 
 
 class _KindCells(NamedTuple):
@@ -113,6 +334,16 @@ class _KindCells(NamedTuple):
     runtime: Cell | None
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """Predictions of one version since its series began: how many by code, the cell of the times of those answered
+    (:data:`LATENCY_BUCKETS`, in seconds), and how many are inside now."""
+
+    codes: dict[str, float] = field(default_factory=dict)
+    seconds: Cell = field(default_factory=lambda: [0.0] * (len(LATENCY_BUCKETS) + 2))
+    in_flight: int = 0
+
+
 class RequestMetrics:
     """Any thread may call any method. ``is_known`` tells whether a model of that name is served. Everything is counted
     under TensorFlow Serving's names, too, in ``tensorflow``."""
@@ -121,6 +352,18 @@ class RequestMetrics:
         self, registry: CollectorRegistry, is_known: Callable[[str], bool], tensorflow: TensorflowMetrics | None = None
     ) -> None:
         self._is_known = is_known
+        self.server_timing = ASKED
+        """NEVER, ASKED or ALWAYS: which answers say how long their request took."""
+        self.listens = False
+        """Whether anybody wants to know of every request."""
+        self.notes_calls = False
+        """Whether calls to models note what traces need of them."""
+        self.untold_failures = 0
+        """Failures that listeners were not told about, because there were too many at a time."""
+        self._end_listeners: list[EndListener] = []
+        self._failure_listeners: list[FailureListener] = []
+        self._failure_second = 0
+        self._failures = 0
         self.tensorflow = tensorflow or TensorflowMetrics()
         self._guard = guard = self.tensorflow.requests
         version = ("model", "version")
@@ -144,9 +387,41 @@ class RequestMetrics:
         self._in_flight_of: dict[tuple[str, int], Cell] = {}
         registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._in_flight)))
 
-    def record(self, method: str, model: str, entrypoint: str = GRPC) -> RecordedRequest:
-        """Times the block and counts it under its final code."""
-        return RecordedRequest(self, method, model, entrypoint)
+    def record(
+        self, method: str, model: str, entrypoint: str = GRPC, carrier: Carrier | None = None
+    ) -> RecordedRequest:
+        """Times the block and counts it under its final code. ``carrier`` is what has brought the request."""
+        return RecordedRequest(self, method, model, entrypoint, carrier)
+
+    def on_failure(self, listener: FailureListener) -> None:
+        """Tells the listener about requests that fail, at most :data:`MOST_FAILURES` a second. Before the first
+        request."""
+        self._failure_listeners.append(listener)
+
+    def on_end(self, listener: EndListener) -> None:
+        """Tells the listener about every request that ends, until ``off_end``."""
+        self._end_listeners = [*(other for other in self._end_listeners if other != listener), listener]
+        self.listens = True
+
+    def off_end(self, listener: EndListener) -> None:
+        self._end_listeners = [other for other in self._end_listeners if other != listener]
+        self.listens = bool(self._end_listeners)
+
+    def tell(self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None) -> None:
+        """The request of the record has ended. On the event loop."""
+        for listener in self._end_listeners:
+            listener(record, code, seconds, error)
+        if code is not _OK and self._failure_listeners:
+            second = int(record.started + seconds)
+            if second != self._failure_second:
+                self._failure_second, self._failures = second, 0
+            self._failures += 1
+            if self._failures > MOST_FAILURES:
+                self.untold_failures += 1
+                return
+            ended = ended_request(record, code, seconds, error)
+            for tell in self._failure_listeners:
+                tell(ended)
 
     def observe(self, record: RequestRecord, code: StatusCode, seconds: float) -> None:
         """Counts the request of the record under this code."""
@@ -203,10 +478,35 @@ class RequestMetrics:
         if in_flight:
             in_flight.pop()
 
+    def in_flight(self, servable_id: ServableId) -> int:
+        """How many requests hold a handle of the version now."""
+        return len(self._in_flight_of.get((servable_id.name, servable_id.version), ()))
+
+    def totals(self) -> dict[tuple[str, str], RequestTotals]:
+        """By model and version; the version is empty for predictions that reached none."""
+        found: dict[tuple[str, str], RequestTotals] = {}
+        with self._guard:
+            counts, seconds = self._count.snapshot(), self._seconds.snapshot()
+            in_flight = {labels: len(cell) for labels, cell in self._in_flight.snapshot().items()}
+        for (model, version, method, code), (count,) in counts.items():
+            if method in PREDICTIONS:
+                codes = found.setdefault((model, version), RequestTotals()).codes
+                codes[code] = codes.get(code, 0.0) + count
+        for (model, version), cell in seconds.items():
+            found.setdefault((model, version), RequestTotals()).seconds = cell
+        for (model, version), inside in in_flight.items():
+            found.setdefault((model, version), RequestTotals()).in_flight = inside
+        return found
+
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
         with self._guard:
             self._gone.version(servable_id)
+
+    def model_added(self, name: str) -> None:
+        """The model is served from now on: the count of its refused requests is there."""
+        with self._guard:
+            self._rejected.cell((name,))
 
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""

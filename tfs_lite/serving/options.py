@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.serving.response_cache_config import cache_bytes
+from tfs_lite.serving.statistics.trace_config import read_trace_config
 
 MIB = 1024 * 1024
 
@@ -25,6 +26,8 @@ WORKERS = ("thread", "process", RAY)
 SEND_BATCHES = ("expect", "greedy")
 MANAGEMENT_ACCESS = ("auto", "open", "token")
 ACCESS = ("open", "token")
+ACCESS_LOGS = ("off", "errors", "all")
+SERVER_TIMINGS = ("never", "asked", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    dashboard: bool = True
+    """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
     management_access: str = "auto"
     """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
     only tokens and client certificates of the access file (``token``)."""
@@ -171,6 +176,18 @@ class ServerOptions:
     ready_requires_all_models: bool = False
     exit_on_initial_load_failure: bool = False
 
+    access_log: str = "errors"
+    """Which requests have a line in the log: ``off``, ``errors`` (at most 20 a second) or ``all``."""
+    server_timing: str = "asked"
+    """Who is told how long a request took: ``never``, ``asked`` (by the header ``x-server-timing: 1``), ``always``."""
+    trace_config: tuple[str, ...] = ()
+    """Triton's settings of traces, such as ``rate=100``, ``level=TIMESTAMPS``, ``mode=opentelemetry``; a setting of one
+    mode follows its name: ``opentelemetry``, ``url=http://...``."""
+
+    # what is remembered
+    state_directory: str = ""
+    """Where the history of events survives the server; empty: it ends with it. One server at a time may use it."""
+
     # bounds of requests
     max_message_bytes: int = 100 * MIB
     """Of a gRPC message or an HTTP body."""
@@ -186,7 +203,10 @@ class ServerOptions:
         self._check_choice("worker", WORKERS)
         self._check_choice("grpc_server", GRPC_SERVERS)
         self._check_access()
+        self._check_choice("access_log", ACCESS_LOGS)
+        self._check_choice("server_timing", SERVER_TIMINGS)
         cache_bytes(self.cache_config)
+        read_trace_config(self.trace_config)
         self._check_cluster()
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")

@@ -30,6 +30,7 @@ from tfs_lite.serving.sequences.metrics import SequenceCollector
 from tfs_lite.serving.sequences.routes import SequenceRoutes
 from tfs_lite.serving.servable_factory import ServableEnvironment
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
+from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 
 
@@ -48,7 +49,7 @@ class RequestServices:
         """``lookup``: the handle to a version, as :meth:`ServerCore.handle` gives it."""
         self._lookup = lookup
         self._journal = journal
-        self.settings = V2Settings(states.is_configured)
+        self.settings = V2Settings(states.is_configured, read_trace_config(options.trace_config))
         size = cache_bytes(options.cache_config)
         self._cache = cache = ResponseCache(size) if size else None
         self.statistics = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)
@@ -74,7 +75,6 @@ class RequestServices:
     def on_call(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> None:
         """A call has ended: a request, or a step of an ensemble."""
         self.statistics.on_call(servable_id, call, result)
-        self.settings.on_call(servable_id, call, result)
 
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.executor import Executor, Task
+from tfs_lite.core.executor import Executor, PoolExecutor, Task
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
 from tfs_lite.core.status import ServingError
 from tfs_lite.sources.base_config import BaseConfigs
@@ -56,6 +56,7 @@ class VersionInspector:
         self._configs = BaseConfigs(disk)  # like it
         self._lock = threading.Lock()  # guards _hashed
         self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
+        self._hashing: tuple[str, int, int] = ("", 0, 0)  # path, bytes done and of all; replaced as a whole
 
     def inspect(self, path: str, quiet_period: float) -> Complete | Waiting:
         """The verdict about the version at ``path``, as of now. Never raises for what is on the disk."""
@@ -71,6 +72,20 @@ class VersionInspector:
         except OSError as error:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
         return verdict
+
+    def copy(self, disk: Disk) -> VersionInspector:
+        """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
+        and what it finds out is not known here. Called by the thread that polls, or between polls."""
+        other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
+        other._records = {path: replace(record) for path, record in self._records.items()}
+        with self._lock:
+            other._hashed = dict(self._hashed)
+        return other
+
+    def hashing(self) -> tuple[str, int, int]:
+        """The version directory whose files are being hashed, or were last, with the bytes done and of all. Any
+        thread."""
+        return self._hashing
 
     def keep_only(self, paths: set[str]) -> None:
         """Forgets every other version and stops hashing it."""
@@ -162,10 +177,17 @@ class VersionInspector:
         return Task(f"digests of {os.path.basename(key[0])}", lambda: self._is_wanted(key), work, done)
 
     def _digest_problem(self, key: _Key, files: Sequence[FileStat], manifest: Manifest) -> str:
+        size, done = sum(stat.size for stat in files), 0
+
+        def cancelled() -> bool:
+            self._hashing = (key[0], done + file.tell(), size)
+            return not self._is_wanted(key)
+
         for stat in files:
             with self._disk.open(os.path.join(key[0], stat.name)) as file:
-                if sha256_of(file, lambda: not self._is_wanted(key)) != manifest.files[stat.name].sha256:
+                if sha256_of(file, cancelled) != manifest.files[stat.name].sha256:
                     return f"{stat.name} does not have the sha256 digest that the manifest lists"
+            done += stat.size
         return ""
 
     def _is_wanted(self, key: _Key) -> bool:

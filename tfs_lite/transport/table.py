@@ -12,9 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 from tfs_lite.transport.peer import UNKNOWN, Peer
+
+MARKS = frozenset(("x-request-id", "x-server-timing", "traceparent"))
+"""Names of metadata that say more of a request than the request itself."""
 
 A = TypeVar("A")
 
@@ -61,14 +64,33 @@ class CallContext:
     names in lower case, without binary values; it may be decoded when it is first looked at, and calls with the same
     one may share it. ``peer`` is the other end of the connection; ``grant`` is what it was found to be allowed, where
     it was checked. When the client cancels or disconnects, the handler's task is cancelled. What the handler appends to
-    ``trailers`` (lower-case name, printable ASCII text) is sent as trailing metadata of a call with one answer.
+    ``trailers`` (lower-case name, printable ASCII text) is sent as trailing metadata. ``arrived`` is when the head of a
+    call with one request had come, in seconds of ``time.monotonic``; 0: not known.
     """
+
+    names_requests: ClassVar[bool] = False
+    """Not every answer carries the id of its request."""
 
     deadline: float | None
     metadata: Mapping[str, str] = field(default_factory=dict)
     trailers: list[tuple[str, str]] = field(default_factory=list)
     peer: Peer = UNKNOWN
+    arrived: float = 0.0
     grant: Grant = EVERYTHING
+
+    @property
+    def marked(self) -> bool:
+        """Whether the client says more of its request than the request itself: an id, a trace, that it wants times."""
+        return not MARKS.isdisjoint(self.metadata)
+
+    def header(self, name: str) -> str | None:
+        """What the client's metadata says under this name."""
+        return self.metadata.get(name)
+
+    def mark(self, name: str, value: str) -> None:
+        """Adds a trailer, in place of one with this name."""
+        self.trailers[:] = [(other, text) for other, text in self.trailers if other != name]
+        self.trailers.append((name, value))
 
     @property
     def caller(self) -> str:

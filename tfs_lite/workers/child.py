@@ -18,6 +18,7 @@ from typing import Any, NoReturn, cast
 from numpy import random  # numpy imports it late, which each process would do anew
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.log_format import start_logging
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.priorities import lower_priority
@@ -56,7 +57,7 @@ def _serve(channel: Channel) -> int:
     if what != OPEN:
         raise ProtocolError(what)
     label, limit = request["label"], request["limit"]
-    _set_up_process(label, request["log_level"])
+    _set_up_process(label, request["log_level"], request["log_format"])
     inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
     memory = ArenaChannel(channel, Staging(outputs), inputs)
     try:
@@ -73,17 +74,10 @@ def _serve(channel: Channel) -> int:
     return CLOSED
 
 
-def _set_up_process(label: str, log_level: int) -> None:
+def _set_up_process(label: str, log_level: int, log_format: str) -> None:
     """Names the process in logs and in the process list, and seeds its random numbers."""
     faulthandler.enable()
-    shown = label.replace("%", "%%")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=log_level,
-        format=f"%(asctime)s.%(msecs)03d %(levelname)s [process of {shown}] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        force=True,
-    )
+    start_logging(log_level, log_format, prefix=f"[process of {label}] ")
     random.seed()
     name_process("tfs-lite-model")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.log_format import current_format
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
@@ -118,6 +119,7 @@ def _open(channel: Channel, remote: RemoteModel, lane: Lane) -> Description:
         "arguments": remote.arguments,
         "limit": remote.memory_limit,
         "log_level": logging.getLogger().getEffectiveLevel(),
+        "log_format": current_format(),
     }
     channel.send((OPEN, request), [lane.inputs.arena.descriptor, lane.outputs.descriptor])
     answer = channel.receive()

@@ -16,7 +16,7 @@ from math import inf
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerBusy
+from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, Traits, WorkerBusy
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode
@@ -382,7 +382,7 @@ class BatchingServable:
         now = self._clock.monotonic()
         for job in jobs:
             job.call.queue_seconds = now - job.enqueued
-            job.call.ticket = None  # or each would keep the other alive
+            job.call.ticket = RUNNING  # a job and its call would keep each other alive
         loss = self._execution.run(worker.model, queue, jobs)
         if loss is not None:
             self._answer_loss(queue, loss)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
+from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
@@ -55,13 +55,18 @@ class Execution:
         again = any(job.again for job in jobs)
         report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again)
         count_run(self._on_batch, report, self._name)
+        traces = [call.trace for call in calls if call.trace is not None]
+        if traces:
+            batch = BatchTrace(report, started, len(traces))
+            for trace in traces:
+                trace.batches.append(batch)
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:
             return self._run_halves(model, queue, jobs)
-        self._ended(queue, ended, sum(sizes), ended - started)
+        self._ended(queue, ended, report.rows, ended - started)
         for call, answer in zip(calls, answers, strict=True):
-            call.run_seconds, call.copy_seconds = ended - started, moving
+            call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
             finish(call, answer, self._name)
         return None
 
@@ -85,6 +90,8 @@ class Execution:
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2
+        for job in jobs:
+            job.call.halved = True
         loss = self.run(model, queue, jobs[:middle])
         if loss is not None:
             return replace(loss, behind=[*loss.behind, *jobs[middle:]])

@@ -74,6 +74,7 @@ class SplitCall:
                 partial(self._answered, index),
                 priority=call.priority,
                 timeout=call.timeout,
+                trace=call.trace,
             )
             for index, each in enumerate(splits)
         }

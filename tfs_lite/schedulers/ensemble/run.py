@@ -19,7 +19,8 @@ from functools import partial
 from typing import cast
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import OnCall, PredictCall, PredictServable
+from tfs_lite.core.model import CallTrace, OnCall, PredictCall, PredictServable, StepTimes
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature, named
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array
@@ -194,6 +195,7 @@ class EnsembleRun:
             sequence=outer.sequence,
             arrived=self._now(),
             depth=self._depth,
+            trace=None if outer.trace is None else CallTrace(),
         )
 
     def _inputs(self, step: Step, interface: Interface) -> dict[str, Array]:
@@ -219,16 +221,21 @@ class EnsembleRun:
             call = self._inside[step.index]
             assert call is not None  # it was noted before it was queued
             if not self._answered:
-                self._add_times(call)
+                self._add_times(self._pins[step.index].handle.id, call, result)
         try:
             self._on_call(self._pins[step.index].handle.id, call, result)
         except Exception:
             logger.exception("a call of %s could not be counted", step)
         self._end(step, result)
 
-    def _add_times(self, step_call: StepCall) -> None:
+    def _add_times(self, servable_id: ServableId, step_call: StepCall, result: Answer) -> None:
         """With the lock held. The sums may be longer than the request took: steps run side by side."""
         call = self._call
+        if call.trace is not None and step_call.trace is not None:
+            code = result.code if isinstance(result, Status) else StatusCode.OK
+            waited, ran, copied = step_call.queue_seconds, step_call.run_seconds, step_call.copy_seconds
+            step = StepTimes(servable_id, step_call.arrived, self._now(), waited, ran, copied, code, step_call.trace)
+            call.trace.steps.append(step)
         call.queue_seconds += step_call.queue_seconds
         call.run_seconds += step_call.run_seconds
         before, behind = step_call.copy_seconds

@@ -28,7 +28,7 @@ from tfs_lite.core.generation import (
     TextReport,
     join_pieces,
 )
-from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, Traits
+from tfs_lite.core.model import CallTrace, FixedInstances, JudgesCalls, Model, TextTimes, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -234,6 +234,8 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         """On the engine's thread, or on the one that closes it."""
         is_last = isinstance(event, Status) or event.finish is not None
         outcome = task.on_event(job, event, self._started() if is_last else None)
+        if is_last and task.call.trace is not None:
+            self._trace_text(task.call.trace)
         if isinstance(event, Piece) and outcome.piece:
             self._pass_on(task, job.index, event)
         if outcome.cancel:
@@ -247,6 +249,15 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         if report is None or report.queue_seconds is None:
             return None
         return self._clock.monotonic() - report.seconds + report.queue_seconds
+
+    def _trace_text(self, trace: CallTrace) -> None:
+        """Notes the text whose end is being delivered, if it got a token."""
+        report, started = self._last_report, self._started()
+        if report is None or started is None or report.first_seconds is None or report.queue_seconds is None:
+            return
+        arrived, usage = started - report.queue_seconds, report.usage
+        first, ended = arrived + report.first_seconds, arrived + report.seconds
+        trace.texts.append(TextTimes(started, first, ended, usage.prompt, usage.cached, usage.output))
 
     def _pass_on(self, task: GenerationTask, index: int, piece: Piece) -> None:
         on_piece = task.call.on_piece

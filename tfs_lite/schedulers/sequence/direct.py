@@ -16,7 +16,7 @@ from math import inf
 from typing import Generic
 
 from tfs_lite.core.clock import Timer
-from tfs_lite.core.model import BatchReport, Model, OnBatch, WorkerLost
+from tfs_lite.core.model import RUNNING, BatchReport, Model, OnBatch, WorkerLost
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of
@@ -128,7 +128,7 @@ class DirectWorkers:
         ]
         for taken in batch:
             if taken is not None:
-                taken.call.ticket = None  # it runs, and cannot be cancelled any more
+                taken.call.ticket = RUNNING  # and cannot be cancelled any more
         return batch, decision.wait_until
 
     def _key(self, slot: Slot, request: Request[Entry]) -> Hashable:

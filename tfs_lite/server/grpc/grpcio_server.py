@@ -237,13 +237,16 @@ def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.
 
 
 @asynccontextmanager
-async def _admitted(path: str, context: Any, admission: AdmissionControl) -> AsyncIterator[None]:
-    """Admits a call for the time of the block, and aborts it with the status of an exception."""
-    acquired = False
+async def _admitted(path: str, context: Any, admission: AdmissionControl, peers: _Peers) -> AsyncIterator[CallContext]:
+    """Admits a call for the time of the block, and aborts it with the status of an exception. The block gets what its
+    handler is told of the call; the trailers are sent."""
+    acquired, call_context = False, _call_context(context, peers)
     try:
         acquired = admission.acquire(path)
-        yield
+        yield call_context
+        _send_trailers(context, call_context)
     except Exception as error:
+        _send_trailers(context, call_context)
         await _abort(path, context, error)
     finally:
         if acquired:
@@ -254,11 +257,8 @@ def _unary(
     path: str, handler: UnaryHandler, admission: AdmissionControl, peers: _Peers
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context, peers)
-            answer = await handler(request, call_context)
-            _send_trailers(context, call_context)
-        return answer
+        async with _admitted(path, context, admission, peers) as call_context:
+            return await handler(request, call_context)
 
     return call
 
@@ -267,8 +267,8 @@ def _stream(
     path: str, handler: StreamHandler, admission: AdmissionControl, peers: _Peers
 ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        async with _admitted(path, context, admission):
-            async for message in handler(request, _call_context(context, peers)):
+        async with _admitted(path, context, admission, peers) as call_context:
+            async for message in handler(request, call_context):
                 yield message
 
     return call
@@ -278,13 +278,11 @@ def _client_stream(
     path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event, peers: _Peers
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context, peers)
+        async with _admitted(path, context, admission, peers) as call_context:
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 answer = await handler(messages, call_context)
             incoming.check()
-            _send_trailers(context, call_context)
         return answer
 
     return call
@@ -295,8 +293,7 @@ def _bidi(
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
-        async with _admitted(path, context, admission):
-            call_context = _call_context(context, peers)
+        async with _admitted(path, context, admission, peers) as call_context:
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 generator = cast("AsyncGenerator[bytes, None]", handler(messages, call_context))

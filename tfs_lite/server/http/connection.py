@@ -545,7 +545,8 @@ class Connection(OneWaiter, asyncio.Protocol):
             self._keep_alive = False
         self._begun = True
         close = b"" if self._keep_alive or closes else CLOSE
-        return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
+        marks = self._asked.marks
+        return b"".join((status_line(status), self._owner.date.get(), framing, lines, marks, close, b"\r\n"))
 
     def _send_malformed(self) -> None:
         head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED)

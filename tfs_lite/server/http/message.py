@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tfs_lite.core import request_context
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.peer import UNKNOWN, Peer
 from tfs_lite.transport.table import EVERYTHING, Reply
 
+MARKS = frozenset(name.encode() for name in request_context.MARKS)
 Header: TypeAlias = tuple[bytes, bytes]
 """Name in lower case, and value."""
 
@@ -95,7 +97,10 @@ class RequestHead:
     """What the head of a request says. ``target`` is as it was sent, in origin form: the percent-encoded path, and the
     query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
 
-    __slots__ = ("expects_continue", "headers", "keep_alive", "length", "method", "old", "path", "query", "target")
+    __slots__ = (
+        *("expects_continue", "headers", "keep_alive", "length", "marked", "method", "old", "path", "query"),
+        "target",
+    )
 
     def __init__(self, method: str, target: str, headers: Headers, keep_alive: bool = True, old: bool = False) -> None:
         self.method = method
@@ -107,15 +112,20 @@ class RequestHead:
         """HTTP/1.0, which knows neither chunks nor 100."""
         self.length = None if b"transfer-encoding" in headers.fields else int(headers.fields.get(b"content-length", 0))
         """Bytes of the body; None: the chunks will tell."""
+        self.marked = not MARKS.isdisjoint(headers.fields)
+        """Whether it has one of the headers that say more of the request (:class:`Carrier`)."""
         self.expects_continue = not old and headers.fields.get(b"expect", b"").lower() == b"100-continue"
 
 
 class Request:
     """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
     made after the drain of the server, too late for a prediction. ``peer`` is the other end of the connection;
-    ``grant`` is what it was found to be allowed, where it was checked."""
+    ``grant`` is what it was found to be allowed, where it was checked. ``marks``: lines for the head of the answer,
+    whatever the answer is. It is the :class:`Carrier` of a prediction."""
 
-    __slots__ = ("after_drain", "arrived", "body", "grant", "head", "headers", "peer")
+    __slots__ = ("after_drain", "arrived", "body", "grant", "head", "headers", "marks", "peer")
+
+    names_requests = True
 
     def __init__(
         self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False, peer: Peer = UNKNOWN
@@ -127,6 +137,19 @@ class Request:
         self.after_drain = after_drain
         self.peer = peer
         self.grant = EVERYTHING
+        self.marks = b""
+
+    @property
+    def marked(self) -> bool:
+        return self.head.marked
+
+    def header(self, name: str) -> str | None:
+        return self.headers.find(name)
+
+    def mark(self, name: str, value: str) -> None:
+        line = f"{name}: {value}\r\n".encode()
+        if not self.marks.startswith(line):
+            self.marks += line
 
     @property
     def caller(self) -> str:

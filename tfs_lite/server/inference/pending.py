@@ -182,7 +182,7 @@ class PendingRequest(OneWaiter):
 
     def submit(self, calls: Sequence[ServableCall], in_parts: bool) -> None:
         """Queues the calls, one for each run. ``in_parts``: they were given ``part``."""
-        self._calls = calls
+        self._calls = self._record.calls = calls
         self._left = len(calls)
         self._outputs = [{}] * len(calls)
         if in_parts:
@@ -329,6 +329,7 @@ class PendingRequest(OneWaiter):
         if not self._left:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
+            self._record.answered = True
             self._end()
 
     def _add(self, part: Part) -> None:

@@ -20,7 +20,7 @@ from typing import TypeAlias, cast
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.generation import Generation, GenerationCall
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, ServableCall
+from tfs_lite.core.model import CallTrace, OnCall, PredictCall, SequenceFlags, Servable, ServableCall
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
@@ -168,5 +168,8 @@ class Predictor:
             else:
                 on_part = request.part if options.in_parts else None
                 calls.append(PredictCall(*call, sequence=options.sequence, on_part=on_part))
+        if self._metrics.notes_calls:
+            for noted in calls:
+                noted.trace = CallTrace()
         request.submit(calls, options.in_parts)
         return request

@@ -21,7 +21,7 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.requests import REST, RecordedRequest, RequestMetrics
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.openai.answers import AnswerHead, Printer, printed_size
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
@@ -71,7 +71,7 @@ class _OpenAiCall:
     __slots__ = ("_servable", "deadline", "endpoint", "record", "ref", "sent")
 
     def __init__(
-        self, endpoint: _Endpoint, record: RequestRecord, deadline: float | None, sent: OpenAiRequest, ref: ModelRef
+        self, endpoint: _Endpoint, record: RecordedRequest, deadline: float | None, sent: OpenAiRequest, ref: ModelRef
     ) -> None:
         """``deadline`` is in seconds of ``time.monotonic``."""
         self.endpoint = endpoint
@@ -133,16 +133,16 @@ class OpenAiApp:
         return await self._generate(request, _CHAT)
 
     async def list_models(self, request: Request, model: str) -> Response:
-        with self._metrics.record("ListModels", "", REST):
+        with self._metrics.record("ListModels", "", REST, request):
             return Response(self._models.list(request.grant), media_type=JSON.media_type)
 
     async def retrieve_model(self, request: Request, model: str) -> Response:
-        with self._metrics.record("RetrieveModel", self._models.ref(model, request.grant).name, REST):
+        with self._metrics.record("RetrieveModel", self._models.ref(model, request.grant).name, REST, request):
             return Response(self._models.one(model), media_type=JSON.media_type)
 
     async def _generate(self, request: Request, endpoint: _Endpoint) -> Response | Stream:
         with ExitStack() as inside:
-            record = inside.enter_context(self._metrics.record(endpoint.method, "", REST))
+            record = inside.enter_context(self._metrics.record(endpoint.method, "", REST, request))
             seconds = _smaller(_header_timeout(request), self._settings.timeout)
             http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
             sent = await self._http.bodies.read(request, endpoint.read)
@@ -185,6 +185,7 @@ class OpenAiApp:
 
         events = choice_events(pending, choices, write, last, settings.ping, inside.pop_all(), request.head.path)
         await anext(events)
+        call.record.mark()
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", VERSION_HEADER: str(pending.id.version)}
         idle = call.idle(settings.stream_idle)
         return Stream(events, media_type=EVENT_TYPE, headers=headers, write_timeout=idle)

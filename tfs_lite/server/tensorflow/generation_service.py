@@ -66,19 +66,19 @@ class PredictStreamedService:
             while (request := await reader.next()) is not None:
                 if _cancels(request):
                     continue
-                text = cast("AsyncGenerator[bytes, None]", self._text(request, reader, context.deadline))
+                text = cast("AsyncGenerator[bytes, None]", self._text(request, reader, context))
                 async with aclosing(text) as answers:
                     async for answer in answers:
                         yield answer
         finally:
             await reader.close()
 
-    async def _text(self, request: Message, reader: _RequestReader, deadline: float | None) -> AsyncIterator[bytes]:
+    async def _text(self, request: Message, reader: _RequestReader, context: CallContext) -> AsyncIterator[bytes]:
         """One text, counted under its final code."""
         try:
             with (
-                self._metrics.record(METHOD, request.model_spec.name, GRPC) as record,
-                self._begin(request, record, deadline) as pending,
+                self._metrics.record(METHOD, request.model_spec.name, GRPC, context) as record,
+                self._begin(request, record, context.deadline) as pending,
             ):
                 reader.cancel_later(pending)
                 has_text = TEXT_OUTPUT in pending.servable.signatures[pending.runs[0].signature].output_names

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
@@ -86,7 +86,7 @@ class PredictionService:
 
     def predict(self, data: bytes, context: CallContext) -> Reply[bytes]:
         parsed = self._reader.read(data)
-        record = self._metrics.record("Predict", parsed.name)
+        record = self._metrics.record("Predict", parsed.name, GRPC, context)
 
         def write(inference: Inference) -> bytes:
             parsed.answered()
@@ -110,7 +110,7 @@ class PredictionService:
 
     async def _with_examples(self, method: _Method, data: bytes, context: CallContext, infer: Infer) -> bytes:
         request = parse(method.request, data)
-        with self._metrics.record(method.name, request.model_spec.name) as record:
+        with self._metrics.record(method.name, request.model_spec.name, GRPC, context) as record:
             response = await infer(read_model_spec(request), request.input, record, context.deadline)
             answer = _bytes(response)
         self._offer(method.log, request, response, response.model_spec, len(data) + len(answer))
@@ -119,7 +119,7 @@ class PredictionService:
     async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
         request = parse(MultiInferenceRequest, data)
         name = request.tasks[0].model_spec.name if request.tasks else ""
-        with self._metrics.record("MultiInference", name) as record:
+        with self._metrics.record("MultiInference", name, GRPC, context) as record:
             response = await self._inferences.multi_inference(request, record, context.deadline)
             answer = _bytes(response)
         spec, size = response.results[0].model_spec, len(data) + len(answer)
@@ -128,7 +128,7 @@ class PredictionService:
 
     async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
         request = parse(GetModelMetadataRequest, data)
-        with self._metrics.record("GetModelMetadata", request.model_spec.name) as record:
+        with self._metrics.record("GetModelMetadata", request.model_spec.name, GRPC, context) as record:
             ref = read_model_spec(request, require_name=False)
             _check_metadata_fields(request.metadata_field)
             if not ref.name:

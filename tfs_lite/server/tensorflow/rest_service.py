@@ -108,7 +108,7 @@ class RestService:
         if data is None:
             return None
         sent_format, format = body_formats(request.headers)
-        record = self._metrics.record("Predict", ref.name, REST)
+        record = self._metrics.record("Predict", ref.name, REST, request)
         try:
             call = self._http.calls.call(request, record)
             body = _read(ref, sent_format, data)
@@ -126,7 +126,10 @@ class RestService:
         def parse(data: bytes) -> tuple[list[PredictBody], int]:
             return [_read(ref, sent_format, data)], len(data)
 
-        with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
+        with (
+            self._metrics.record("Predict", ref.name, REST, request) as record,
+            http.calls.call(request, record) as call,
+        ):
             self._predictor.admit(ref, record, call.deadline)
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             sent = _Sent(ref, parsed[0].rows, size, format)
@@ -181,7 +184,10 @@ class RestService:
             with naming(ref.name):
                 return read_examples_body(JSON.loads(data)), len(data)
 
-        with self._metrics.record(verb.name, ref.name, REST) as record, http.calls.call(request, record) as call:
+        with (
+            self._metrics.record(verb.name, ref.name, REST, request) as record,
+            http.calls.call(request, record) as call,
+        ):
             _check_json(request.headers, verb)
             self._predictor.admit(ref, record, call.deadline)
             body, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)

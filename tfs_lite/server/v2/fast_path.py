@@ -102,6 +102,7 @@ class V2FastPath:
         self, request: PlainRequest, record: RequestRecord, deadline: float | None
     ) -> PendingRequest | None:
         """None, with nothing queued, if the request does not fit. Raises ServingError."""
+        record.sent_id = request.id
         try:
             return self._predictor.begin(request.form.model, request.plan, record, deadline)
         except Unfit:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import RecordedRequest
+from tfs_lite.metrics.requests import GRPC, RecordedRequest
 from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
@@ -76,13 +76,13 @@ class V2GrpcService:
         plain = self._fast.grpc.find(data)
         if plain is None:
             return self._infer_in_full(data, context)
-        record = self._infer.metrics.record(METHOD, plain.model)
+        record = self._infer.metrics.record(METHOD, plain.model, GRPC, context)
         reply = self._fast.reply_plain(plain, record, context.deadline)
         return reply if reply is not None else self._answer(plain.in_full(), record, context)
 
     async def _infer_in_full(self, data: bytes, context: CallContext) -> bytes:
         sent = read_message(data)
-        with self._infer.metrics.record(METHOD, sent.model) as record:
+        with self._infer.metrics.record(METHOD, sent.model, GRPC, context) as record:
             with naming(sent.model):
                 request = read_request(sent)
             self._fast.learn_grpc(data, request)

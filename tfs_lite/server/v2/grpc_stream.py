@@ -55,6 +55,7 @@ class V2Stream:
 
     def __init__(self, infer: V2Inference, context: CallContext, max_in_flight: int = MAX_IN_FLIGHT) -> None:
         self._infer = infer
+        self._context = context
         self._deadline = context.deadline
         self._status_wanted = context.metadata.get(GRPC_ERROR, "").lower() == "true"
         self._slots = asyncio.Semaphore(max_in_flight)
@@ -111,9 +112,10 @@ class V2Stream:
         """Begins the request in the task's first step, and puts its answers out."""
         in_order, request_id = True, ""
         try:
-            with self._infer.metrics.record(METHOD, "", GRPC) as record:
+            with self._infer.metrics.record(METHOD, "", GRPC, self._context) as record:
                 sent = read_message(data)
                 record.model, request_id = sent.model, sent.id
+                record.sent_id = request_id
                 with naming(sent.model):
                     wanted = read_request(sent)
                 with self._infer.begin(wanted, record, self._deadline, self._room, in_pieces=True) as answers:

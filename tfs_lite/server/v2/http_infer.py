@@ -56,7 +56,7 @@ class V2HttpInfer:
         if sent is None:
             request.body.put_back(body)
             return None
-        record = self._inference.metrics.record(METHOD, target.name, REST)
+        record = self._inference.metrics.record(METHOD, target.name, REST, request)
         try:
             call = http.calls.call(request, record)
             pending = fast.begin_plain(sent, record, call.deadline)
@@ -71,7 +71,7 @@ class V2HttpInfer:
     async def infer(self, request: Request, target: Target) -> Response:
         """Any request."""
         with (
-            self._inference.metrics.record(METHOD, target.name, REST) as record,
+            self._inference.metrics.record(METHOD, target.name, REST, request) as record,
             self._http.calls.call(request, record) as call,
         ):
             self._inference.admit(target.name, target.version, record, call.deadline)
@@ -116,7 +116,7 @@ class V2HttpInfer:
     async def _begin(self, request: Request, target: Target, inside: ExitStack, in_pieces: bool = False) -> V2Answers:
         """Queues a request of ``generate``. Closing ``inside`` ends it."""
         model, version = target.name, target.version
-        record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
+        record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST, request))
         call = inside.enter_context(self._http.calls.call(request, record))
         declared = self._declared(target)
 
@@ -128,7 +128,9 @@ class V2HttpInfer:
         await self._inference.decode_texts(sent)
         room = self._inference.room.client()
         begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
-        return inside.enter_context(begin(sent, record, call.deadline, room))
+        answers = inside.enter_context(begin(sent, record, call.deadline, room))
+        record.mark()
+        return answers
 
     async def _events(
         self, text: bytes | None, answers: V2Answers, inside: ExitStack, path: str

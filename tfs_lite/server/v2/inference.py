@@ -112,6 +112,7 @@ class V2Inference:
                 check_one_text(run.inputs, request.model)
             return (run,)
 
+        record.sent_id = request.id
         options = CallOptions(
             request.sequence,
             request.priority,

@@ -1,29 +1,26 @@
-"""Trace and log settings of the V2 protocol: what they are, who may change what, and what they do.
+"""Trace and log settings of the V2 protocol: what they are, and who may change what.
 
-A log setting changes what this process logs. A traced request is one line of JSON in the log ``tfs_lite.trace``, with
-Triton's names for its moments, in nanoseconds since 1970. Source: the trace and logging extensions.
+A log setting changes what this process logs. The settings of traces begin as ``--trace_config`` has them, and tell
+which requests are traced; whoever traces them asks (``chooses``). Source: the trace and logging extensions.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tfs_lite.core.model import ServableCall
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Tensor
-from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.serving.statistics import trace_config
+from tfs_lite.serving.statistics.trace_config import LEVELS, TraceConfig
 
 TraceSettings = Mapping[str, tuple[str, ...]]
 """Every value is a list of strings; settings with one value have a list of one."""
 LogSettings = Mapping[str, bool | int | str]
 
-LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "trace_level": ("OFF",),
     "trace_rate": ("1000",),
@@ -43,9 +40,8 @@ LOG_DEFAULTS: Mapping[str, bool | int | str] = {
 LOG_FORMATS = ("default", "ISO8601")
 MAX_MODELS = 10_000
 _NUMBER = re.compile("-?[0-9]{1,20}")
-_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+_LEAST = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
-traces = logging.getLogger("tfs_lite.trace")
 
 
 @dataclass(slots=True)
@@ -61,16 +57,17 @@ class _Active:
 class V2Settings:
     """Any thread. ``knows`` tells whether there is a model of that name."""
 
-    def __init__(self, knows: Callable[[str], bool]) -> None:
+    def __init__(self, knows: Callable[[str], bool], config: TraceConfig = trace_config.DEFAULT) -> None:
         self._knows = knows
+        self._first = _settings_of(config)
+        self._on_change: Callable[[bool], None] = ignore
         self._lock = threading.Lock()  # guards all below
-        self._global: dict[str, tuple[str, ...]] = dict(DEFAULTS)
+        self._global: dict[str, tuple[str, ...]] = dict(self._first)
         self._own: dict[str, dict[str, tuple[str, ...]]] = {}
         self._active: dict[str, _Active] = {}
-        self._tracing = False
+        self._tracing = self._global["trace_level"] != ("OFF",)
         self._log: dict[str, bool | int | str] = dict(LOG_DEFAULTS)
         self._filter = LevelFilter()
-        self._offset = time.time() - time.monotonic()
 
     # Traces.
 
@@ -90,27 +87,31 @@ class V2Settings:
                 if values:
                     table[name] = values
                 elif model is None:
-                    table[name] = DEFAULTS[name]
+                    table[name] = self._first[name]
                 else:
                     table.pop(name, None)
             self._active.clear()
             tables = (self._global, *self._own.values())
             self._tracing = any(found.get("trace_level", ("OFF",)) != ("OFF",) for found in tables)
+            self._on_change(self._tracing)
             return self._settings(model)
 
-    def on_call(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> None:
-        """A request has ended: it may be one that is traced."""
-        if self._tracing and call.arrived and self._chosen(servable_id.name):
-            traces.info("%s", json.dumps(self._trace(servable_id, call, result)))
-
-    def _chosen(self, model: str) -> bool:
+    def listen(self, on_change: Callable[[bool], None]) -> None:
+        """``on_change`` is told, now and after each change, whether any model is traced; it must not call back."""
         with self._lock:
-            active = self._active.get(model)
-            if active is None:
-                if len(self._active) >= MAX_MODELS:
-                    self._active.clear()
-                active = self._active[model] = _active_of(self._settings(model))
-            if not active.on or not active.left:
+            self._on_change = on_change
+            on_change(self._tracing)
+
+    def is_on(self, model: str) -> bool:
+        """Whether requests of the model may be traced."""
+        with self._lock:
+            return self._active_of(model).on
+
+    def chooses(self, model: str) -> bool:
+        """A request of the model has ended: whether it is one that is traced, by rate and count."""
+        with self._lock:
+            active = self._active_of(model)
+            if not (active.on and active.left and active.rate):
                 return False
             active.seen += 1
             if active.seen % active.rate:
@@ -118,23 +119,14 @@ class V2Settings:
             active.left -= active.left > 0
             return True
 
-    def _trace(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> object:
-        started = call.arrived + call.queue_seconds
-        moments = {
-            "REQUEST_START": call.arrived,
-            "QUEUE_START": call.arrived,
-            "COMPUTE_START": started,
-            "COMPUTE_INPUT_END": started + call.copy_seconds[0],
-            "COMPUTE_OUTPUT_START": started + call.run_seconds - call.copy_seconds[1],
-            "COMPUTE_END": started + call.run_seconds,
-            "REQUEST_END": time.monotonic(),
-        }
-        return {
-            "model_name": servable_id.name,
-            "model_version": servable_id.version,
-            "code": result.code.name if isinstance(result, Status) else "OK",
-            "timestamps": [{"name": name, "ns": round((at + self._offset) * 1e9)} for name, at in moments.items()],
-        }
+    def _active_of(self, model: str) -> _Active:
+        """With the lock held."""
+        active = self._active.get(model)
+        if active is None:
+            if len(self._active) >= MAX_MODELS:
+                self._active.clear()
+            active = self._active[model] = _active_of(self._settings(model))
+        return active
 
     def _settings(self, model: str | None) -> dict[str, tuple[str, ...]]:
         """With the lock held."""
@@ -193,6 +185,18 @@ class LevelFilter(logging.Filter):
         level = record.levelno
         group = next((one for one in (logging.ERROR, logging.WARNING, logging.INFO) if level >= one), logging.DEBUG)
         return group not in self._silent
+
+
+def _settings_of(config: TraceConfig) -> dict[str, tuple[str, ...]]:
+    found = {
+        "trace_level": config.levels,
+        "trace_rate": (str(config.rate),),
+        "trace_count": (str(config.count),),
+        "log_frequency": (str(config.log_frequency),),
+        "trace_file": (config.file,),
+        "trace_mode": (config.mode,),
+    }
+    return {name: found[name] for name in DEFAULTS}
 
 
 def _active_of(settings: TraceSettings) -> _Active:

@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
@@ -153,6 +154,7 @@ class Call(CallContext):
         "_headers_sent",
         "_owner",
         "_unread",
+        "arrived",
         "common",
         "connection",
         "done",
@@ -176,12 +178,17 @@ class Call(CallContext):
         self.deadline = None
         self.metadata = head.metadata
         self.trailers = []
+        self.arrived = 0.0
         self.peer = owner.peer
         self.grant = EVERYTHING
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False
         self._unread = 0
+
+    @property
+    def marked(self) -> bool:
+        return self.head.marked
 
     def begin(self) -> None:
         common = self.common
@@ -224,7 +231,7 @@ class Call(CallContext):
             return
         self._set_status(code)
         if not self.stream.dead:
-            block = trailers(code, text) if self._headers_sent else trailers_only(code, text)
+            block = (trailers if self._headers_sent else trailers_only)(code, text, self.trailers)
             self.connection.headers(self.stream, block, True)
 
     def answer(self, message: bytes) -> None:
@@ -387,6 +394,7 @@ class OneRequestCall(Call):
         self._assembler: Assembler | None = None
         self._message: bytes | None = None
         self.compressed = False
+        self.arrived = monotonic()
         self.waiting_since = self.connection.last_received
 
     def receive(self, data: bytes, ended: bool) -> None:

@@ -15,7 +15,7 @@ from tfs_lite.transport.grpc.compression import ENCODINGS
 from tfs_lite.transport.grpc.response_headers import plain, trailers_only
 from tfs_lite.transport.http2.fields import check_field, check_request
 from tfs_lite.transport.http2.hpack_reader import Fields
-from tfs_lite.transport.table import Method
+from tfs_lite.transport.table import MARKS, Method
 
 MAX_REMEMBERED = 1024
 """Header lists; when there are so many, all are dropped."""
@@ -56,6 +56,8 @@ class RequestHead:
     fault: str | None = None
     length: int = -1
     """The value of ``content-length``; -1 without one."""
+    marked: bool = False
+    """Whether the metadata has one of :data:`MARKS`."""
 
 
 class RequestHeadParser:
@@ -90,7 +92,9 @@ class RequestHeadParser:
             return _with_bad_timeout(known, fields[at][1], str(error))
         if known.answer is not None:
             return known
-        return RequestHead(known.method, known.path, timeout, known.metadata, known.encoding, length=known.length)
+        return RequestHead(
+            known.method, known.path, timeout, known.metadata, known.encoding, length=known.length, marked=known.marked
+        )
 
     def _learn(self, fields: Fields) -> RequestHead:
         """Keeps only calls, so that other requests cannot push them out."""
@@ -127,7 +131,10 @@ class RequestHeadParser:
             text = f"grpc-encoding is one of {', '.join(ENCODINGS)}, not {encoding[:MAX_QUOTED]!r}"
             answer = trailers_only(UNIMPLEMENTED, text, _ACCEPTED)
             return RequestHead(method, path, answer=answer, status=UNIMPLEMENTED)
-        return RequestHead(method, path, None, MappingProxyType(_metadata(fields)), encoding)
+        metadata = _metadata(fields)
+        return RequestHead(
+            method, path, None, MappingProxyType(metadata), encoding, marked=not MARKS.isdisjoint(metadata)
+        )
 
 
 def content_length(fields: Fields) -> int:

@@ -1,0 +1,11 @@
+"""Traces of requests: which are chosen, what their spans are, and how they reach a collector.
+
+    a request ends -> tracer: is it chosen? -> the mode triton: a line of JSON
+                                            -> the mode opentelemetry: a bounded queue -> the thread tfs-traces:
+                                               spans -> OTLP over HTTP
+
+tracer      chooses, on the event loop, when a request has ended
+medians     how long requests of a model usually take
+spans       pure: the spans of a request and of a batch
+exporter    the queue, the thread, and OpenTelemetry's SDK, which nothing else imports
+"""

@@ -1,0 +1,75 @@
+"""How long requests of a model usually take: the median of about the last minute, for a few additions a request."""
+
+from __future__ import annotations
+
+from math import frexp
+
+WINDOW = 30.0
+"""Seconds of each of the two halves that the median looks back on."""
+LEAST = 20
+"""Requests without which there is no median."""
+MAX_MODELS = 1000
+_STEPS = 4
+"""Buckets for each power of two: a median is exact to 19 percent."""
+_LOWEST = -24
+"""The power of two of the first bucket: 60 ns."""
+_BUCKETS = 40 * _STEPS
+
+
+class Medians:
+    """By model. On one thread."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Recent] = {}
+
+    def add(self, model: str, seconds: float, now: float) -> float | None:
+        """Counts a request, and returns the median of those before; None while there are too few."""
+        found = self._models.get(model)
+        if found is None:
+            if len(self._models) >= MAX_MODELS:
+                self._models.clear()
+            found = self._models[model] = _Recent(now)
+        return found.add(seconds, now)
+
+
+class _Recent:
+    """Counts by length, of this half of a minute and of the one before."""
+
+    __slots__ = ("_before", "_counts", "_due", "_median", "_since", "_total")
+
+    def __init__(self, now: float) -> None:
+        self._counts = [0] * _BUCKETS
+        self._before = [0] * _BUCKETS
+        self._since = now
+        self._total = 0
+        self._due = LEAST
+        self._median: float | None = None
+
+    def add(self, seconds: float, now: float) -> float | None:
+        median = self._median
+        if now - self._since >= WINDOW:
+            stale = now - self._since >= 2 * WINDOW
+            self._before = [0] * _BUCKETS if stale else self._counts
+            self._counts, self._since = [0] * _BUCKETS, now
+            self._total = sum(self._before)
+            self._due = max(LEAST, self._total)
+            if stale:
+                median = self._median = None
+        fraction, power = frexp(seconds)
+        at = (power - _LOWEST) * _STEPS + int((fraction - 0.5) * 2 * _STEPS)
+        self._counts[min(max(at, 0), _BUCKETS - 1)] += 1
+        self._total += 1
+        if self._total >= self._due:
+            self._median = self._find()
+            self._due = self._total + max(LEAST, self._total // 8)
+        return median
+
+    def _find(self) -> float:
+        """The upper end of the bucket with the middle request."""
+        seen, half = 0, self._total / 2
+        for at, (count, before) in enumerate(zip(self._counts, self._before, strict=True)):
+            seen += count + before
+            if seen >= half:
+                power, step = divmod(at, _STEPS)
+                return float(2.0 ** (power + _LOWEST) * (0.5 + (step + 1) / (2 * _STEPS)))
+        return 0.0

@@ -1,0 +1,201 @@
+"""Chooses the requests that are traced, when they have ended. On the event loop; what is chosen is passed on at once.
+
+In the mode opentelemetry a request is chosen for the first of these reasons:
+
+    context    its caller's trace is recorded; at most :data:`MAX_OF_CLIENTS` a second
+    rate       it is the next of its model, by ``trace_rate`` and ``trace_count``
+    failure    it has failed; at most :data:`MAX_FAILURES` a second
+    slow       it took more than :data:`SLOW` times what requests of its model usually take; as many
+
+A caller that says that its trace is not recorded gets failures only. In the mode triton only the rate counts, and a
+chosen request is a line of JSON in the log ``tfs_lite.trace``, with Triton's names for its moments, in nanoseconds
+since 1970. Source: Triton's trace extension.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from itertools import count
+from typing import Protocol
+
+from tfs_lite.core.model import CallTrace
+from tfs_lite.core.status import StatusCode
+from tfs_lite.metrics.requests import PREDICTIONS, RecordedRequest, RequestMetrics, ended_request
+from tfs_lite.server.traces.medians import Medians
+from tfs_lite.server.traces.spans import ChosenRequest, SpanId, new_span, new_trace
+from tfs_lite.serving.statistics.trace_settings import V2Settings
+
+MAX_OF_CLIENTS = 100
+MAX_FAILURES = 10
+SLOW = 4.0
+traces = logging.getLogger("tfs_lite.trace")
+_METHODS = frozenset(PREDICTIONS)
+
+
+class Sink(Protocol):
+    """Takes the requests that were chosen."""
+
+    def offer(self, chosen: ChosenRequest) -> None:
+        """Must return at once."""
+
+
+class _PerSecond:
+    """At most ``most`` of a second."""
+
+    __slots__ = ("_most", "_second", "_taken")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._second = 0
+        self._taken = 0
+
+    def take(self, now: float) -> bool:
+        second = int(now)
+        if second != self._second:
+            self._second, self._taken = second, 0
+        self._taken += 1
+        return self._taken <= self._most
+
+
+class Tracer:
+    """``sink`` None means the mode triton. Costs requests nothing while the trace level of every model is OFF."""
+
+    def __init__(self, metrics: RequestMetrics, settings: V2Settings, sink: Sink | None = None, file: str = "") -> None:
+        """``file``: where lines of the mode triton go; empty: into the log. Raises OSError."""
+        self._metrics = metrics
+        self._settings = settings
+        self._sink = sink
+        self._medians = Medians()
+        self._clients = _PerSecond(MAX_OF_CLIENTS)
+        self._failures = _PerSecond(MAX_FAILURES)
+        self._slow = _PerSecond(MAX_FAILURES)
+        self._lines = count(1)
+        self._offset = time.time() - time.monotonic()
+        self._handler = logging.FileHandler(file, encoding="utf-8") if file else None
+        if self._handler is not None:
+            traces.addHandler(self._handler)
+            traces.propagate = False
+        settings.listen(self._changed)
+
+    def close(self) -> None:
+        self._settings.listen(lambda on: None)
+        self._changed(False)
+        if self._handler is not None:
+            traces.removeHandler(self._handler)
+            traces.propagate = True
+            self._handler.close()
+
+    def _changed(self, on: bool) -> None:
+        """Any thread."""
+        self._metrics.notes_calls = on
+        if on:
+            self._metrics.on_end(self._on_end)
+        else:
+            self._metrics.off_end(self._on_end)
+
+    def _on_end(self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None) -> None:
+        if record.method in _METHODS:
+            if self._sink is None:
+                if record.calls and self._settings.chooses(record.model):
+                    self._write_lines(record, code, seconds, error)
+            else:
+                self._offer(self._sink, record, code, seconds, error)
+        for call in record.calls:
+            if call.trace is not None:
+                _count_down(call.trace)
+
+    def _offer(
+        self, sink: Sink, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+    ) -> None:
+        why = self._choose(record, code, seconds)
+        if not why:
+            return
+        caller = record.caller
+        found = SpanId(new_trace() if caller is None else int(caller.trace_id, 16), new_span())
+        record.trace_id = f"{found.trace:032x}"
+        sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
+
+    def _choose(self, record: RecordedRequest, code: StatusCode, seconds: float) -> str:
+        """Why the request is traced; empty if it is not."""
+        model, caller, now = record.model, record.caller, record.started + seconds
+        failed = code is not StatusCode.OK
+        median = None if failed else self._medians.add(model, seconds, now)
+        by_rate = self._settings.chooses(model) if caller is None or caller.sampled else False
+        if caller is not None and caller.sampled and self._clients.take(now) and self._settings.is_on(model):
+            return "context"
+        if by_rate:
+            return "rate"
+        if failed and self._failures.take(now) and self._settings.is_on(model):
+            return "failure"
+        if caller is not None and not caller.sampled:
+            return ""
+        is_slow = median is not None and seconds > SLOW * median
+        return "slow" if is_slow and self._slow.take(now) and self._settings.is_on(model) else ""
+
+    # The mode triton.
+
+    def _write_lines(
+        self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+    ) -> None:
+        ended = ended_request(record, code, seconds, error)
+        for call in ended.calls:
+            if not call.arrived:
+                continue
+            number = next(self._lines)
+            common = {"id": number, "request_id": ended.context.request_id}
+            moments = _moments(call.arrived, call.queue_seconds, call.run_seconds, call.copy_seconds)
+            moments["REQUEST_END"] = ended.started + ended.seconds
+            self._write(common, record.model, record.version, code, moments)
+            if call.trace is not None:
+                self._write_steps(number, ended.context.request_id, call.trace)
+
+    def _write_steps(self, parent: int, request_id: str, trace: CallTrace) -> None:
+        for step in trace.steps:
+            number = next(self._lines)
+            common = {"id": number, "parent_id": parent, "request_id": request_id}
+            moments = _moments(step.arrived, step.queue_seconds, step.run_seconds, step.copy_seconds)
+            moments["REQUEST_END"] = step.ended
+            self._write(common, step.id.name, step.id.version, step.code, moments)
+            if step.trace is not None:
+                self._write_steps(number, request_id, step.trace)
+
+    def _write(
+        self,
+        common: Mapping[str, object],
+        model: str,
+        version: int | None,
+        code: StatusCode,
+        moments: Mapping[str, float],
+    ) -> None:
+        line = {
+            **common,
+            "model_name": model,
+            "model_version": version,
+            "code": code.name,
+            "timestamps": [{"name": name, "ns": round((at + self._offset) * 1e9)} for name, at in moments.items()],
+        }
+        traces.info("%s", json.dumps(line))
+
+
+def _moments(arrived: float, waited: float, ran: float, copied: tuple[float, float]) -> dict[str, float]:
+    started = arrived + waited
+    return {
+        "REQUEST_START": arrived,
+        "QUEUE_START": arrived,
+        "COMPUTE_START": started,
+        "COMPUTE_INPUT_END": started + copied[0],
+        "COMPUTE_OUTPUT_START": started + ran - copied[1],
+        "COMPUTE_END": started + ran,
+    }
+
+
+def _count_down(trace: CallTrace) -> None:
+    """The request of the call has ended."""
+    for batch in trace.batches:
+        batch.left -= 1
+    for step in trace.steps:
+        if step.trace is not None:
+            _count_down(step.trace)
