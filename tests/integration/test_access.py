@@ -21,6 +21,7 @@ DENIED_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENI
 
 MANAGING_METHODS = {
     "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    "/tfs_lite.AdminService/WhatIf",
     *(
         f"/inference.GRPCInferenceService/{name}"
         for name in (
@@ -59,9 +60,12 @@ MANAGING_ROUTES = {
         "/v2/trace/setting",
         "/v2/models/{model}/trace/setting",
         "/v2/logging",
+        "/v1/config:explain",
     )
 }
 OPEN_ROUTES = {
+    "/",
+    "/dashboard/assets/{file}",
     "/livez",
     "/readyz",
     "/startupz",

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tfs_lite.client import Client
+from tfs_lite.core.history import EventKind
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.testing.errors import refusal
@@ -98,14 +99,18 @@ def test_next_call_follows_the_access_file(start: Callable[..., Any]) -> None:
         assert server.ask("POST", path, newer).status_code == 200
 
 
-def test_denials_are_counted(start: Callable[..., Any]) -> None:
+def test_denials_are_counted_and_are_events(start: Callable[..., Any]) -> None:
     with start() as server:
         server.ask("POST", "/v2/logging")
         server.http.post("/v2/logging", headers={"origin": "http://evil.example"})
         page = server.http.get("/metrics").text
+        events = server.served.server.core.history.of_model("")
     assert 'tfs_lite_access_denied_total{reason="no_token",scope="manage"} 1.0' in page
     assert 'tfs_lite_access_denied_total{reason="browser",scope="manage"} 1.0' in page
     assert 'tfs_lite_access_denied_total{reason="wrong_token",scope="predict"} 0.0' in page
+    (event,) = [event for event in events if event.kind is EventKind.ACCESS_DENIED]
+    assert event.by == "127.0.0.1"
+    assert (event.details["scope"], event.details["reason"]) == ("manage", "no_token"), "one a second is enough"
 
 
 def test_guessing_is_answered_with_a_pause(start: Callable[..., Any]) -> None:
