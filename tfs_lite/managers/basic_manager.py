@@ -18,6 +18,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition

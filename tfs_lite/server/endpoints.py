@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
+from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
+from tfs_lite.server.access.events import DenialEvents
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.access_log import AccessLog
@@ -156,7 +158,7 @@ class Endpoints:
         self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
         AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
-        self._access = _make_access(options, settings.access_file)
+        self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
         shows = options.dashboard and options.rest_api_port is not None
         self._dashboard = Dashboard(core, self.admin, health, self._may) if shows else None
@@ -257,8 +259,8 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
-            AdminService(self.admin, self._questions),
-            EventsMethod(self._make_event_feed(), self._caller_manages),
+            AdminService(self.admin, self._questions, self._manages_call),
+            EventsMethod(self._make_event_feed(), self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -271,7 +273,7 @@ class Endpoints:
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
             EventsApi(self._make_event_feed(), self._manages),
-            AdminApi(self.admin, self._questions, http.bodies),
+            AdminApi(self.admin, self._questions, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
@@ -292,7 +294,7 @@ class Endpoints:
     def _manages(self, request: Request) -> bool:
         return Scope.MANAGE in self._may(request)
 
-    def _caller_manages(self, context: CallContext) -> bool:
+    def _manages_call(self, context: CallContext) -> bool:
         return Scope.MANAGE in self._access.may(self._access.grpc(context))
 
     def _count_refused(self, method: str, model: str) -> None:
@@ -300,7 +302,7 @@ class Endpoints:
         self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
 
 
-def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
+def _make_access(options: ServerOptions, file: AccessFile | None, history: History) -> Access:
     manage = options.management_access
     if manage == AUTO and file is None and not is_loopback(options.host):
         logger.info(
@@ -308,4 +310,4 @@ def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
             "elsewhere, --management_access=open everybody"
         )
     policy = Policy(options.predict_access, options.read_access, manage, has_file=file is not None)
-    return Access(policy, file, options.allowed_hosts)
+    return Access(policy, file, options.allowed_hosts, on_denied=DenialEvents(history, time.monotonic).append)

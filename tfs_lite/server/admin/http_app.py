@@ -126,6 +126,9 @@ class AdminApi(Api[AdminQuery]):
         )
         return AdminQuery(model, {name: unquote(value) for name, value in names.items()}, {})
 
+    def model_of(self, target: AdminQuery) -> str:
+        return target.model.name
+
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         shown = ", ".join(allowed or ())
         message = f"{path:.200} answers {shown} only, not {method}"
