@@ -103,6 +103,7 @@ class ArtifactLoader(Loader):
         self._settings = settings
         self._platforms = platforms
         self._reserved: int | None = None
+        self._file_bytes: int | None = None
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
         self._opened: _Opened | None = None
@@ -168,10 +169,15 @@ class ArtifactLoader(Loader):
         meter = self._meter
         return None if meter is None else meter.progress
 
+    @property
+    def file_bytes(self) -> int | None:
+        return self._file_bytes
+
     def _reserve(self) -> int:
         """The bytes to reserve; remembered, because an estimate must not grow when files are added."""
         if self._reserved is None:
             files = read_version(self._directory)
+            self._file_bytes = files.unpacked_bytes
             reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
             if reserve is None:
                 self._reserved = memory.bytes_to_reserve(files.unpacked_bytes)

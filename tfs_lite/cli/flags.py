@@ -192,6 +192,7 @@ FLAGS: tuple[Flag, ...] = (
     _cluster.not_yet("cluster_standby", _BOOL, False, "one server decides; a second one is refused"),
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
     _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0),
+    _process("state_directory", _STRING, "", "keeps the history of events, for the next server too; empty: nowhere"),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
     _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
     _process("version", _BOOL, False, "print the version and stop", in_environment=False),

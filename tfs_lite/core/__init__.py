@@ -6,6 +6,7 @@
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk, and putting one there in one step
     event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads
+    history                      what happened, who wanted it: events, and a bounded number of them
     pem                          keys and certificates
 
 Only the standard library is imported here: no torch, no grpc, no asyncio. This package says what a

@@ -153,6 +153,11 @@ class Loader(ABC):
         """The loaded object between a successful ``load`` and ``unload``; None otherwise."""
 
     @property
+    def file_bytes(self) -> int | None:
+        """The size of the version's files, unpacked; None where it is not known. Any thread, at any time."""
+        return None
+
+    @property
     def progress(self) -> LoadProgress | None:
         """How far ``load`` is; None while it does not run, and of a loader that cannot tell. Any thread."""
         return None

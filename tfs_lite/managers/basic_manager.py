@@ -12,11 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
@@ -44,7 +46,8 @@ class BasicManagerOptions:
 
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
     of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
-    :meth:`BasicManager.run_pending`.
+    :meth:`BasicManager.run_pending`. ``on_parked``: a load waits for that much memory. ``on_drained``: the last handle
+    of a version that is being unloaded, or was replaced, is gone.
     """
 
     clock: Clock
@@ -56,6 +59,8 @@ class BasicManagerOptions:
     load_retry_interval: float = 60.0
     should_retry_model_load: Callable[[Status], bool] = always
     on_change: Callable[[], None] = lambda: None
+    on_parked: Callable[[ServableId, ResourceAllocation], None] = ignore
+    on_drained: Callable[[ServableId], None] = ignore
 
 
 class BasicManager:
@@ -72,7 +77,7 @@ class BasicManager:
         self.get_servable_handle = self._serving_map.lookup
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
-        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor)
+        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor, options.on_drained)
         reservations = Reservations(self._registry, options.resource_tracker)
         self._replacements = ReplaceFlow(
             self._registry, self._serving_map, reservations, self._unloads, options.load_executor
@@ -87,6 +92,7 @@ class BasicManager:
                 executor=options.load_executor,
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
                 should_retry=options.should_retry_model_load,
+                on_parked=options.on_parked,
             ),
         )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, status_of
@@ -35,12 +36,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. ``should_retry`` runs on executor threads, outside all locks."""
+    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, outside all locks."""
 
     clock: Clock
     executor: Executor
     retry: RetryPolicy
     should_retry: Callable[[Status], bool]
+    on_parked: Callable[[ServableId, ResourceAllocation], None]
 
 
 class _Load:
@@ -190,6 +192,7 @@ class LoadFlow:
                 del self._active[load.harness.id]
         if admission is Admission.PARK:
             logger.info("%s waits for resources: %s", load.harness.id, estimate)
+            self._settings.on_parked(load.harness.id, estimate)
         elif admission is Admission.REFUSE:
             self._report_end(load)
         return admission is Admission.ADMIT

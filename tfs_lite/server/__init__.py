@@ -5,6 +5,7 @@ endpoints                   makes every service and route from the core
 http_app, openapi           every HTTP API as one router, and the pages beside them; their description
 metrics_pages               the metrics pages
 tensorflow, v2, openai      one folder for each API; none imports another
+admin, explain              what operators ask; why a model is in its state
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
 runtime                     event loop, sockets, readiness

@@ -15,6 +15,9 @@ from pathlib import Path
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.grpc_service import AdminService
+from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
 from tfs_lite.server.grpc.health_service import HealthService
@@ -112,6 +115,8 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
+        self.admin = AdminControl(core, health)
+        self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         self._predict_settings = PredictSettings.from_options(options)
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
@@ -171,6 +176,7 @@ class Endpoints:
     def close_workers(self) -> None:
         self._v2.close()
         self._metrics_pages.close()
+        self._questions.close()
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -200,6 +206,7 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
+            AdminService(self.admin, self._questions),
         )
         methods = [method for service in services for method in service.methods()]
         return [*methods, *ReflectionService(method.service for method in methods).methods()]
@@ -209,6 +216,7 @@ class Endpoints:
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis = (
+            AdminApi(self.admin, self._questions),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),

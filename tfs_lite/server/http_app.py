@@ -10,6 +10,7 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.admin.http_app import AdminApi
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
@@ -100,7 +101,7 @@ class Pages(_PlainPages):
         return Response(self._document, media_type=JSON.media_type)
 
 
-DESCRIBED = (*RestApi.routes, *Pages.routes, _tensorflow_route(DEFAULT_PATH))
+DESCRIBED = (*RestApi.routes, *AdminApi.routes, *Pages.routes, _tensorflow_route(DEFAULT_PATH))
 """The routes in the description of the API."""
 
 

@@ -151,6 +151,41 @@ def _listed_model(versions: Tree) -> Tree:
     )
 
 
+def _explained() -> Tree:
+    """The answers of the routes that explain."""
+    text: Tree = {"type": "string"}
+    perhaps: Tree = {"type": ["string", "null"]}
+    version: Tree = {"type": ["integer", "null"]}
+    cause = _object(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=perhaps, fix=text, doc=text)
+    line = _object(
+        ("version", "verdict", "sentence", "since"), version=version, verdict=text, sentence=text, since=perhaps
+    )
+    answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
+    explanation = _object(
+        ("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now", "versions"),
+        model=text,
+        version=version,
+        label=perhaps,
+        verdict=text,
+        sentence=text,
+        because=_list(cause),
+        waits_for=_list(text),
+        next=_object(("at", "what"), at=perhaps, what=text),
+        answers_now=_list(answers),
+        versions=_list(line),
+    )
+    model = _object(
+        ("model", "verdict", "sentence", "version", "cause", "fix"),
+        model=text,
+        verdict=text,
+        sentence=text,
+        version=version,
+        cause=perhaps,
+        fix=text,
+    )
+    return {"Explanation": explanation, "Verdicts": _object(("models",), models=_list(model))}
+
+
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
@@ -189,4 +224,5 @@ def _schemas() -> Tree:
             ("results",), results=_list(_list(_list({}, minItems=2, maxItems=2, prefixItems=[text, number])))
         ),
         "RegressAnswer": _object(("results",), results=_list(number)),
+        **_explained(),
     }

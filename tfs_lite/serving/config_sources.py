@@ -19,8 +19,9 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
 from tfs_lite.serving.options import ServerOptions
@@ -69,9 +70,10 @@ class ConfigFileWatcher:
         interval: float,
         applied: ModelServerConfig,
         apply: Apply,
-        on_unreadable: Callable[[], None] = ignore,
+        on_unreadable: Callable[[Status], None] = ignore,
     ) -> None:
-        """``on_unreadable`` is called after each look at a file that makes no config."""
+        """``on_unreadable`` is told after each look at a file that makes no config; of what it refuses ``apply``
+        tells."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
@@ -88,23 +90,24 @@ class ConfigFileWatcher:
 
     def poll(self) -> None:
         """Reads the file once. Never raises for what is in it."""
-        try:
-            config = self._read()
-            if config != self._applied:
-                self._applied = None
-                self._apply(config)
-                self._applied = config
-            self._logged_error = ""
-        except ServingError as error:
-            if str(error) != self._logged_error:
-                self._logged_error = str(error)
-                logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+        with acting(Origin(Cause.CONFIG_FILE)):
+            try:
+                config = self._read()
+                if config != self._applied:
+                    self._applied = None
+                    self._apply(config)
+                    self._applied = config
+                self._logged_error = ""
+            except ServingError as error:
+                if str(error) != self._logged_error:
+                    self._logged_error = str(error)
+                    logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
     def _read(self) -> ModelServerConfig:
         try:
             return read_config_file(self._path, self._working_directory)
-        except ServingError:
-            self._on_unreadable()
+        except ServingError as error:
+            self._on_unreadable(error.status)
             raise
 
 
@@ -152,7 +155,8 @@ class RepositoryWatcher:
         if not self._started.is_set() or self._found == before:
             return
         try:
-            self._apply(self._config(self._found))
+            with acting(Origin(Cause.POLL)):
+                self._apply(self._config(self._found))
         except ServingError as error:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 

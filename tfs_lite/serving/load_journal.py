@@ -139,6 +139,10 @@ class JournaledLoader(Loader):
         return self._inner.servable
 
     @property
+    def file_bytes(self) -> int | None:
+        return self._inner.file_bytes
+
+    @property
     def progress(self) -> LoadProgress | None:
         return self._inner.progress
 

@@ -158,6 +158,10 @@ class ServerOptions:
     ready_requires_all_models: bool = False
     exit_on_initial_load_failure: bool = False
 
+    # what is remembered
+    state_directory: str = ""
+    """Where the history of events survives the server; empty: it ends with it. One server at a time may use it."""
+
     # bounds of requests
     max_message_bytes: int = 100 * MIB
     """Of a gRPC message or an HTTP body."""

@@ -21,6 +21,7 @@ from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.config_checks import check_actual_platforms, check_models, logged_models, version_labels
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -51,6 +52,7 @@ class Reloader:
         states: ModelStates,
         waiter: ModelWaiter,
         logs: RequestLogs,
+        recorder: Recorder,
         clock: Clock,
         on_applied: Callable[[ConfigDiff], None],
     ) -> None:
@@ -61,6 +63,7 @@ class Reloader:
         self._states = states
         self._waiter = waiter
         self._logs = logs
+        self._recorder = recorder
         self._clock = clock
         self._on_applied = on_applied
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
@@ -122,11 +125,12 @@ class Reloader:
         self._check_against(config, difference)
         self._logs.configure(logged_models(config))
         self._config = config
+        before, summary = self._labels.table, _summary(difference)
         self._labels.replace(version_labels(config))
         self._states.configure(model.name for model in config.models)
+        self._recorder.config_applied(difference, summary, before, self._labels.table)
         self._sources.reconfigure(config)
         self._on_applied(difference)
-        summary = _summary(difference)
         logger.info("config applied: %s", summary)
         return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 

@@ -7,12 +7,14 @@ thread, and only :meth:`ServerCore.reload`, :meth:`ServerCore.resize` and the wa
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
@@ -23,13 +25,14 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.labels import Labels, VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
@@ -40,6 +43,10 @@ from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.history.file import EventFile
+from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
+from tfs_lite.serving.history.metrics import EventMetrics, HistoryCollector
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
@@ -72,14 +79,20 @@ class ServerCore:
     ) -> None:
         """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
-        self.registry = registry or CollectorRegistry()
+        if registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+        self.registry = registry
         self.clock = SystemClock()
+        self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
         self.changes = ChangeNotifier()
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
         self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
+        self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
+        self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
@@ -93,7 +106,9 @@ class ServerCore:
         )
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
+        self._opener = ModelOpener(
+            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+        )
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -101,7 +116,15 @@ class ServerCore:
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
-            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
+            options,
+            self._manager,
+            self.states,
+            self._journal,
+            self._recorder,
+            self._accounts,
+            settings,
+            self.clock,
+            self._follower,
         )
         # What applies configs.
         self._labels = VersionLabels()
@@ -114,6 +137,7 @@ class ServerCore:
             states=self.states,
             waiter=self._waiter,
             logs=self.request_logs,
+            recorder=self._recorder,
             clock=self.clock,
             on_applied=self._on_models_changed,
         )
@@ -123,6 +147,24 @@ class ServerCore:
             StateCollector(self.models, resources, self.queues, self.can_be_asked, self.states.state_seconds)
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
+        self._event_metrics = EventMetrics(self.registry)
+        self.history.listen(self._event_metrics.on_event)
+        self._event_file = self._open_event_file()
+
+    def _open_event_file(self) -> EventFile | None:
+        """Restores what an earlier server has left there."""
+        if not self.options.state_directory:
+            return None
+        file = EventFile(self.options.state_directory)
+        self.history.restore(file.read())
+        file.start()
+        self.history.listen(file.write)
+        return file
+
+    def _dropped_events(self) -> dict[str, int]:
+        file = {"file": self._event_file.dropped} if self._event_file is not None else {}
+        return {"memory": self.history.dropped, **file}
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
         options = self.options.cluster_options
@@ -131,7 +173,16 @@ class ServerCore:
         from tfs_lite.serving.cluster.cluster import Cluster
 
         fraction = self.options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake, self.changes.notify)
+        return Cluster(
+            engine,
+            self.clock,
+            self.registry,
+            options,
+            fraction,
+            self.wake,
+            self.changes.notify,
+            self._recorder.on_worker,
+        )
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -146,6 +197,8 @@ class ServerCore:
                 load_retry_interval=options.load_retry_interval_micros / 1e6,
                 should_retry_model_load=may_be_retried,
                 policy=POLICIES[options.aspired_version_policy],
+                on_parked=self._recorder.on_parked,
+                on_drained=lambda servable_id: self._recorder.on_drained(servable_id, self.clock.time()),
             )
         )
 
@@ -167,7 +220,7 @@ class ServerCore:
                 resize=self.resize,
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
-                on_replaced=self.services.version_replaced,
+                on_replaced=self._on_replaced,
             ),
             self.clock,
         )
@@ -176,6 +229,7 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
         if self._cluster is not None:
             self._cluster.start()
         self._manager.start()
@@ -185,7 +239,8 @@ class ServerCore:
         """Applies the config of the start and returns at once; :meth:`wait_for_first` waits for its models. Until
         :meth:`end_first_load` more threads load than afterwards."""
         self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
-        self._reloader.apply_first(config)
+        with acting(Origin(Cause.START)):
+            self._reloader.apply_first(config)
 
     def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
         """The outcome of every model known at the start; as it stands when the server is closed meanwhile."""
@@ -227,6 +282,7 @@ class ServerCore:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
         Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        self._recorder.stopping(Origin(Cause.SHUTDOWN))
         if self._cluster is not None:
             self._cluster.stop_deciding()
         self.sources.close()
@@ -236,6 +292,8 @@ class ServerCore:
         if self._cluster is not None:
             self._cluster.close()
         self._monitor.close()
+        if self._event_file is not None:
+            self._event_file.close()
         self.request_logs.close()
         self.clock.close()
 
@@ -252,15 +310,21 @@ class ServerCore:
             mode = self.options.model_control_mode
             how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
             raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
-        return self._counted(self._reloader.apply, config)
+        with acting(current_origin() or Origin(Cause.OPERATOR)):
+            return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
-    def config_unreadable(self) -> None:
-        """A watched config file could not be read: a reload that failed."""
+    def config_refused(self, status: Status, model: str = "") -> None:
+        """Tells the history that a config, or a call that loads a ``model``, was refused before it got here."""
+        self._recorder.config_refused(status, model)
+
+    def config_unreadable(self, status: Status) -> None:
+        """A watched file makes no config: a reload that failed."""
         self._metrics.on_reload(ok=False)
+        self._recorder.config_refused(status)
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
@@ -269,6 +333,8 @@ class ServerCore:
             refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
             logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
+            if refused:
+                self._recorder.config_refused(error.status)
             raise
         self._metrics.on_reload(ok=True)
         return result
@@ -296,6 +362,11 @@ class ServerCore:
 
     def _version(self, ref: ModelRef) -> int | None:
         return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    @property
+    def labels(self) -> Labels:
+        """Every label of every model."""
+        return self._labels.table
 
     def settings_of(self, servable: Servable) -> ModelSettings:
         """The model config with which a version was loaded."""
@@ -327,9 +398,10 @@ class ServerCore:
 
         def replaced(status: Status) -> None:
             if status.ok:
-                self.services.version_replaced(item.id, old)
+                self._on_replaced(item.id, old)
             done(status)
 
+        self._recorder.wanted_anew(item.id)
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
 
@@ -397,6 +469,11 @@ class ServerCore:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()
 
+    def memory(self, name: str) -> tuple[VersionMemory, ...]:
+        """The byte account of every version of the model that is in memory, and of the latest that were; the highest
+        version first."""
+        return self._accounts.of(name)
+
     # Numbers.
 
     def counter_value(self, name: str) -> float:
@@ -437,11 +514,18 @@ class ServerCore:
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
+            self._event_metrics.model_gone(name)
+            self._accounts.model_gone(name)
             self.services.model_gone(name)
             if self._cluster is not None:
                 self._cluster.model_gone(name)
 
+    def _on_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        self.services.version_replaced(servable_id, old)
+        self._recorder.on_replaced(servable_id)
+
     def _on_attempt(self, attempt: LoadAttempt) -> None:
+        self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
@@ -455,6 +539,7 @@ class ServerCore:
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
+        self._recorder.on_state(timed)
         self._metrics.on_event(event)
         self.services.on_event(event)
         if self._follower is not None:

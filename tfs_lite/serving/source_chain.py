@@ -1,6 +1,6 @@
 """The chain from the source of versions to the manager.
 
-    source -> [model states note what is wanted] -> [changed configs are followed]
+    source -> [recorder and model states note what is wanted] -> [changed configs are followed]
            -> router -> one adapter per platform -> [journal] -> manager
                      -> "no such platform"      ->
 
@@ -17,12 +17,14 @@ from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.router import SourceRouter
-from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
 from tfs_lite.serving.config_follower import ConfigFollower
+from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -30,6 +32,7 @@ from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.source_config import SourceReport
 
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
 NO_MODELS = ModelServerConfig.model_validate({"model_config_list": {}})
@@ -52,6 +55,8 @@ class SourceChain:
         manager: AspiredVersionsManager,
         states: ModelStates,
         journal: LoadJournal,
+        recorder: Recorder,
+        accounts: MemoryAccounts,
         settings: AdapterSettings,
         clock: Clock,
         follower: ConfigFollower | None = None,
@@ -60,6 +65,8 @@ class SourceChain:
         self._options = options
         self._states = states
         self._journal = journal
+        self._recorder = recorder
+        self._accounts = accounts
         self._settings = settings
         self._follower = follower
         self._preloads = Preloads()
@@ -67,8 +74,8 @@ class SourceChain:
         self._source: ExplicitSource | FileSystemStoragePathSource = self._explicit
         if not options.is_explicit:
             config = source_config(NO_MODELS, options)
-            on_report, watch = states.on_source_report, options.follows_changes
-            self._source = FileSystemStoragePathSource(config, RealDisk(), clock, on_report, watch)
+            watch = options.follows_changes
+            self._source = FileSystemStoragePathSource(config, RealDisk(), clock, self._on_report, watch)
         self._config = NO_MODELS
         self._router = self._connect(manager)
 
@@ -85,10 +92,17 @@ class SourceChain:
         return SourceRouter(adapters, no_platform)
 
     def _journaled(self, item: ServableData[Loader]) -> Loader:
-        loader = item.payload
+        loader = self._accounted(item.id, item.payload)
         if self._options.is_explicit:
             loader = PreloadedLoader(item.id, item.revision, loader, self._preloads)
         return JournaledLoader(item.id, loader, self._journal)
+
+    def _accounted(self, servable_id: ServableId, loader: Loader) -> Loader:
+        return AccountedLoader(servable_id, loader, self._accounts)
+
+    def _on_report(self, report: SourceReport) -> None:
+        self._recorder.on_source_report(report)
+        self._states.on_source_report(report)
 
     def start(self) -> None:
         """The source begins to look at what it was given."""
@@ -96,7 +110,7 @@ class SourceChain:
         if self._follower is not None:
             callback = self._follower.observe(callback)
             self._follower.start()
-        self._source.set_aspired_versions_callback(self._states.observe(callback))
+        self._source.set_aspired_versions_callback(self._recorder.observe(self._states.observe(callback)))
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
@@ -126,7 +140,7 @@ class SourceChain:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
-        loader = make_loader(item, platform, self._settings)
+        loader = self._accounted(item.id, make_loader(item, platform, self._settings))
         with self._journal.loading(item.id, loader):
             loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)

@@ -77,7 +77,8 @@ def look_at(
         return offered
 
     chosen = choose(children, servable.policy, usable)
-    look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting, frozenset(settling))
+    problem, on_disk = _empty_problem(servable, existing), frozenset(existing)
+    look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
     look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
 

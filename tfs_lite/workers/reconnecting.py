@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
@@ -74,11 +75,15 @@ class ReconnectingModel(Model):
         lanes: int = 1,
         max_wait: float = 1.0,
         in_background: bool = False,
+        on_worker: Callable[[str | None], None] = ignore,
     ) -> None:
+        """``on_worker`` is told why a process was lost, and None when the model is open again; on a thread of the
+        model, outside its lock."""
         self._connector = connector
         self._words = words
         self._label = remote.label
         self._max_wait = max_wait
+        self._on_worker = on_worker
         self.ongoing = 0
         self._changed = threading.Condition()  # guards what follows
         self._connection: Connection | None = None
@@ -308,6 +313,7 @@ class ReconnectingModel(Model):
             old.free()
             process, again = self._words.process, self._words.started_again
             logger.error("%s: its %s ended (%s); it is %s in %.1f s", self._label, process, cause, again, delay)
+            self._on_worker(cause)
         while not self._closing.wait(delay) and connector is self._connector:
             try:
                 connection = connector.connect(self._lanes.all, self._check_same)
@@ -355,6 +361,7 @@ class ReconnectingModel(Model):
             return
         if old is not None:
             logger.info("%s: its %s runs again (%s)", self._label, self._words.process, connection.pid)
+            self._on_worker(None)
         connection.on_end(lambda: self._on_end(connection))
         if not self.opening.done():
             self.opening.set_result(connection.description)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tfs_lite.config.model_server import from_proto
-from tfs_lite.core.status import OK, invalid_argument
+from tfs_lite.core.history import Cause, Origin, acting
+from tfs_lite.core.status import OK, ServingError, invalid_argument
 from tfs_lite.protocols.messages import GetModelStatusRequest, Message, ReloadConfigRequest, ReloadConfigResponse
 from tfs_lite.protocols.tensorflow.serving import model_status, parse, read_model_spec, status_proto
 from tfs_lite.protocols.trailers import APPLIED, encode_trailer
@@ -47,7 +48,13 @@ class ModelService:
         """The answer, with the increase of each counter that the client named, and what was applied."""
         core = self._core
         before = {name: core.counter_value(name) for name in message.metric_names}
-        applied = core.reload(from_proto(message.config, base_directory(core.options)))
+        with acting(Origin(Cause.RELOAD_RPC)):
+            try:
+                config = from_proto(message.config, base_directory(core.options))
+            except ServingError as error:
+                core.config_refused(error.status)
+                raise
+            applied = core.reload(config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
             response.metric.add(name=name, int64_value_increase=int(core.counter_value(name) - value))

@@ -89,9 +89,11 @@ class Cluster:
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
         on_change: Callable[[], None],
+        on_worker: Callable[[ServableId, str | None], None],
     ) -> None:
-        """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
-        if the cluster does not answer."""
+        """``on_worker`` is told why a replica of a version was lost, and None when it is there again. ``gpu_fraction``:
+        the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE if the cluster does
+        not answer."""
         self._engine = engine
         self._options = options
         keys = _keys(options)
@@ -103,6 +105,7 @@ class Cluster:
         self._metrics = ReplicaMetrics(registry)
         self._count = ReplicaCounter(self._metrics)
         self._on_change = on_change
+        self._on_worker = on_worker
         self._reconciler = Reconciler(engine, clock, self._executor, self._on_event)
         self._lock = threading.Lock()  # guards _versions
         self._versions: dict[VersionKey, ReplicatedVersion] = {}
@@ -239,6 +242,7 @@ class Cluster:
                 tls=self._tls,
                 prepare=prepare,
                 on_remote=partial(self._metrics.on_remote, request.id),
+                on_worker=partial(self._on_worker, request.id),
             )
 
         wanted = VersionReplicas(request.id.name, request.id.version, generation, options.count, requirements)

@@ -89,6 +89,7 @@ class ReplicaModel(ReconnectingModel):
         prepare: Callable[[RequestChannel], str] | None = None,
         on_remote: Callable[[float, int], None] = ignore,
         tls: Tls | None = None,
+        on_worker: Callable[[str | None], None] = ignore,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
         ``shared_memory``: of a replica on this host. ``tls`` is for replicas on others, which demand it."""
@@ -105,7 +106,9 @@ class ReplicaModel(ReconnectingModel):
         words = Words("ray", "replica", "placed again")
         backoff = backoff or Backoff(first=0.01, most=RETRY_SECONDS)
         connector = connector_to(place, in_background)
-        super().__init__(remote, connector, words, backoff, lanes, 0.0, in_background=in_background)
+        super().__init__(
+            remote, connector, words, backoff, lanes, 0.0, in_background=in_background, on_worker=on_worker
+        )
 
     def move(self, place: Place) -> None:
         """Goes on in another place: opens the model there while the replica in this one answers, which is given up once

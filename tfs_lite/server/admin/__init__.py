@@ -1,0 +1,8 @@
+"""What operators ask of a server, whichever way they ask.
+
+control         the one contract: AdminControl answers values
+http_app        its routes over HTTP, a table: path, what answers, what it says of itself
+grpc_service    ``tfs_lite.AdminService``: the same JSON over gRPC
+
+The command line and the dashboard use the same: nothing here knows who shows an answer.
+"""
