@@ -15,7 +15,7 @@ from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.loader import Loader
+from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
@@ -123,6 +123,10 @@ class SourceChain:
         """The source looks again soon; nothing happens where versions come by calls."""
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake()
+
+    def checking(self) -> dict[ServableId, LoadProgress]:
+        """How far the versions are whose files are checked before anything is loaded."""
+        return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
 
     def make_loader(self, item: ServableData[StoragePath]) -> Loader:
         """Another loader of a version, of the platform that the config names, as the manager gets them: it takes over
