@@ -174,6 +174,8 @@ class Endpoints:
         options = self._core.options
         if self._dashboard is not None:
             self._dashboard.start()
+        self._events = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(self._events.wake)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -260,7 +262,7 @@ class Endpoints:
             HealthService(self._health, changes),
             self._v2,
             AdminService(self.admin, self._questions, self._manages_call),
-            EventsMethod(self._make_event_feed(), self._manages_call),
+            EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -272,7 +274,7 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
-            EventsApi(self._make_event_feed(), self._manages),
+            EventsApi(self._events, self._manages),
             AdminApi(self.admin, self._questions, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
@@ -285,11 +287,6 @@ class Endpoints:
     def _may(self, request: Request) -> frozenset[Scope]:
         """What the client may do."""
         return self._access.may(self._access.http(request.peer, request.headers.find))
-
-    def _make_event_feed(self) -> EventFeed:
-        feed = EventFeed(self._core.history, self._health, self._questions)
-        self._core.changes.listen(feed.wake)
-        return feed
 
     def _manages(self, request: Request) -> bool:
         return Scope.MANAGE in self._may(request)
