@@ -166,10 +166,15 @@ class RecordedRequest(RequestRecord):
         metrics.observe(self, code, seconds)
         if code is not _OK or metrics.listens:
             metrics.tell(self, code, seconds, error)
-        if carrier is not None and (
-            carrier.names_requests or carrier.marked or code is not _OK or metrics.server_timing == ALWAYS
-        ):
-            self._mark_answer(carrier, code, seconds)
+        if carrier is not None:
+            if carrier.marked or code is not _OK or metrics.server_timing == ALWAYS:
+                self._mark_answer(carrier, code, seconds)
+            elif not carrier.names_requests:
+                pass
+            elif self._context is None and not self.sent_id:
+                carrier.mark_with_new_id()
+            else:
+                carrier.mark(REQUEST_ID, self.context.request_id)
         self.calls = ()  # they refer to the request, and so to this record
 
     def _mark_answer(self, carrier: Carrier, code: StatusCode, seconds: float) -> None:
