@@ -3,6 +3,7 @@
     servable, state, status      which version; its state; codes and the one error type
     source, router, loader, handle   the contracts of the lifecycle
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
+    replicas                     what is known of a version's replicas
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk, and putting one there in one step
     event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads

@@ -51,7 +51,7 @@ from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, 
 from tfs_lite.serving.source_chain import SourceChain
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
@@ -163,6 +163,7 @@ class ServerCore:
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
                 on_replaced=self.services.version_replaced,
+                on_given_up=self._give_up_load,
             ),
             self.clock,
         )
@@ -319,10 +320,16 @@ class ServerCore:
         def replaced(status: Status) -> None:
             if status.ok:
                 self.services.version_replaced(item.id, old)
+            else:
+                self._give_up_load(item.id)
             done(status)
 
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
+
+    def _give_up_load(self, servable_id: ServableId) -> None:
+        if self._cluster is not None:
+            self._cluster.give_up(servable_id)
 
     # Queries about models.
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import state_text, table
 from tfs_lite.cli.views.models import Model, Version
-from tfs_lite.cli.views.replicas import Replicas, ReplicasByVersion
+from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
+from tfs_lite.core.replicas import ReplicaReport
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -133,7 +134,7 @@ def verbose_json(models: Iterable[Model], known: NumbersByVersion, replicas: Rep
             key = (model["name"], version["version"])
             version["numbers"] = asdict(known.get(key, NOTHING))
             if key in replicas:
-                version["replicas"] = asdict(replicas[key])
+                version["replicas"] = replicas_json(replicas[key])
     return {"models": shown}
 
 
@@ -203,7 +204,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _row(name: str, version: Version, numbers: Numbers, replicas: Replicas | None) -> tuple[Any, ...]:
+def _row(name: str, version: Version, numbers: Numbers, replicas: ReplicaReport | None) -> tuple[Any, ...]:
     *shown, workers = _shown(numbers)
     return (
         name,

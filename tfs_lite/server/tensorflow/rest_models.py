@@ -18,7 +18,7 @@ from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.server_core import ServerCore
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
 
 
 class ModelPages:

@@ -288,7 +288,7 @@ class Reconciler:
 
     def finish_adoption(self) -> None:
         """From now on replicas that no version wants are ended. To be called once every model that is known at the
-        start has an available version, or has failed: until then, of versions that nobody has wanted yet, an earlier
+        start has an available version, or has failed: until then, of versions that no loader has wanted yet, an earlier
         server's replicas may still be wanted."""
         with self._changed:
             self._known = None
