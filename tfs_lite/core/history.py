@@ -134,7 +134,8 @@ class Event:
 
     def repeats(self, before: Event) -> bool:
         """Whether it says what ``before`` said, but for numbers among the details."""
-        return _telling(self) == _telling(before)
+        same_kind = self.kind is before.kind and self.version == before.version
+        return same_kind and _telling(self) == _telling(before)
 
     def as_json(self, *, manage: bool = True) -> dict[str, Any]:
         """As it goes out and into the file; without the paths of files unless the reader may ``manage``."""
