@@ -93,9 +93,9 @@ class ServerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """One model. ``versions`` has every version of which anything is known. ``exists``: the asked version has a
-    directory now, which the source has not seen. ``others`` are the models that its versions wait for. ``refused``: why
-    the last load call began nothing, by version."""
+    """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
+    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``refused``: why
+    the last load call began nothing, by version. ``others``: the models that its versions wait for."""
 
     name: str
     server: ServerSnapshot
@@ -106,6 +106,7 @@ class ModelSnapshot:
     labels: Mapping[str, int] = field(default_factory=dict)
     problem: Status = OK
     problem_since: float | None = None
+    looked: bool = True
     exists: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
@@ -197,6 +198,7 @@ class Snapshots:
             core.labels.get(name, {}),
             report.problem if report is not None else OK,
             since.get(None),
+            report is not None,
             refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
         )
 
@@ -208,10 +210,8 @@ class Snapshots:
         managed = server.managed.get(name, {})
         waiting = dict(report.waiting) if report is not None else {}
         on_disk = found.versions if found is not None else frozenset()
-        known = {*managed, *states, *aspired, *waiting}
-        known |= set(sorted(on_disk - known, reverse=True)[:MAX_UNKNOWN])
         versions = {}
-        for version in sorted(known, reverse=True):
+        for version in known_versions(managed, states, aspired, waiting, on_disk):
             servable_id = ServableId(name, version)
             incomplete = None
             if version in waiting:
@@ -254,6 +254,18 @@ class Snapshots:
         others = {name: self._model(name, shared) for name in names}
         followed = {name: self._with_others(other, shared, depth - 1) for name, other in others.items()}
         return replace(snapshot, others=followed)
+
+
+def known_versions(
+    managed: Iterable[int],
+    states: Iterable[int],
+    aspired: Iterable[int],
+    waiting: Iterable[int],
+    on_disk: frozenset[int],
+) -> list[int]:
+    """The versions of which anything is known, the highest first; of those that are only on disk, a few."""
+    known = {*managed, *states, *aspired, *waiting}
+    return sorted(known | set(sorted(on_disk - known, reverse=True)[:MAX_UNKNOWN]), reverse=True)
 
 
 def by_model(view: ManagerView) -> dict[str, dict[int, VersionView]]:

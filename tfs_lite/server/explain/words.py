@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tfs_lite.core.resources import GPU, RAM, Resource
+from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState
-from tfs_lite.managers.survey import LoadStage, LoadView, VersionView
+from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, VersionSnapshot
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.server_core import Burden
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
@@ -130,9 +131,13 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
     if not needs:
         fix = "make room: unload another version, or serve it where there is more memory"
         return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
-    parts = [_memory_of(model, resource, wanted) for resource, wanted in needs.items()]
+    figures = [_Memory.of(server, resource, wanted) for resource, wanted in needs.items()]
+    text = "; ".join(map(str, figures))
     leaving = [name_of(i) for i, view in server.manager.versions.items() if view.state.state in LEAVING]
-    text = "; ".join(parts) + (f"; memory comes free when these have gone: {listed(leaving)}" if leaving else "")
+    if leaving:
+        text += f"; memory comes free when these have gone: {listed(leaving)}"
+    elif load is None and all(each.free >= each.wanted for each in figures):
+        text += ": there is room now"
     own = any(view.answers for view in server.managed.get(model.name, {}).values())
     flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
     beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
@@ -140,24 +145,33 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
     return Link(Cause.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
 
 
-def _memory_of(model: ModelSnapshot, resource: Resource, wanted: int) -> str:
-    server = model.server
-    same = [r for r in server.memory.entries if r.device == resource.device and r.kind == resource.kind]
-    total = sum(server.memory.entries[r] for r in same)
-    holders: list[tuple[int, str]] = []
-    for servable_id, view in server.manager.versions.items():
-        held = _held(view, resource)
-        if held and view.state.state in HOLDS_RESOURCES:
-            holders.append((held, f"{name_of(servable_id)} {size(held)}"))
-    free = max(total - sum(held for held, _ in holders), 0)
-    where = "main memory" if resource.kind == RAM and resource.device != GPU else f"memory of {resource.device}"
-    text = f"it needs {size(wanted)} of {where}; {size(free)} of {size(total)} is free"
-    largest = [shown for _, shown in sorted(holders, reverse=True)]
-    return text + (f"; held by {listed(largest)}" if largest else "")
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Of one kind: how much is wanted, free and there, and who holds it, the largest first."""
 
+    resource: Resource
+    wanted: int
+    free: int
+    total: int
+    holders: tuple[str, ...]
 
-def _held(view: VersionView, resource: Resource) -> int:
-    return sum(q for r, q in view.estimate.entries.items() if (r.device, r.kind) == (resource.device, resource.kind))
+    @classmethod
+    def of(cls, server: ServerSnapshot, resource: Resource, wanted: int) -> _Memory:
+        kind = resource.device, resource.kind
+        total = sum(count for each, count in server.memory.entries.items() if (each.device, each.kind) == kind)
+        held = {
+            servable_id: sum(q for each, q in view.estimate.entries.items() if (each.device, each.kind) == kind)
+            for servable_id, view in server.manager.versions.items()
+            if view.state.state in HOLDS_RESOURCES
+        }
+        largest = sorted(held.items(), key=lambda item: -item[1])
+        holders = tuple(f"{name_of(servable_id)} {size(count)}" for servable_id, count in largest if count)
+        return cls(resource, wanted, max(total - sum(held.values()), 0), total, holders)
+
+    def __str__(self) -> str:
+        where = "main memory" if self.resource.device == MAIN else f"memory of {self.resource.device}"
+        text = f"it needs {size(self.wanted)} of {where}; {size(self.free)} of {size(self.total)} is free"
+        return text + (f"; held by {listed(self.holders)}" if self.holders else "")
 
 
 def _main_only(needs: Iterable[Resource]) -> bool:
@@ -311,8 +325,10 @@ def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | Non
     return Link(Cause.NOT_ON_DISK, text, fix, since)
 
 
-def seen_soon(model: ModelSnapshot, version: int) -> Link:
+def seen_soon(model: ModelSnapshot) -> Link:
     text = "its directory is there, and the next look at the disk takes it up"
+    if not model.looked:
+        text = "its base path has not been looked at yet"
     return Link(Cause.WAITS_FOR_TURN, text, "wait a moment")
 
 
