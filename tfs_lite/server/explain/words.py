@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState
+from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
@@ -116,9 +116,8 @@ def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
 def waits_for_load_thread(model: ModelSnapshot, version: int, load: LoadView) -> Link:
     server = model.server
     busy = [
-        f"{servable_id.name}@{servable_id.version} for {max(server.monotonic - view.load.since, 0):.0f} s"
-        for servable_id, view in server.manager.versions.items()
-        if view.load is not None and view.load.stage is LoadStage.AT_WORK
+        f"{name_of(servable_id)} for {max(server.monotonic - at_work.since, 0):.0f} s"
+        for servable_id, at_work in server.overview.at_work.items()
     ]
     text = f"{counted(load.ahead, 'load')} before it in the queue of {counted(server.manager.load_threads, 'thread')}"
     text += f"; loading now: {listed(busy)}" if busy else ""
@@ -133,12 +132,12 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
         return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
     figures = [_Memory.of(server, resource, wanted) for resource, wanted in needs.items()]
     text = "; ".join(map(str, figures))
-    leaving = [name_of(i) for i, view in server.manager.versions.items() if view.state.state in LEAVING]
+    leaving = list(map(name_of, server.overview.leaving))
     if leaving:
         text += f"; memory comes free when these have gone: {listed(leaving)}"
     elif load is None and all(each.free >= each.wanted for each in figures):
         text += ": there is room now"
-    own = any(view.answers for view in server.managed.get(model.name, {}).values())
+    own = any(view.answers for view in server.overview.by_model.get(model.name, {}).values())
     flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
     beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
     fix = f"take another model or version out of the config (it is tried again by itself), or {flag}{beside}"
@@ -159,14 +158,9 @@ class _Memory:
     def of(cls, server: ServerSnapshot, resource: Resource, wanted: int) -> _Memory:
         kind = resource.device, resource.kind
         total = sum(count for each, count in server.memory.entries.items() if (each.device, each.kind) == kind)
-        held = {
-            servable_id: sum(q for each, q in view.estimate.entries.items() if (each.device, each.kind) == kind)
-            for servable_id, view in server.manager.versions.items()
-            if view.state.state in HOLDS_RESOURCES
-        }
-        largest = sorted(held.items(), key=lambda item: -item[1])
-        holders = tuple(f"{name_of(servable_id)} {size(count)}" for servable_id, count in largest if count)
-        return cls(resource, wanted, max(total - sum(held.values()), 0), total, holders)
+        held = server.overview.holders.get(kind, ())
+        holders = tuple(f"{name_of(servable_id)} {size(count)}" for count, servable_id in held)
+        return cls(resource, wanted, max(total - sum(count for count, _ in held), 0), total, holders)
 
     def __str__(self) -> str:
         where = "main memory" if self.resource.device == MAIN else f"memory of {self.resource.device}"
@@ -202,7 +196,7 @@ def retrying(model: ModelSnapshot, found: VersionSnapshot, load: LoadView) -> Li
 
 
 def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
-    others = model.server.managed.get(model.name, {})
+    others = model.server.overview.by_model.get(model.name, {})
     leaving = [v for v, view in others.items() if v != version and view.state.state in LEAVING]
     surplus = [v for v, view in others.items() if v != version and view.answers and not view.state.is_aspired]
     new = [v for v, view in others.items() if v > version and view.state.state is HarnessState.NEW]

@@ -17,9 +17,9 @@ from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation
 from tfs_lite.server.explain.snapshot import (
     Incomplete,
     ModelSnapshot,
+    Overview,
     ServerSnapshot,
     VersionSnapshot,
-    by_model,
     known_versions,
 )
 from tfs_lite.sources.version_scan import LatestPolicy
@@ -78,9 +78,9 @@ class VerdictChecker:
 
     def _model(self, name: str, view: ManagerView) -> ModelSnapshot:
         """As the server's own snapshot is put together."""
-        simulation = self._simulation
+        simulation, overview = self._simulation, Overview.of(view)
         report, found = simulation.source_checker.reports.get(name), simulation.found(name)
-        managed, states = by_model(view).get(name, {}), simulation.monitor.get_version_states(name)
+        managed, states = overview.by_model.get(name, {}), simulation.monitor.get_version_states(name)
         aspired = {item.version for item in simulation.checker.aspired.get(name, ())}
         waiting = report.waiting if report is not None else {}
         versions = {
@@ -96,9 +96,7 @@ class VerdictChecker:
         }
         config = simulation.source_checker.config.by_name
         now = simulation.clock
-        server = ServerSnapshot(
-            now.time(), now.monotonic(), view, memory=TOTAL, known=tuple(config), managed=by_model(view)
-        )
+        server = ServerSnapshot(now.time(), now.monotonic(), view, memory=TOTAL, known=tuple(config), overview=overview)
         policy = config[name].policy if name in config else LatestPolicy()
         problem = report.problem if report is not None else OK
         return ModelSnapshot(name, server, name in config, versions, policy, problem=problem, looked=report is not None)

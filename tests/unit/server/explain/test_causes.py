@@ -1,4 +1,4 @@
-"""Causes of snapshots that are made up: bounds of chains and texts, figures that a real server shows but for a moment."""
+"""Causes of snapshots that are made up: bounds of chains and texts; figures that a real server shows for a moment."""
 
 from __future__ import annotations
 
