@@ -114,7 +114,8 @@ def fixture(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     write_model(root / "streams" / "1", STREAMS.format(gate=str(gate.parent)), STREAMS_CONFIG)
     write_version(root / "lm" / "1", BYTES_OF_TEXT)
     trusted = tuple(str(root / name) for name in ("fragile", "halves", "streams"))
-    with serving(root, model_repository=str(root), trusted_model_base_paths=trusted) as one:
+    with serving(root, ready=False, model_repository=str(root), trusted_model_base_paths=trusted) as one:
+        one.server.wait_ready(180)  # the language model's library takes its time on a busy machine
         yield one
 
 
