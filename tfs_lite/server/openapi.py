@@ -28,6 +28,7 @@ _MEANINGS = {
     "404": "No such model or version is being served.",
     "405": "The page answers GET only.",
     "408": "The body did not arrive in time, or the time for a request that goes item by item is over.",
+    "409": "There is a version of this number already.",
     "413": "The body is too large, packed or unpacked.",
     "415": "The body is encoded in a way that is not understood.",
     "422": "The model's own rules refuse an item of the request.",

@@ -64,7 +64,7 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
 
     about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
     yield _route("/v1/requests/{request}", _failed_request, about, scope=Scope.READ)
-    refused = ("400", "404", "405", "408", "413", "415", "429", "503")
+    refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
     yield Route(
         "/v1/config:explain",

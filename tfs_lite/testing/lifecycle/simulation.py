@@ -24,7 +24,6 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, Unar
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.harness import ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.state_monitor import ServableStateMonitor
@@ -123,9 +122,9 @@ class Simulation:
         """What the poll after a reload of this config would find; no step."""
         return self._source.look_ahead(self._config(servables))
 
-    def managed(self) -> list[ServableStateSnapshot]:
+    def survey(self) -> ManagerView:
         """Every version that the manager has; no step."""
-        return self._manager.get_managed_servable_state_snapshots()
+        return self._manager.survey()
 
     def come_to_rest(self) -> None:
         """Everything runs that runs by itself; nothing is polled, and faults go on."""

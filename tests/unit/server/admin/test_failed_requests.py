@@ -67,6 +67,31 @@ class Model:
         return {"y": inputs["x"].half()}
 """
 """Answers what V2's JSON has no form for."""
+STREAMS = """
+import pathlib
+import time
+
+GATE = pathlib.Path({gate!r})
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        yield {{"y": inputs["x"]}}
+        latest = time.monotonic() + 60
+        while not (GATE / "stream-open").exists() and time.monotonic() < latest:
+            time.sleep(0.005)
+        yield {{"y": inputs["x"]}}
+"""
+"""Gives one answer, and waits before the second one."""
+STREAMS_CONFIG = """
+platform: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +99,23 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gate")
 
 
+def write_model(version: Path, source: str, config: str) -> None:
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(source)
+    (version / "config.pbtxt").write_text(config)
+
+
 @pytest.fixture(scope="module")
 def fixture(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("served")
-    version = root / "fragile" / "3"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(SOURCE.format(gate=str(gate)))
-    (version / "config.pbtxt").write_text(CONFIG)
-    version = root / "halves" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(HALVES)
-    (version / "config.pbtxt").write_text(CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_FP16'))
+    halves = CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_FP16')
+    write_model(root / "fragile" / "3", SOURCE.format(gate=str(gate)), CONFIG)
+    write_model(root / "halves" / "1", HALVES, halves)
+    write_model(root / "streams" / "1", STREAMS.format(gate=str(gate.parent)), STREAMS_CONFIG)
     write_version(root / "lm" / "1", BYTES_OF_TEXT)
-    trusted = (str(root / "fragile"), str(root / "halves"))
-    with serving(root, model_repository=str(root), trusted_model_base_paths=trusted) as one:
+    trusted = tuple(str(root / name) for name in ("fragile", "halves", "streams"))
+    with serving(root, ready=False, model_repository=str(root), trusted_model_base_paths=trusted) as one:
+        one.server.wait_ready(180)  # the language model's library takes its time on a busy machine
         yield one
 
 
@@ -231,7 +259,7 @@ def test_request_whose_time_is_up_in_the_queue(fixture: ServerFixture, gate: Pat
         runs = pool.submit(over_rest, fixture, "long", 1.0, 7.0, "fragile")
         wait_until(lambda: (gate / "entered").exists(), "the model is busy", 30)
         with pytest.raises(grpc.RpcError):
-            over_grpc(fixture, "late", 1.0, 2.0, "fragile", timeout=0.3)
+            over_grpc(fixture, "late", 1.0, 2.0, "fragile", timeout=2.0)
         request = failed(fixture, "late")
         (gate / "open").touch()
         runs.result(30)
@@ -306,18 +334,20 @@ def test_openai_requests_that_fail(fixture: ServerFixture) -> None:
         assert request["trace_id"] == TRACE
 
 
-def test_stream_whose_reader_has_gone_ends_in_send(fixture: ServerFixture) -> None:
+def test_stream_whose_reader_has_gone_ends_in_send(fixture: ServerFixture, gate: Path) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", fixture.server.rest_api_port or 0, timeout=30)
-    body = json.dumps({"model": "lm", "prompt": "x", "max_tokens": 1500, "stream": True, "ignore_eos": True})
     headers = {"content-type": "application/json", "x-request-id": "gone"}
-    connection.request("POST", "/openai/v1/completions", body, headers)
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    assert answer.readline().startswith(b"data: ")
-    answer.close()
-    connection.close()
-    request = failed(fixture, "gone")
-    assert (request["stage"], request["code"]) == ("send", "CANCELLED")
+    try:
+        connection.request("POST", "/v2/models/streams/generate_stream", b'{"x": 1}', headers)
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        assert answer.readline().startswith(b"data: ")
+        answer.close()
+        connection.close()
+        request = failed(fixture, "gone")
+    finally:
+        (gate.parent / "stream-open").touch()
+    assert (request["stage"], request["code"], request["model"]) == ("send", "CANCELLED", "streams")
 
 
 def test_a_request_that_was_not_kept_says_how_far_the_ring_reaches(fixture: ServerFixture) -> None:
