@@ -85,6 +85,7 @@ def test_token_for_some_models_sees_no_others(start: Callable[..., Any]) -> None
             stream = v2.ModelInferRequest(model_name=name).SerializeToString()
             found, words = server.call("/inference.GRPCInferenceService/ModelInfer", stream, LIMITED)
             assert found is code, words
+        for name, code in (("a-one", grpc.StatusCode.UNIMPLEMENTED), ("m", grpc.StatusCode.NOT_FOUND)):
             data = PredictRequest(model_spec={"name": name}).SerializeToString()
             found, words = server.call("/tfs_lite.GenerationService/PredictStreamed", data, LIMITED)
             assert found is code, words
