@@ -1,7 +1,7 @@
 """Values and contracts that every room shares.
 
     servable, state, status      which version; its state; codes and the one error type
-    source, router, loader, handle   the contracts of the lifecycle
+    source, loader, handle       the contracts of the lifecycle
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
     replicas                     what is known of a version's replicas
     resources                    quantities of memory, and their arithmetic

@@ -25,6 +25,9 @@ from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.events import EventFeed
+from tfs_lite.server.admin.events_grpc import EventsMethod
+from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
@@ -171,6 +174,8 @@ class Endpoints:
         options = self._core.options
         if self._dashboard is not None:
             self._dashboard.start()
+        self._events = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(self._events.wake)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -257,6 +262,7 @@ class Endpoints:
             HealthService(self._health, changes),
             self._v2,
             AdminService(self.admin, self._questions, self._manages_call),
+            EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -268,6 +274,7 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
+            EventsApi(self._events, self._manages),
             AdminApi(self.admin, self._questions, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.admin.control import AdminControl
-from tfs_lite.server.dashboard.counters import read_counts
+from tfs_lite.server.dashboard.counters import Counters
 from tfs_lite.server.dashboard.details import Details
 from tfs_lite.server.dashboard.feed import WRITE_TIMEOUT, Feed
 from tfs_lite.server.dashboard.overview import Overview, dumps
@@ -64,7 +64,7 @@ class Dashboard(Api[str]):
         self._may = may
         self._page = Page()
         self._background = BackgroundRunner("dashboard", 1, MAX_PENDING)
-        self.series = Series(lambda: read_counts(core))
+        self.series = Series(Counters(core).read)
         overview = Overview(core, admin, health, self.series)
         self._details = Details(core, admin, self.series, overview)
         self._feed = Feed(overview.snapshot, dumps, self._background)

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from tfs_lite.metrics.generation import GenerationTotals
 from tfs_lite.metrics.requests import RequestTotals
 from tfs_lite.server.dashboard.series import Counts, Key
+from tfs_lite.serving.history.memory import VersionMemory
 from tfs_lite.serving.server_core import ServerCore
 
 _OK = "OK"
 
 
-def read_counts(core: ServerCore) -> dict[Key, Counts]:
-    """Of every version that has counters. Any thread; takes the locks of the counters one after the other, briefly."""
+MEMORY_AGE = 10.0
+"""Seconds after which the memory of versions is looked at again."""
+
+
+class Counters:
+    """One thread. ``read`` takes the locks of the counters one after the other, briefly."""
+
+    def __init__(self, core: ServerCore) -> None:
+        self._core = core
+        self._memory: dict[Key, int] = {}
+        self._looked = 0.0
+
+    def read(self) -> dict[Key, Counts]:
+        """Of every version that has counters."""
+        found = _read_counts(self._core)
+        now = time.monotonic()
+        if now - self._looked >= MEMORY_AGE:
+            self._looked, self._memory = now, _read_memory(self._core, {model for model, _ in found})
+        for key, held in self._memory.items():
+            if key in found:
+                found[key].gauges["memory"] = held
+        return found
+
+
+def _read_memory(core: ServerCore, models: set[str]) -> dict[Key, int]:
+    return {
+        (model, str(memory.version)): held
+        for model in models
+        for memory in core.memory(model)
+        if (held := held_bytes(memory)) is not None
+    }
+
+
+def held_bytes(memory: VersionMemory) -> int | None:
+    """What a version holds now, as well as it is known: its tensors and its processes, else what was set aside."""
+    if not memory.resident:
+        return None
+    known = memory.measured or memory.reserved
+    return sum(known.values()) + sum(memory.workers) if known or memory.workers else None
+
+
+def _read_counts(core: ServerCore) -> dict[Key, Counts]:
     found: dict[Key, Counts] = {}
     for key, requests in core.request_metrics.totals().items():
         _add_requests(found.setdefault(key, Counts()), requests)

@@ -18,11 +18,11 @@ from tfs_lite import __version__
 from tfs_lite.core.history import Event
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.dashboard.counters import held_bytes
 from tfs_lite.server.dashboard.feed import Snapshot
 from tfs_lite.server.dashboard.series import Key, Latest, Numbers, Series
 from tfs_lite.server.explain.explanation import Verdict
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.serving.history.memory import VersionMemory
 from tfs_lite.serving.server_core import ServerCore
 
 STATES_AGE = 5.0
@@ -108,7 +108,7 @@ class Overview:
         core = self._core
         times, labels = core.states.version_states(name), core.labels.get(name, {})
         wanted = {servable_id.version for servable_id in core.states.aspired(name)}
-        memory = {found.version: found for found in core.memory(name)}
+        memory = {found.version: held_bytes(found) for found in core.memory(name)}
         for status in core.states.report(name).versions:
             number, servable_id = status.version, ServableId(name, status.version)
             timed = times.get(number)
@@ -123,9 +123,8 @@ class Overview:
             of_version = sorted(label for label, at in labels.items() if at == number)
             if of_version:
                 found["labels"] = of_version
-            held = held_bytes(memory.get(number))
-            if held is not None:
-                found["memory"] = held
+            if memory.get(number) is not None:
+                found["memory"] = memory[number]
             if servable_id in replicas:
                 found["replicas"] = _replicas(replicas[servable_id])
             if status.state in _COMING:
@@ -172,14 +171,6 @@ def _device(use: Any) -> dict[str, Any]:
 def _replicas(report: Any) -> dict[str, Any]:
     ready = sum(replica.state == "ready" for replica in report.replicas)
     return {"ready": ready, "of": len(report.replicas), "summary": report.summary}
-
-
-def held_bytes(memory: VersionMemory | None) -> int | None:
-    """What a version holds now, as well as it is known: its tensors and its processes, else what was set aside."""
-    if memory is None or not memory.resident:
-        return None
-    known = memory.measured or memory.reserved
-    return sum(known.values()) + sum(memory.workers) if known or memory.workers else None
 
 
 def resident_bytes() -> int | None:

@@ -237,14 +237,10 @@ class Snapshots:
         self, name: str, version: int, reason: str, since: float | None, server: ServerSnapshot
     ) -> Incomplete:
         found = self._core.sources.found(name)
-        path, retry_at = found.unfinished.get(version, ("", None)) if found is not None else ("", None)
-        hashed_path, done, size = self._core.sources.hashing()
-        return Incomplete(
-            reason,
-            since,
-            server.wall(retry_at) if retry_at is not None else None,
-            (done, size) if path and hashed_path == path else None,
-        )
+        retry_at = found.unfinished.get(version) if found is not None else None
+        checked = self._core.sources.checking().get(ServableId(name, version))
+        hashed = (checked.read_bytes or 0, checked.expected_bytes or 0) if checked is not None else None
+        return Incomplete(reason, since, server.wall(retry_at) if retry_at is not None else None, hashed)
 
     def _with_others(self, snapshot: ModelSnapshot, shared: _Shared, depth: int) -> ModelSnapshot:
         """With the models that its versions wait for, and what those wait for."""

@@ -10,7 +10,7 @@ LEAST = 20
 """Requests without which there is no median."""
 MAX_MODELS = 1000
 _STEPS = 4
-"""Buckets for each power of two: a median is exact to 19 percent."""
+"""Buckets for each power of two: a median is at most a quarter too high."""
 _LOWEST = -24
 """The power of two of the first bucket: 60 ns."""
 _BUCKETS = 40 * _STEPS

@@ -40,7 +40,7 @@ LOG_DEFAULTS: Mapping[str, bool | int | str] = {
 LOG_FORMATS = ("default", "ISO8601")
 MAX_MODELS = 10_000
 _NUMBER = re.compile("-?[0-9]{1,20}")
-_LEAST = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
+_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 
 
@@ -60,6 +60,7 @@ class V2Settings:
     def __init__(self, knows: Callable[[str], bool], config: TraceConfig = trace_config.DEFAULT) -> None:
         self._knows = knows
         self._first = _settings_of(config)
+        self._least = _LEAST | ({"trace_rate": 0} if config.mode == trace_config.OPENTELEMETRY else {})
         self._on_change: Callable[[bool], None] = ignore
         self._lock = threading.Lock()  # guards all below
         self._global: dict[str, tuple[str, ...]] = dict(self._first)
@@ -78,7 +79,7 @@ class V2Settings:
 
     def update_trace_settings(self, model: str | None, changes: Mapping[str, tuple[str, ...]]) -> TraceSettings:
         self._check_model(model)
-        checked = {name: _checked(name, values) for name, values in changes.items()}
+        checked = {name: _checked(name, values, self._least) for name, values in changes.items()}
         with self._lock:
             if model is not None and model not in self._own and len(self._own) >= MAX_MODELS:
                 raise ServingError(StatusCode.RESOURCE_EXHAUSTED, f"{MAX_MODELS} models have trace settings")
@@ -203,7 +204,7 @@ def _active_of(settings: TraceSettings) -> _Active:
     return _Active(settings["trace_level"] != ("OFF",), int(settings["trace_rate"][0]), int(settings["trace_count"][0]))
 
 
-def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+def _checked(name: str, values: tuple[str, ...], least: Mapping[str, int]) -> tuple[str, ...]:
     if name not in DEFAULTS:
         raise invalid_argument(f"unknown trace setting '{name:.200}'; known: {', '.join(DEFAULTS)}")
     if name == "trace_file":
@@ -213,7 +214,7 @@ def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
         raise ServingError(StatusCode.UNIMPLEMENTED, "trace mode can not be updated through network protocol")
     if not values:
         return ()
-    return _levels(values) if name == "trace_level" else (_number(name, values),)
+    return _levels(values) if name == "trace_level" else (_number(name, values, least[name]),)
 
 
 def _levels(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -224,14 +225,14 @@ def _levels(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _number(name: str, values: tuple[str, ...]) -> str:
+def _number(name: str, values: tuple[str, ...], least: int) -> str:
     if len(values) != 1:
         raise invalid_argument(f"trace setting '{name}' takes one value, got {len(values)}")
     if not _NUMBER.fullmatch(values[0]):
         raise invalid_argument(f"trace setting '{name}' is no whole number: '{values[0]:.100}'")
     number = int(values[0])
-    if not _LEAST[name] <= number < 2**63:
-        raise invalid_argument(f"trace setting '{name}' is {number}, expected {_LEAST[name]} or more")
+    if not least <= number < 2**63:
+        raise invalid_argument(f"trace setting '{name}' is {number}, expected {least} or more")
     return str(number)
 
 

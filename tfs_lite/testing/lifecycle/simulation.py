@@ -19,9 +19,8 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
-from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
-from tfs_lite.core.source import ErrorInjectingSourceAdapter, UnarySourceAdapter
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions

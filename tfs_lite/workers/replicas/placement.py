@@ -78,7 +78,7 @@ class WantedPlace:
       was adopted. ``gpu``: what it has said of its GPU.
     - ``life``: of the replica that is placed next, or more if the engine lists such lives. ``oldest``: the first life
       that may be adopted.
-    - ``avoid``: nodes that have lost its last replicas. Others are better.
+    - ``avoid``: nodes where its last replicas have ended before they were ready. Others are better.
     - ``rests``: nothing is placed now, because its back-off is not over or its successor is to come.
     - ``ready``: its replica has opened the version. ``has_successor``: another place of the slot takes over.
     - ``fresh``: no place of the version has had a replica yet.
