@@ -89,6 +89,13 @@ class Access:
         found = (scope for scope in CLOSABLE if isinstance(self._decide(scope, caller), Grant))
         return frozenset((*found, Scope.OPEN))
 
+    def manages_all(self, caller: Caller) -> bool:
+        """Whether the caller may manage every model; then paths of the server are shown to it."""
+        if Scope.MANAGE not in self.may(caller):
+            return False
+        decision = self._decide(Scope.MANAGE, caller)
+        return isinstance(decision, Grant) and decision.models is None
+
     def check(self, scope: Scope, caller: Caller) -> Grant:
         """What the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED, UNAUTHENTICATED for
         a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""

@@ -54,6 +54,12 @@ def test_callers_have_the_scopes_that_their_requests_would_have(access: Access) 
     assert access.may(Caller(HERE, forged="it comes from elsewhere")) == {Scope.OPEN, Scope.PREDICT}
 
 
+def test_paths_are_for_those_who_manage_every_model(access: Access) -> None:
+    assert access.manages_all(Caller(HERE))
+    assert not access.manages_all(Caller(HERE, forwarded=True))
+    assert not access.manages_all(Caller(ELSEWHERE, token=SECRET)), "it manages some"
+
+
 def test_only_scopes_that_everybody_has_are_not_checked(access: Access) -> None:
     assert {scope for scope in Scope if access.checks(scope)} == {Scope.READ, Scope.MANAGE}
 
