@@ -14,6 +14,7 @@ import pytest
 from tfs_lite.client import Client
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import PredictRequest
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.access_fixture import (
@@ -80,6 +81,17 @@ def test_token_for_some_models_sees_no_others(start: Callable[..., Any]) -> None
             assert server.call(ready, data, LIMITED)[0] is code
         twice = v2.ModelMetadataRequest(name="m").SerializeToString() + data.replace(b"m", b"a-one")
         assert server.call(ready, twice, LIMITED)[0] is not grpc.StatusCode.OK, "a field that comes twice hides none"
+        for name, code in (("a-one", grpc.StatusCode.INVALID_ARGUMENT), ("m", grpc.StatusCode.NOT_FOUND)):
+            stream = v2.ModelInferRequest(model_name=name).SerializeToString()
+            found, words = server.call("/inference.GRPCInferenceService/ModelInfer", stream, LIMITED)
+            assert found is code, words
+        for name, code in (("a-one", grpc.StatusCode.UNIMPLEMENTED), ("m", grpc.StatusCode.NOT_FOUND)):
+            data = PredictRequest(model_spec={"name": name}).SerializeToString()
+            found, words = server.call("/tfs_lite.GenerationService/PredictStreamed", data, LIMITED)
+            assert found is code, words
+        stream = v2.ModelInferRequest(model_name="m").SerializeToString()
+        found, words = server.call("/inference.GRPCInferenceService/ModelStreamInfer", stream, LIMITED)
+        assert found is grpc.StatusCode.NOT_FOUND, words
         with Client(server.served.target, token=LIMITED) as client:
             assert client.predict("a-one", {"x": [[1.0, 2.0, 3.0]]}).version == 1
             refusal(lambda: client.predict("m", {"x": [[1.0, 2.0, 3.0]]}), code=StatusCode.NOT_FOUND)

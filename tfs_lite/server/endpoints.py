@@ -289,10 +289,10 @@ class Endpoints:
         return self._access.may(self._access.http(request.peer, request.headers.find))
 
     def _manages(self, request: Request) -> bool:
-        return Scope.MANAGE in self._may(request)
+        return self._access.manages_all(self._access.http(request.peer, request.headers.find))
 
     def _manages_call(self, context: CallContext) -> bool:
-        return Scope.MANAGE in self._access.may(self._access.grpc(context))
+        return self._access.manages_all(self._access.grpc(context))
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
