@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -54,6 +54,15 @@ test: $(VENV)/.dev
 # Language models need the extra generate, which the development environment has.
 conformance: $(VENV)/.dev $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev,browser]'
+	@touch $@
+
+# The dashboard in a real browser: the first of chromium-headless-shell, chromium and google-chrome, or ARGS=--browser=PATH.
+# Debian: apt-get install --no-install-recommends chromium-headless-shell fonts-dejavu-core. Elsewhere these tests skip.
+browser: $(VENV)/.browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -rs $(ARGS) $(PYTEST_ARGS)
 
 CLUSTERVENV := .venv-cluster
 $(CLUSTERVENV)/.installed: pyproject.toml constraints.txt

@@ -29,6 +29,8 @@ register_profiles()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--grpc-server", choices=("native", "grpcio"), help="who speaks gRPC in tests that do not say")
+    parser.addoption("--browser", metavar="PATH", help="the browser of tests/browser; else the first one in the path")
+    parser.addoption("--pictures", metavar="FOLDER", help="where tests/browser puts its pictures; else they are short")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,7 +36,6 @@ const app = {
 		Object.assign(app, to);
 		draw();
 	},
-	// The server's time, in seconds since 1970.
 	now: () => Date.now() / 1000 + app.skew,
 	restart,
 	readConfig,
@@ -96,8 +95,6 @@ function theme() {
 	const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 	root.dataset.theme = now === "dark" ? "light" : "dark";
 }
-
-// The feed.
 
 let stop = null;
 
@@ -160,8 +157,6 @@ function ticked(ticks) {
 	}
 }
 
-// Single answers.
-
 async function read(path, into) {
 	try {
 		into(await ask(path));
@@ -211,8 +206,6 @@ async function readConfig() {
 	}
 	draw();
 }
-
-// Where the page is.
 
 function route() {
 	const found = new URLSearchParams(location.hash.slice(1));

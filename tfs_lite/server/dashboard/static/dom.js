@@ -15,8 +15,7 @@ export function h(name, props, ...kids) {
 	return { tag, props: props || {}, kids: kids.flat(Infinity).filter((kid) => (kid ?? false) !== false) };
 }
 
-// Something wide, which scrolls by itself, with the keyboard too.
-export const scroll = (label, ...kids) => h("div.scroll", { tabindex: 0, role: "region", "aria-label": label }, kids);
+export const scroll = (label, ...kids) => h("div.scroll", { tabindex: 0, role: "group", "aria-label": label }, kids);
 
 // A word in a colour, with a mark for whoever sees no colours.
 export const pill = (tone, word) => h("span", { class: "badge " + tone }, h("i", { "aria-hidden": true }, MARKS[tone]), word);

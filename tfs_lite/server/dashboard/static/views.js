@@ -3,8 +3,6 @@ import { tryIt } from "./actions.js";
 import { h, pill, scroll } from "./dom.js";
 import { DASH, area, bytes, ceiling, clock, cut, highest, lanes, last, moment, number, path, plain, plural, seconds, share, span, state, stateOf, verdict } from "./words.js";
 
-// The list.
-
 const PAGE = 100;
 const MOST_CHIPS = 6;
 

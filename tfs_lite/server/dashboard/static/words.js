@@ -1,4 +1,4 @@
-// How numbers, times, states and foreign texts are put into words, and points into plots. Pure.
+// How numbers, times in seconds, states and foreign texts are put into words, and points into plots. Pure.
 
 // Characters that cannot be seen or that turn the text around are written out; half a pair is replaced.
 export const shown = (text) =>
@@ -42,7 +42,6 @@ export function bytes(value) {
 
 export const share = (value) => (value === null || value === undefined ? DASH : trim(value * 100, 3) + " %");
 
-// A stretch of time, in seconds.
 export function span(value) {
 	const whole = Math.max(0, Math.round(value));
 	if (whole < 60) return whole + " s";
@@ -61,7 +60,6 @@ export function clock(at, now = Date.now() / 1000) {
 	return today ? time : `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time}`;
 }
 
-// Seconds since 1970 of an RFC 3339 time.
 export const moment = (text) => (text ? Date.parse(text) / 1000 : null);
 
 // Of a verdict: a word, and a tone that picks colour and mark.
@@ -94,7 +92,6 @@ export const stateOf = (name) => STATES[name];
 
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
-// Points of plots and lanes of time lines.
 // Of what nothing was counted there is no mean; of what nothing came there were none.
 const MEANS = new Set(["p50", "p99", "queue", "run", "rows", "padding", "memory"]);
 
@@ -139,7 +136,7 @@ export const last = (points) => points.findLast((value) => value !== null && val
 
 const short = (value) => Math.round(value * 10) / 10;
 
-// The path of a line in a box; it breaks where there is no number. A number alone between two gaps is a short stroke.
+// The path of a line in a box; it breaks where there is no number.
 export function path(points, top, width, height) {
 	const step = width / Math.max(points.length - 1, 1);
 	let out = "";
@@ -153,7 +150,6 @@ export function path(points, top, width, height) {
 	return out;
 }
 
-// What is below the line.
 export function area(points, top, width, height) {
 	const step = width / Math.max(points.length - 1, 1);
 	const first = points.findIndex((value) => value !== null);
