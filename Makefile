@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -148,6 +148,10 @@ gpu: $(VENV)/.dev
 
 protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
+
+# Grafana's dashboard, from the table in examples/monitoring/dashboard.py.
+dashboards: $(VENV)/bin/python
+	$(BIN)/python examples/monitoring/dashboard.py
 
 clean:
 	rm -rf $(VENV) $(TFVENV) $(CLUSTERVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

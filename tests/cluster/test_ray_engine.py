@@ -116,7 +116,7 @@ def test_a_process_that_stands_still_is_ended_all_the_same(engine: HelperEngine)
     until(lambda: not psutil.pid_exists(pid_of(replica)))
 
 
-def test_replicas_listen_where_they_are_told_to_and_end_when_nobody_comes(ray_nodes: RayNodes) -> None:
+def test_replicas_listen_where_they_are_told_to_and_end_when_no_server_comes(ray_nodes: RayNodes) -> None:
     fields = {"host": "127.0.0.2", "port_range": (23450, 23459), "orphan_seconds": 1.0}
     with closing(connect(ray_nodes, "settings", **fields)) as engine:
         watched = Watched(engine)

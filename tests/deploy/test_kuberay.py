@@ -143,6 +143,11 @@ def test_a_node_has_time_to_move_its_replicas() -> None:
     assert int(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) < nodes["terminationGracePeriodSeconds"]
 
 
+def test_replicas_are_no_nicer_than_other_processes() -> None:
+    environment = {each["name"]: each.get("value") for each in pods()["nodes"]["containers"][0]["env"]}
+    assert environment["RAY_worker_niceness"] == "0"
+
+
 def test_one_server_decides_at_a_time() -> None:
     spec = manifest("Deployment", directory=KUBERAY)["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})

@@ -20,7 +20,7 @@ from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.replicas import HostedReplica, ReplicaHost
 
 REASONS = ("its connection was closed", "its process has ended")
-"""What may be said of a killed replica, by whoever has noticed first."""
+"""What may be said of a killed replica, by the near end or the engine, whichever has noticed first."""
 ROOM = {"num_cpus": 1, "memory": 1e12}
 
 

@@ -6,6 +6,7 @@ The models do next to nothing, so that a test takes a second or two. Each leaves
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import urllib.error
@@ -321,6 +322,22 @@ def test_versions_are_fetched_by_nodes_that_do_not_share_the_servers_disk(
     assert list((tmp_path / "cache").rglob("model.py"))
 
 
+def test_the_log_says_once_of_a_node_that_its_replicas_are_nice(
+    models: ReplicatedModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "RAY_worker_niceness=0"
+    root = str(models.root)
+    models.publish(1)
+    with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
+        niceness = os.getpriority(os.PRIO_PROCESS, host.pid) + 1
+        os.setpriority(os.PRIO_PROCESS, host.pid, niceness)
+        cluster.add_node("a", ROOM)
+        options = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,)}
+        with serving(models.root, engine=cluster.connect(), **options):
+            (line,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
+    assert f"run with niceness {niceness}" in line
+
+
 def test_replicas_end_by_themselves_when_no_server_comes_back(
     cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
 ) -> None:
@@ -449,6 +466,39 @@ def test_a_change_of_what_replicas_need_is_a_load_beside_those_that_serve(
         wait_until(lambda: before.isdisjoint(process.id for process in cluster.replicas), "they were exchanged")
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+def test_a_change_for_which_there_is_no_room_asks_once_and_takes_effect_when_room_comes(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+) -> None:
+    cluster.add_node("a", {"num_cpus": 2, "memory": 1e12})
+    models.publish(1, count=1)
+    with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
+        (serving_now,) = cluster.replicas
+        models.reconfigure(1, count=1, cpus=3)
+        wait_until(lambda: len(cluster.replicas) == 2, "it waits for room", PATIENCE)
+        (waiting,) = set(cluster.replicas) - {serving_now}
+        wait_until(lambda: "for 3 s" in str(served.status()), "it was tried more than once", PATIENCE)
+        assert set(cluster.replicas) == {serving_now, waiting}
+        cluster.add_node("b", {"num_cpus": 3, "memory": 1e12})
+        wait_until(lambda: cluster.replicas == [waiting], "they were exchanged", PATIENCE)
+        traffic.stop()
+    assert (traffic.failures, traffic.wrong) == ([], [])
+
+
+@pytest.mark.parametrize("then", ["as before", "wrong"])
+def test_a_change_that_waits_for_room_and_is_taken_back_gives_back_what_it_has_asked_for(
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve, then: str
+) -> None:
+    cluster.add_node("a", {"num_cpus": 2, "memory": 1e12})
+    models.publish(1, count=1)
+    with serve() as served:
+        before = cluster.replicas
+        models.reconfigure(1, count=1, cpus=3)
+        wait_until(lambda: len(cluster.replicas) == 2, "it waits for room", PATIENCE)
+        models.reconfigure(1, count=1, more="" if then == "as before" else "no_such_field: 1")
+        wait_until(lambda: cluster.replicas == before, "nothing waits any more", PATIENCE)
+        assert served.version() == 1
 
 
 def test_a_cluster_that_cannot_be_reached_is_waited_for_and_what_serves_goes_on(

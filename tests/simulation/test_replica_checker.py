@@ -71,16 +71,16 @@ def test_placing_without_room_is_a_violation(simulation: ReplicaSimulation) -> N
 
 
 def test_placing_faster_than_the_back_off_is_a_violation(simulation: ReplicaSimulation) -> None:
-    for life in range(21):
+    for life in range(41):
         simulation.server.engine.place(Wish(ReplicaName(STRANGER, life), {"num_cpus": 3.0}))
-    expect_violation(simulation, "(4) 21 of other/1/aaaa/0 were placed within 25.0 s")
+    expect_violation(simulation, "(4) 41 of other/1/aaaa/0 were placed within 25.0 s")
 
 
-def test_ending_what_nobody_has_asked_for_during_adoption_is_a_violation(simulation: ReplicaSimulation) -> None:
+def test_ending_what_the_server_has_not_asked_for_during_adoption_is_a_violation(simulation: ReplicaSimulation) -> None:
     simulation.wanted.clear()
     simulation.crash()
     simulation.server.engine.end(the_process(simulation).id)
-    expect_violation(simulation, "(5) m/1/aaaa/0#0 is ended although nobody has asked for the version yet")
+    expect_violation(simulation, "(5) m/1/aaaa/0#0 is ended although the server has not asked for the version yet")
 
 
 def test_process_in_no_place_at_rest_is_a_violation(simulation: ReplicaSimulation) -> None:

@@ -22,6 +22,7 @@ from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.results import check_outputs, shows_type
 from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
@@ -48,7 +49,8 @@ class VersionFiles:
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """What to open, and where. ``settings`` are empty without a config. ``beside`` is the number of instances of the
-    version that are open already."""
+    version that are open already. ``meter`` is told how far the load is: a platform that reads bytes itself begins the
+    phase READING with their number and adds what it has read."""
 
     id: ServableId
     files: VersionFiles
@@ -56,6 +58,7 @@ class OpenRequest:
     trusted: bool
     settings: ModelSettings = field(default_factory=ModelSettings)
     beside: int = 0
+    meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
 
 
 class NeedsProcess(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
 
 MAX_SHOWN = 8
 _ARCHIVES = (".pt2", ".pt")
@@ -36,20 +36,24 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
     found = {name: platform for name, platform in platforms.items() if platform.recognises(files)}
     if wanted:
         if wanted not in platforms:
-            raise invalid_argument(f'platform "{wanted}" is not known; known: {", ".join(sorted(platforms))}')
-        if wanted not in found and platforms[wanted].artefact:
-            raise failed_precondition(
-                f"platform {wanted} needs {platforms[wanted].artefact}; the version holds {_shown(files)}"
+            raise _none(
+                f'platform "{wanted}" is not known; known: {", ".join(sorted(platforms))}', StatusCode.INVALID_ARGUMENT
             )
+        if wanted not in found and platforms[wanted].artefact:
+            raise _none(f"platform {wanted} needs {platforms[wanted].artefact}; the version holds {_shown(files)}")
         return platforms[wanted]
     if not found:
         expected = ", ".join(sorted({platform.artefact for platform in platforms.values() if platform.artefact}))
-        raise failed_precondition(f"no platform serves what the version holds ({_shown(files)}); expected {expected}")
+        raise _none(f"no platform serves what the version holds ({_shown(files)}); expected {expected}")
     if len(found) > 1:
-        raise failed_precondition(
+        raise _none(
             f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
         )
     return next(iter(found.values()))
+
+
+def _none(message: str, code: StatusCode = StatusCode.FAILED_PRECONDITION) -> ServingError:
+    return ServingError(code, message, Reason.NO_PLATFORM)
 
 
 def _look_into(path: str) -> tuple[int, frozenset[str]]:

@@ -87,6 +87,14 @@ def limit_gpu_memory(fraction: float) -> None:
         torch.cuda.set_per_process_memory_fraction(fraction, index)
 
 
+def gpu_use() -> tuple[tuple[int, int], ...]:
+    """Of each GPU, in bytes: what torch has allocated in this process, and what is free. Empty while torch has not
+    begun to use GPUs, which this does not make it do."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ()
+    return tuple((torch.cuda.memory_allocated(i), torch.cuda.mem_get_info(i)[0]) for i in range(gpu_count()))
+
+
 def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:
     """Sets torch's threads inside an operator (0: all cores but one, which the front end keeps) and between operators
     (0: torch's choice). Call it before the first model runs: the second number cannot be changed later."""

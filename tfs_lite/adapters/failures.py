@@ -34,7 +34,8 @@ def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
     """Why a version could not be loaded: a ServingError keeps its code, lack of memory is RESOURCE_EXHAUSTED, and
     everything else is FAILED_PRECONDITION, because it depends on the files only."""
     if isinstance(error, ServingError):
-        return ServingError(error.code, f"{label_of(servable_id)}: {error.status.message}", error.status.reason)
+        status = error.status
+        return ServingError(status.code, f"{label_of(servable_id)}: {status.message}", status.reason, status.models)
     code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
     return ServingError(code, f"{label_of(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
 

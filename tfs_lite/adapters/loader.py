@@ -30,11 +30,11 @@ from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
-from tfs_lite.core.loader import Loader
+from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,12 @@ class ArtifactLoader(Loader):
         self._settings = settings
         self._platforms = platforms
         self._reserved: int | None = None
+        self._file_bytes: int | None = None
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
         self._opened: _Opened | None = None
         self._logged = ""
+        self._meter: LoadMeter | None = None  # while ``load`` runs
 
     def estimate_resources(self) -> ResourceAllocation:
         if self._measured is not None:
@@ -118,8 +120,15 @@ class ArtifactLoader(Loader):
         return memory.estimate(self._reserve(), uses_gpu(device), gpu_instance(device))
 
     def load(self, servable_id: ServableId) -> None:
+        self._meter = LoadMeter()
         try:
-            self._servable = self._make(servable_id)
+            self._load(servable_id, self._meter)
+        finally:
+            self._meter = None
+
+    def _load(self, servable_id: ServableId, meter: LoadMeter) -> None:
+        try:
+            self._servable = self._make(servable_id, meter)
         except Exception as error:
             failure = self._logged_failure(servable_id, error)
         else:
@@ -155,10 +164,20 @@ class ArtifactLoader(Loader):
     def servable(self) -> Servable | None:
         return self._servable
 
+    @property
+    def progress(self) -> LoadProgress | None:
+        meter = self._meter
+        return None if meter is None else meter.progress
+
+    @property
+    def file_bytes(self) -> int | None:
+        return self._file_bytes
+
     def _reserve(self) -> int:
         """The bytes to reserve; remembered, because an estimate must not grow when files are added."""
         if self._reserved is None:
             files = read_version(self._directory)
+            self._file_bytes = files.unpacked_bytes
             reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
             if reserve is None:
                 self._reserved = memory.bytes_to_reserve(files.unpacked_bytes)
@@ -170,8 +189,8 @@ class ArtifactLoader(Loader):
         read = self._settings.model_settings
         return (None if read is None else read(self._directory, model)) or ModelSettings()
 
-    def _make(self, servable_id: ServableId) -> Servable:
-        request, platform = self._plan(servable_id)
+    def _make(self, servable_id: ServableId, meter: LoadMeter) -> Servable:
+        request, platform = self._plan(servable_id, meter)
         models = [] if platform.composed else self._open(platform, request)
         try:
             measured = self._measure(models, request)
@@ -196,9 +215,11 @@ class ArtifactLoader(Loader):
 
     def _open(self, platform: Platform, request: OpenRequest) -> list[OpenedModel]:
         """The instances that the settings ask for, with the signatures of clients, after the first runs of each."""
+        request.meter.begin(LoadPhase.OPENING)
         models = list(self._settings.opens(platform, replace(request, settings=seen_by_model(request.settings))))
         try:
             models = [sign(reshaped(model, request.settings), request) for model in models]
+            request.meter.begin(LoadPhase.WARMING_UP)
             if self._settings.warm_models is not None:
                 self._settings.warm_models([model for model in models if model.worker.up], request)
         except BaseException:
@@ -271,7 +292,7 @@ class ArtifactLoader(Loader):
         finally:
             servable.close()
 
-    def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
+    def _plan(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform]:
         """What to open, and by which platform."""
         settings = self._read_settings(servable_id.name)
         if settings.name not in ("", servable_id.name):
@@ -284,9 +305,10 @@ class ArtifactLoader(Loader):
                 + ("needs ensemble_scheduling in the config" if platform.composed else "has no ensemble_scheduling")
             )
         device = pick_device(self._settings.device)
-        request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings)
+        request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
         if platform.needs_trust and not request.trusted:
-            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+            refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+            raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
         return request, platform
 
     def _trusts(self, names: frozenset[str]) -> bool:

@@ -93,7 +93,7 @@ def check_config(directory: str, settings: ModelSettings) -> Signature:
 def _open(
     request: OpenRequest, build: Callable[[Archive, Document, torch.device, Pool | None], Program]
 ) -> ExportedModel:
-    with open_archive(os.path.join(request.files.directory, ARTEFACT), ARTEFACT) as archive:
+    with open_archive(os.path.join(request.files.directory, ARTEFACT), ARTEFACT, request.meter) as archive:
         document = read_document(archive, request.trusted)
         signature, plain_sizes = _described(document, request.settings)
         pool = open_pool(request.device)

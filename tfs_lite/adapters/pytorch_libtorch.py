@@ -24,6 +24,7 @@ from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.signature import DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
@@ -84,7 +85,8 @@ class ScriptModel(DeviceModel):
 
 def open_script(request: OpenRequest) -> ScriptModel:
     path = os.path.join(request.files.directory, ARTEFACT)
-    inspect_script(path, ARTEFACT, request.trusted)
+    inspect_script(path, ARTEFACT, request.trusted, request.meter)
+    request.meter.begin(LoadPhase.OPENING)
     logger.warning("%s is TorchScript, which PyTorch has deprecated; export it with tfs_lite.save", request.id)
     warnings.filterwarnings("ignore", r"`torch\.jit\.load` is (deprecated|not supported)", DeprecationWarning)
     pool = open_pool(request.device)

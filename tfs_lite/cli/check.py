@@ -2,7 +2,7 @@
 
 PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first,
 and may also be given as ``--model_config_file``. A server's files for TLS, monitoring and batching are checked by its
-flags.
+flags. ``--against`` asks a running server, in addition, what it would change; it changes nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser
+from tfs_lite.cli.arguments import Parser, add_token, http_server
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
+from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config, show
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:
-    from tfs_lite.cli.check_models import ModelCheck
     from tfs_lite.config.model_server import ModelServerConfig
+    from tfs_lite.serving.what_if.check_models import ModelCheck
 
 FILE_FLAGS: Mapping[str, str] = {
     "ssl_config_file": "TLS settings, as for serve",
@@ -49,16 +50,25 @@ def run(argv: Sequence[str]) -> int:
     files = check_files(args)
     if files and not args.json:
         _print_files(files)
-    checks = _check(_config(_path(args)), args) if args.path or args.model_config_file else []
+    config = _config(_path(args)) if args.path or args.model_config_file else None
+    checks = _check(config, args) if config is not None else []
+    against = None
+    if args.against and config is not None:
+        against = of_config(config, http_server(args.against, args, ANSWER_TIMEOUT))
     bad_files = [f"--{file.flag}" for file in files if not file.ok]
     bad_models = [check.name for check in checks if not check.ok]
     if args.json:
         models = [_as_json(check) for check in checks]
-        print_json({"ok": not bad_files and not bad_models, "models": models, "files": _files_as_json(files)})
+        ok = not bad_files and not bad_models and (against is None or against["ok"])
+        beside = {} if against is None else {"against": against}
+        print_json({"ok": ok, "models": models, "files": _files_as_json(files), **beside})
     elif checks or not files:
         _print_table(checks)
+    if against is not None and not args.json:
+        print(f"\n{args.against} would change:")
+        show(against)
     if not bad_files and not bad_models:
-        return DONE
+        return DONE if against is None or against["ok"] else FAILED
     if not args.json:
         kinds = (("refused", bad_files), ("not served as wanted", bad_models))
         words = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds if names)
@@ -81,7 +91,11 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     per_model = "enable_per_model_batching_parameters"
     text = "read each version's batching_params.pbtxt, as serve does with this flag"
     parser.add_argument(f"--{per_model}", f"--{per_model.replace('_', '-')}", action="store_true", help=text)
+    _add_option(parser, "against", "HOST:PORT", "a running server's HTTP address: what would it change?")
+    add_token(parser)
     args = parser.parse(argv)
+    if args.against and not (args.path or args.model_config_file):
+        raise UsageError("--against compares a config with a running server: give PATH or CONFIG")
     if args.path and args.model_config_file:
         raise UsageError("PATH and --model_config_file both say what is served; give one of them")
     if not any((args.path, args.model_config_file, *(getattr(args, flag) for flag in FILE_FLAGS))):
@@ -146,10 +160,10 @@ def _repository(path: Path) -> ModelServerConfig:
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """Checks the models as a server with these flags would."""
     from tfs_lite.adapters.trust import TrustedPaths
-    from tfs_lite.cli.check_models import check_model
     from tfs_lite.serving.config_checks import check_models, source_config
     from tfs_lite.serving.options import ServerOptions
     from tfs_lite.serving.source_chain import served_platforms
+    from tfs_lite.serving.what_if.check_models import check_model
 
     check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))

@@ -131,6 +131,7 @@ FLAGS: tuple[Flag, ...] = (
     _where("grpc_max_threads", _INT, 0, "most gRPC calls inside at once, one more is refused; 0: no limit", minimum=0),
     _where("rest_api_num_threads", _INT, 4 * _CPUS, "threads that parse and print large HTTP bodies", minimum=1),
     _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
+    _where("dashboard", _BOOL, True, "the page at / of the HTTP port"),
     _where("rest_api_enable_cors_support", _BOOL, False, "web pages of every origin may predict (CORS headers)"),
     _where("monitoring_config_file", _STRING, "", "where the page with TensorFlow Serving's metric names is"),
     _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
@@ -204,6 +205,7 @@ FLAGS: tuple[Flag, ...] = (
     _cluster.not_yet("cluster_standby", _BOOL, False, "one server decides; a second one is refused"),
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
     _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0),
+    _process("state_directory", _STRING, "", "keeps the history of events, for the next server too; empty: nowhere"),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
     _process("log_format", _STRING, "text", "how lines of the log are written", words="text|json"),
     _process(

@@ -1,12 +1,27 @@
-"""``tfs-lite publish SRC --base BASE``: copies a model into a base path as a version, whole or not at all."""
+"""``tfs-lite publish SRC --base BASE``: copies a model into a base path as a version, whole or not at all.
+
+A large one takes a while: a bar on standard error shows how far copying and hashing are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from tfs_lite.cli.arguments import Parser, version_number
 from tfs_lite.cli.output import DONE, print_json
-from tfs_lite.core.publish import publish
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.loader import bytes_text
+from tfs_lite.core.publish import OnProgress, publish
+
+LARGE = 64 << 20
+"""Bytes from which a terminal gets a bar unasked; fewer are copied before one could be read."""
+LINE_SECONDS = 1.0
+"""Between two lines where standard error is no terminal."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -14,10 +29,62 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("source", metavar="SRC", help="a directory with the files of a version, or one model file")
     parser.add_argument("--base", required=True, help="the model's base path; made when it is missing")
     parser.add_argument("--version", type=version_number, metavar="N", help="default: the highest one there plus 1")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show on standard error how far it is; default: on a terminal, for large directories; never with --json",
+    )
     args = parser.parse(argv)
-    published = publish(args.source, args.base, args.version)
+    with _progress(args) as on_progress:
+        published = publish(args.source, args.base, args.version, on_progress)
     if args.json:
         print_json({"version": published.version, "path": published.path})
     else:
         print(f"published version {published.version}: {published.path}")
     return DONE
+
+
+@contextlib.contextmanager
+def _progress(args: argparse.Namespace) -> Iterator[OnProgress]:
+    """What to tell of the progress, for the time of the block."""
+    if args.json or args.progress is False:
+        yield ignore
+    elif sys.stderr.isatty():
+        with _bars(0 if args.progress else LARGE) as on_progress:
+            yield on_progress
+    else:
+        yield _Lines(sys.stderr) if args.progress else ignore
+
+
+@contextlib.contextmanager
+def _bars(least: int) -> Iterator[OnProgress]:
+    """A bar for each phase of at least so many bytes, which goes when all is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    tasks = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def on_progress(phase: str, done: int, expected: int) -> None:
+            if expected < least:
+                return
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=expected)
+            bars.update(tasks[phase], completed=done)
+
+        yield on_progress
+
+
+class _Lines:
+    """Plain lines: one at the end of each phase, and about one a second in between."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, phase: str, done: int, expected: int) -> None:
+        if done < expected and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LINE_SECONDS
+        print(f"{phase}: {bytes_text(done, expected)}", file=self._stream, flush=True)

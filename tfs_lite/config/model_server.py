@@ -155,6 +155,10 @@ class ModelServerConfig(Settings):
     def models(self) -> tuple[ModelConfig, ...]:
         return self.model_config_list.config
 
+    def only(self, model: ModelConfig) -> ModelServerConfig:
+        """A config with this model alone."""
+        return ModelServerConfig(model_config_list=ModelConfigList(config=(model,)))
+
     def to_proto(self) -> Message:
         """The message that a reload carries."""
         message = messages.ModelServerConfig()

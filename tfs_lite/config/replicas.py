@@ -3,7 +3,7 @@
     instance_group { worker: "ray" ... } -> ReplicaOptions     one for each model
     --cluster=... --cluster_name=...     -> ClusterOptions     one for the server
 
-Names and meanings are Ray's. What stays open is decided by whoever knows it: estimates come from the version's files,
+Names and meanings are Ray's. What stays open is decided where it is known: estimates come from the version's files,
 the device from the nodes.
 """
 

@@ -1,12 +1,14 @@
 """Values and contracts that every room shares.
 
     servable, state, status      which version; its state; codes and the one error type
-    source, router, loader, handle   the contracts of the lifecycle
+    source, loader, handle       the contracts of the lifecycle
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
+    replicas                     what is known of a version's replicas
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk, and putting one there in one step
     request_context             who asks, under which id, as a part of which trace
     event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads
+    history                      what happened, who wanted it: events, and a bounded number of them
     pem                          keys and certificates
 
 Only the standard library is imported here: no torch, no grpc, no asyncio. This package says what a

@@ -2,16 +2,117 @@
 
     estimate_resources*  ->  load (again after a failure)  ->  unload (once, after the last handle)
 
-An adapter makes a loader from a storage path; a manager drives it. The manager never looks inside the servable.
+An adapter makes a loader from a storage path; a manager drives it. The manager never looks inside the servable. How
+far a load is, is told by a :class:`LoadMeter`, which the loading thread writes and pages read as :class:`LoadProgress`.
 """
 
 from __future__ import annotations
 
+import enum
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
+
+_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+MEASURED_SECONDS = 0.5
+"""A phase tells nothing about the time it still takes before it has run this long."""
+
+
+class LoadPhase(enum.Enum):
+    """What a load does at the moment. The values are words for people and for JSON."""
+
+    LOOKING = "looking at the files"
+    CHECKING = "checking the files"
+    """Every byte is compared with its checksum; these bytes are counted."""
+    READING = "reading the weights"
+    """Bytes are counted."""
+    OPENING = "opening the model"
+    """A library, a process or the model's own code is at work: its bytes cannot be told."""
+    WARMING_UP = "warming up"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is. ``seconds`` counts from the begin of the attempt, ``phase_seconds`` from that of the phase.
+    The bytes are those of this phase, and None where they cannot be told."""
+
+    phase: LoadPhase
+    seconds: float
+    phase_seconds: float
+    read_bytes: int | None = None
+    expected_bytes: int | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of this phase, if it goes on as fast as it did until now; None where nothing can be said."""
+        if not self.read_bytes or self.expected_bytes is None or self.phase_seconds < MEASURED_SECONDS:
+            return None
+        return max(self.expected_bytes - self.read_bytes, 0) * self.phase_seconds / self.read_bytes
+
+    def __str__(self) -> str:
+        """``reading the weights: 1.2 of 5.0 GB, 8 s left``, ``warming up for 12 s``."""
+        if self.read_bytes is None or self.expected_bytes is None:
+            return f"{self.phase.value} for {self.phase_seconds:.0f} s"
+        left = self.seconds_left
+        ends = "" if left is None else f", {left:.0f} s left"
+        return f"{self.phase.value}: {bytes_text(self.read_bytes, self.expected_bytes)}{ends}"
+
+    def as_json(self) -> dict[str, str | float | int]:
+        """Without the fields that cannot be told."""
+        fields: dict[str, str | float | int | None] = {
+            "phase": self.phase.value,
+            "seconds": round(self.seconds, 3),
+            "phase_seconds": round(self.phase_seconds, 3),
+            "read_bytes": self.read_bytes,
+            "expected_bytes": self.expected_bytes,
+            "seconds_left": None if self.seconds_left is None else round(self.seconds_left, 3),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def bytes_text(done: int, expected: int) -> str:
+    """``1.2 of 5.0 GB``, both in the unit of the larger one."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if expected >= size), ("bytes", 1))
+    digits = 0 if size == 1 else 1
+    return f"{done / size:.{digits}f} of {expected / size:.{digits}f} {unit}"
+
+
+class LoadMeter:
+    """Where the loading thread notes how far it is; any thread may read it. Nothing here locks: a reader may see a few
+    bytes too little."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """``now``: a clock that only goes forward, in seconds."""
+        self._now = now
+        self._started = now()
+        self._phase = _Phase(LoadPhase.LOOKING, self._started, None)
+
+    def begin(self, phase: LoadPhase, expected_bytes: int | None = None) -> None:
+        """The phase begins, anew if it is the same again. Without ``expected_bytes`` its bytes are not told."""
+        self._phase = _Phase(phase, self._now(), expected_bytes)
+
+    def add(self, nbytes: int) -> None:
+        """So many more bytes of this phase were read."""
+        self._phase.read_bytes += nbytes
+
+    @property
+    def progress(self) -> LoadProgress:
+        phase, now = self._phase, self._now()
+        read = None if phase.expected_bytes is None else min(phase.read_bytes, phase.expected_bytes)
+        return LoadProgress(phase.name, now - self._started, now - phase.started, read, phase.expected_bytes)
+
+
+@dataclass(slots=True)
+class _Phase:
+    name: LoadPhase
+    started: float
+    expected_bytes: int | None
+    read_bytes: int = 0
 
 
 class Loader(ABC):
@@ -50,3 +151,13 @@ class Loader(ABC):
     @abstractmethod
     def servable(self) -> Any:
         """The loaded object between a successful ``load`` and ``unload``; None otherwise."""
+
+    @property
+    def file_bytes(self) -> int | None:
+        """The size of the version's files, unpacked; None where it is not known. Any thread, at any time."""
+        return None
+
+    @property
+    def progress(self) -> LoadProgress | None:
+        """How far ``load`` is; None while it does not run, and of a loader that cannot tell. Any thread."""
+        return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
@@ -104,11 +105,15 @@ def _parse_file(name: str, entry: Any) -> ManifestFile:
     return ManifestFile(size, sha256, stamp)
 
 
-def sha256_of(file: BinaryIO, cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Hexadecimal digest of what is left in the file. Looks at ``cancelled`` every MiB and then raises CANCELLED."""
+def sha256_of(
+    file: BinaryIO, cancelled: Callable[[], bool] = lambda: False, on_read: Callable[[int], None] = ignore
+) -> str:
+    """Hexadecimal digest of what is left in the file. Looks at ``cancelled`` every MiB and then raises CANCELLED.
+    ``on_read`` gets the number of bytes of each piece."""
     digest = hashlib.sha256()
     while chunk := file.read(_CHUNK):
         if cancelled():
             raise ServingError(StatusCode.CANCELLED, "hashing was cancelled")
         digest.update(chunk)
+        on_read(len(chunk))
     return digest.hexdigest()

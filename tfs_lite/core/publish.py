@@ -17,15 +17,21 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_version, sha256_of
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, not_found
 
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""Called often: what is done (``copying``, ``hashing``), how many bytes of it are done, and how many there are."""
+
 HIDDEN_PREFIX = ".publish-"
 _MAX_RACES = 100
+_CHUNK = 1 << 20
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 
@@ -37,8 +43,9 @@ class Published:
     path: str
 
 
-def publish(source: str, base: str, version: int | None = None) -> Published:
-    """Copies ``source`` to ``base/<version>``; without a version, to the highest one there plus 1.
+def publish(source: str, base: str, version: int | None = None, on_progress: OnProgress = ignore) -> Published:
+    """Copies ``source`` to ``base/<version>``; without a version, to the highest one there plus 1. ``on_progress`` is
+    called on this thread.
 
     A directory is copied with everything in it; a single file is stored as ``model`` plus its suffix, the name under
     which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a plain file,
@@ -47,9 +54,10 @@ def publish(source: str, base: str, version: int | None = None) -> Published:
     """
     files = _files_of(source)
     with staging_directory(base, version) as staging:
+        copied = _Counter("copying", sum(map(os.path.getsize, files.values())), on_progress)
         for relative, origin in sorted(files.items()):
-            _copy(origin, os.path.join(staging, relative), relative)
-        return commit(staging, base, version)
+            _copy(origin, os.path.join(staging, relative), relative, copied.add)
+        return commit(staging, base, version, on_progress)
 
 
 @contextlib.contextmanager
@@ -69,13 +77,13 @@ def staging_directory(base: str, version: int | None = None) -> Iterator[str]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def commit(staging: str, base: str, version: int | None = None) -> Published:
+def commit(staging: str, base: str, version: int | None = None, on_progress: OnProgress = ignore) -> Published:
     """Writes the manifest, brings everything to the disk and renames ``staging`` to its version.
 
     When others publish at the same time and ``version`` is None, the loser takes the next number. Errors:
     FAILED_PRECONDITION (nothing was staged), INVALID_ARGUMENT (no such version can be), ALREADY_EXISTS.
     """
-    _write_manifest(staging)
+    _write_manifest(staging, on_progress)
     _sync_directories(staging)
     for _ in range(_MAX_RACES):
         number = _pick_version(base, version)
@@ -84,6 +92,19 @@ def commit(staging: str, base: str, version: int | None = None) -> Published:
             _sync(base)
             return Published(number, path)
     raise ServingError(StatusCode.ABORTED, f"{_MAX_RACES} version numbers in a row were taken by other publishers")
+
+
+class _Counter:
+    """Adds up the bytes of one phase and tells of them."""
+
+    def __init__(self, phase: str, expected: int, on_progress: OnProgress) -> None:
+        self._phase, self._expected, self._on_progress = phase, expected, on_progress
+        self._done = 0
+        on_progress(phase, 0, expected)
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._on_progress(self._phase, self._done, self._expected)
 
 
 def _files_of(source: str) -> dict[str, str]:
@@ -124,21 +145,24 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _copy(origin: str, target: str, relative: str) -> None:
+def _copy(origin: str, target: str, relative: str, on_copied: Callable[[int], None]) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     before = os.stat(origin)
-    shutil.copyfile(origin, target)
+    with open(origin, "rb") as source, open(target, "wb") as copy:
+        while chunk := source.read(_CHUNK):
+            copy.write(chunk)
+            on_copied(len(chunk))
     after = os.stat(origin)
     if (before.st_size, before.st_mtime_ns, before.st_ino) != (after.st_size, after.st_mtime_ns, after.st_ino):
         raise ServingError(StatusCode.ABORTED, f"{relative} changed while it was copied")
 
 
-def _write_manifest(staging: str) -> None:
-    files = {}
-    for directory, _, names in os.walk(staging, onerror=_raise):
-        for name in names:
-            path = os.path.join(directory, name)
-            files[os.path.relpath(path, staging).replace(os.sep, "/")] = _synced_entry(path)
+def _write_manifest(staging: str, on_progress: OnProgress) -> None:
+    paths = [
+        os.path.join(directory, name) for directory, _, names in os.walk(staging, onerror=_raise) for name in names
+    ]
+    hashed = _Counter("hashing", sum(map(os.path.getsize, paths)), on_progress)
+    files = {os.path.relpath(path, staging).replace(os.sep, "/"): _synced_entry(path, hashed.add) for path in paths}
     files.pop(MANIFEST_NAME, None)
     if not files:
         raise failed_precondition("nothing to publish: no file was written")
@@ -148,10 +172,10 @@ def _write_manifest(staging: str) -> None:
         os.fsync(file.fileno())
 
 
-def _synced_entry(path: str) -> ManifestFile:
+def _synced_entry(path: str, on_read: Callable[[int], None]) -> ManifestFile:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-        digest = sha256_of(file)
+        digest = sha256_of(file, on_read=on_read)
         status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise failed_precondition(f"{os.path.basename(path)} is not a plain file")

@@ -1,6 +1,6 @@
 """How a source tells a manager which versions should be loaded.
 
-    Source  --aspired list-->  SourceAdapter*  --aspired list-->  Target
+    Source  --aspired list-->  SourceRouter  --aspired list-->  SourceAdapter*  --aspired list-->  Target
 
 An *aspired list* is the complete set of versions of one stream that the source wants loaded now. Each list
 supersedes every earlier one of that stream; a version that is missing from it is to be unloaded; an empty list
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from tfs_lite.core.servable import ServableData
@@ -24,6 +24,7 @@ from tfs_lite.core.status import Status, status_of
 
 T = TypeVar("T")
 U = TypeVar("U")
+K = TypeVar("K")
 logger = logging.getLogger(__name__)
 
 AspiredVersionsCallback = Callable[[str, Sequence[ServableData[T]]], None]
@@ -134,3 +135,24 @@ class ErrorInjectingSourceAdapter(SourceAdapter[T, Any]):
 
     def adapt(self, name: str, versions: Sequence[ServableData[T]]) -> Sequence[ServableData[Any]]:
         return [item.with_error(self._status if item.status.ok else item.status) for item in versions]
+
+
+class SourceRouter(TargetBase[T], Generic[K, T]):
+    """Hands each model's lists to the target that a table names for the model. In the server the targets are the
+    adapters, one for each platform. ``targets`` has the targets by their keys; ``otherwise`` takes the models that the
+    table does not mention."""
+
+    def __init__(self, targets: Mapping[K, Target[T]], otherwise: Target[T]) -> None:
+        super().__init__()
+        self._targets = {key: target.aspired_versions_callback() for key, target in targets.items()}
+        self._otherwise = otherwise.aspired_versions_callback()
+        self._routes: Mapping[str, K] = {}  # replaced as a whole, so readers need no lock
+
+    def update_routes(self, routes: Mapping[str, K]) -> None:
+        """``routes`` maps names of models to keys of targets. Later lists follow this table; each key must be known."""
+        self._routes = dict(routes)
+
+    def set_aspired_versions(self, name: str, versions: Sequence[ServableData[T]]) -> None:
+        routes = self._routes
+        target = self._targets[routes[name]] if name in routes else self._otherwise
+        target(name, versions)

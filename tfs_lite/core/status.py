@@ -43,17 +43,21 @@ class Reason(enum.Enum):
     QUEUE_FULL = "as many requests as may wait are waiting; it may be tried again"
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
+    NO_PLATFORM = "nothing here loads such files"
+    NEEDS_TRUST = "a version brings code, and its path is not trusted"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
     WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A code and the sentence that explains it. The message is empty iff the code is OK."""
+    """A code and the sentence that explains it. The message is empty iff the code is OK. ``models``: those that have
+    to come first, with ``WAITS_FOR_MODELS``."""
 
     code: StatusCode = StatusCode.OK
     message: str = ""
     reason: Reason | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -78,11 +82,13 @@ class ServingError(Exception):
     came, and holds neither a stack nor a server path.
     """
 
-    def __init__(self, code: StatusCode, message: str, reason: Reason | None = None) -> None:
+    def __init__(
+        self, code: StatusCode, message: str, reason: Reason | None = None, models: tuple[str, ...] = ()
+    ) -> None:
         if code is StatusCode.OK:
             raise ValueError("an error cannot have the code OK")
         super().__init__(message)
-        self.status = Status(code, message, reason)
+        self.status = Status(code, message, reason, models)
 
     @property
     def code(self) -> StatusCode:
@@ -91,8 +97,8 @@ class ServingError(Exception):
     def __str__(self) -> str:
         return self.status.message
 
-    def __reduce__(self) -> tuple[type[ServingError], tuple[StatusCode, str, Reason | None]]:
-        return type(self), (self.status.code, self.status.message, self.status.reason)
+    def __reduce__(self) -> tuple[type[ServingError], tuple[StatusCode, str, Reason | None, tuple[str, ...]]]:
+        return type(self), (self.status.code, self.status.message, self.status.reason, self.status.models)
 
 
 def status_of(error: BaseException) -> Status:

@@ -15,6 +15,7 @@
     registry                    the managed versions, their lock, and the order in which events are published
     serving_map                 the versions that requests can get, and their handles
     labels                      names such as ``stable`` for versions
+    survey                      what each version waits for, for those who explain
     state_monitor               the last state of every version, for queries
 
 Decisions are pure functions over snapshots (``policies``, ``admission``, ``retrier``, ``labels``, the transition table

@@ -23,6 +23,7 @@ from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.registry import Done
+from tfs_lite.managers.survey import ManagerView
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +221,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
         return self._manager.get_managed_servable_state_snapshot(servable_id)
+
+    def survey(self) -> ManagerView:
+        """Every managed version, and what each of them waits for; see :meth:`BasicManager.survey`."""
+        return self._manager.survey()
 
     def set_num_load_threads(self, num_threads: int) -> None:
         self._manager.set_num_load_threads(num_threads)

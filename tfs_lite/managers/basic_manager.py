@@ -12,11 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
@@ -28,6 +30,7 @@ from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.survey import ManagerView, VersionView
 from tfs_lite.managers.unload_flow import UnloadFlow
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,8 @@ class BasicManagerOptions:
 
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
     of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
-    :meth:`BasicManager.run_pending`.
+    :meth:`BasicManager.run_pending`. ``on_parked``: a load waits for that much memory. ``on_drained``: the last handle
+    of a version that is being unloaded, or was replaced, is gone.
     """
 
     clock: Clock
@@ -56,6 +60,8 @@ class BasicManagerOptions:
     load_retry_interval: float = 60.0
     should_retry_model_load: Callable[[Status], bool] = always
     on_change: Callable[[], None] = lambda: None
+    on_parked: Callable[[ServableId, ResourceAllocation], None] = ignore
+    on_drained: Callable[[ServableId], None] = ignore
 
 
 class BasicManager:
@@ -72,7 +78,7 @@ class BasicManager:
         self.get_servable_handle = self._serving_map.lookup
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
-        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor)
+        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor, options.on_drained)
         reservations = Reservations(self._registry, options.resource_tracker)
         self._replacements = ReplaceFlow(
             self._registry, self._serving_map, reservations, self._unloads, options.load_executor
@@ -87,6 +93,7 @@ class BasicManager:
                 executor=options.load_executor,
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
                 should_retry=options.should_retry_model_load,
+                on_parked=options.on_parked,
             ),
         )
 
@@ -177,6 +184,30 @@ class BasicManager:
         with self._registry.lock:
             harness = self._registry.harnesses.get(servable_id)
             return harness.snapshot() if harness is not None else None
+
+    def survey(self) -> ManagerView:
+        """Every managed version, and what each of them waits for. Under the lock, which is held for as long as one
+        look at each version takes."""
+        with self._registry.lock:
+            answers, users = set(self._serving_map.ids()), self._serving_map.users()
+            loads, beside = self._loads.views(), {harness.id for harness in self._registry.beside}
+            unloads = {harness.id: place for place, harness in enumerate(self._unloads.queued())}
+            versions = {
+                servable_id: VersionView(
+                    harness.snapshot(),
+                    harness.estimate,
+                    harness.attempts,
+                    loads.get(servable_id),
+                    servable_id in answers,
+                    users.get(servable_id, 0),
+                    servable_id in beside,
+                    unloads.get(servable_id),
+                )
+                for servable_id, harness in self._registry.harnesses.items()
+            }
+            closing = self._registry.closing
+        executor = self._options.load_executor
+        return ManagerView(self._options.clock.monotonic(), versions, executor.num_threads, closing)
 
     # Loading and unloading.
 

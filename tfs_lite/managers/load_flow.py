@@ -13,12 +13,13 @@ unloaded unseen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, status_of
@@ -28,6 +29,7 @@ from tfs_lite.managers.registry import Done, Registry, call_done
 from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
 from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.managers.unload_flow import UnloadFlow
 
 logger = logging.getLogger(__name__)
@@ -35,12 +37,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. ``should_retry`` runs on executor threads, outside all locks."""
+    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, outside all locks."""
 
     clock: Clock
     executor: Executor
     retry: RetryPolicy
     should_retry: Callable[[Status], bool]
+    on_parked: Callable[[ServableId, ResourceAllocation], None]
 
 
 class _Load:
@@ -52,8 +55,11 @@ class _Load:
         "failures",
         "harness",
         "loader",
+        "order",
+        "retry_at",
         "running",
         "served_before",
+        "since",
         "waited",
         "waiting",
         "woken",
@@ -67,6 +73,9 @@ class _Load:
         self.waiting = False  # for the clock
         self.served_before = 0  # versions that had become available when the present attempt began
         self.woken = False  # since then
+        self.order = 0  # in the queue of the executor; 0 outside of it
+        self.since = 0.0  # when it was queued, begun or put off the last time
+        self.retry_at: float | None = None
         self.waited = False  # for something that has to come first, and others were refused memory beside it
 
 
@@ -95,6 +104,7 @@ class LoadFlow:
         self._settings = settings
         self._active: dict[ServableId, _Load] = {}  # loads not decided for good; guarded by the registry's lock
         self._served = 0  # how many versions have become available; guarded by it too
+        self._submitted = 0  # how many tasks were queued; guarded by it too
 
     def request(self, servable_id: ServableId, done: Done) -> None:
         """Queues the load of a version that is new."""
@@ -155,9 +165,38 @@ class LoadFlow:
             load.harness.waits = None
         self._submit(load)
 
+    def views(self) -> dict[ServableId, LoadView]:
+        """Every load that is not decided for good. Called with the registry's lock held."""
+        queued = sorted(load.order for load in self._active.values() if load.order)
+        return {servable_id: self._view(load, queued) for servable_id, load in self._active.items()}
+
+    def _view(self, load: _Load, queued: Sequence[int]) -> LoadView:
+        return LoadView(
+            self._stage(load),
+            load.since,
+            queued.index(load.order) if load.order else 0,
+            load.retry_at if load.waiting else None,
+            load.failures,
+            self._settings.retry.max_attempts,
+            load.failure,
+            load.harness.waits,
+        )
+
+    def _stage(self, load: _Load) -> LoadStage:
+        if load.order:
+            return LoadStage.QUEUED
+        if load.waiting:
+            return LoadStage.BETWEEN_ATTEMPTS
+        if load.harness.waits is not None:
+            return LoadStage.NEEDS_OTHERS
+        return LoadStage.NEEDS_MEMORY if self._reservations.is_parked(load.harness) else LoadStage.AT_WORK
+
     # From here on: one task per attempt, on an executor's thread.
 
     def _submit(self, load: _Load) -> None:
+        with self._registry.lock:
+            self._submitted += 1
+            load.order, load.since = self._submitted, self._settings.clock.monotonic()
         self._settings.executor.submit(
             Task(
                 name=f"load {load.harness.id}",
@@ -170,6 +209,7 @@ class LoadFlow:
 
     def _begin(self, load: _Load) -> bool:
         with self._registry.lock:
+            load.order, load.since = 0, self._settings.clock.monotonic()
             reserved = load.harness.state is not HarnessState.LOAD_REQUESTED
         return (reserved or self._reserve(load)) and self._start(load)
 
@@ -190,6 +230,7 @@ class LoadFlow:
                 del self._active[load.harness.id]
         if admission is Admission.PARK:
             logger.info("%s waits for resources: %s", load.harness.id, estimate)
+            self._settings.on_parked(load.harness.id, estimate)
         elif admission is Admission.REFUSE:
             self._report_end(load)
         return admission is Admission.ADMIT
@@ -258,7 +299,8 @@ class LoadFlow:
             load.running, load.failure = False, status
             load.failures += 1
             delay = next_delay(retry, load.failures, retryable=retryable, cancelled=harness.cancelled)
-            load.waiting = delay is not None
+            load.waiting, load.since = delay is not None, self._settings.clock.monotonic()
+            load.retry_at = load.since + delay if delay is not None else None
             if delay is None:
                 self._end(load, status)
         cause = None if isinstance(error, ServingError) else error
@@ -280,6 +322,7 @@ class LoadFlow:
                 return False
             known = load.failure == status
             load.running, load.failure, load.waited = False, status, True
+            load.since = self._settings.clock.monotonic()
             for_place = status.reason is Reason.WAITS_FOR_PLACE
             come = load.woken if for_place else self._served != load.served_before  # meanwhile, perhaps the very thing
             harness.waits = None if come else status.reason

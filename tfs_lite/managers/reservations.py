@@ -76,6 +76,10 @@ class Reservations:
         if harness in self._parked:
             self._parked.remove(harness)
 
+    def is_parked(self, harness: LoaderHarness) -> bool:
+        """Whether the load waits for memory."""
+        return harness in self._parked
+
     def _demand(self) -> Demand:
         return Demand(
             staying=self._held(_STAYING),

@@ -63,6 +63,7 @@ class ServingMap:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _streams and the counts of every entry; nothing is called under it
         self._streams: dict[str, _Stream] = {}
+        self._leaving: dict[_Entry, None] = {}  # withdrawn, with live handles; guarded by the lock too
 
     def lookup(self, request: ModelRef) -> ServableHandle:
         """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
@@ -92,8 +93,7 @@ class ServingMap:
             entry = versions[servable_id.version]
             versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
             self._streams[servable_id.name] = _Stream(versions)
-            entry.on_drained = on_drained
-            drained = entry.take_drained()
+            drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
 
@@ -107,10 +107,33 @@ class ServingMap:
                 self._streams[servable_id.name] = _Stream(versions)
             else:
                 del self._streams[servable_id.name]
-            entry.on_drained = on_drained
-            drained = entry.take_drained()
+            drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
+
+    def _leave(self, entry: _Entry, on_drained: Callable[[], None]) -> Callable[[], None] | None:
+        """The callback to call at once, if the entry is unused. Called with the lock held."""
+
+        def gone() -> None:
+            with self._lock:
+                del self._leaving[entry]
+            on_drained()
+
+        if not entry.handles:
+            entry.servable = None
+            return on_drained
+        self._leaving[entry] = None
+        entry.on_drained = gone
+        return None
+
+    def users(self) -> dict[ServableId, int]:
+        """Live handles of every version that can be had, and of those that are withdrawn and still in use."""
+        found: dict[ServableId, int] = {}
+        with self._lock:
+            entries = [entry for stream in self._streams.values() for entry in stream.versions.values()]
+            for entry in (*entries, *self._leaving):
+                found[entry.id] = found.get(entry.id, 0) + entry.handles
+        return found
 
     def ids(self) -> list[ServableId]:
         """The versions that can be had now, in order."""

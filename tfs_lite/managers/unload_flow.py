@@ -10,7 +10,9 @@ executor and goes on; teardown itself never happens there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
@@ -25,10 +27,21 @@ logger = logging.getLogger(__name__)
 class UnloadFlow:
     """All unloads of one manager. Methods may be called from any thread, without the registry's lock."""
 
-    def __init__(self, registry: Registry, serving_map: ServingMap, executor: Executor) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        serving_map: ServingMap,
+        executor: Executor,
+        on_drained: Callable[[ServableId], None] = ignore,
+    ) -> None:
+        """``on_drained`` is called, outside the lock, when the last handle of a version is gone."""
         self._registry = registry
         self._serving_map = serving_map
         self._executor = executor
+        self._on_drained = on_drained
+        self._queued: dict[
+            LoaderHarness, None
+        ] = {}  # unloads that wait for a thread, in order; guarded by the registry's lock
 
     def request(self, servable_id: ServableId, done: Done) -> None:
         """Withdraws the version now and unloads it when its last handle is gone."""
@@ -55,9 +68,16 @@ class UnloadFlow:
         """Unloads a version that is quiescing and has no handles any more."""
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCED)
+        self._on_drained(harness.id)
         self._submit(harness, OK, done)
 
+    def queued(self) -> list[LoaderHarness]:
+        """Unloads that wait for a thread, in order. Called with the registry's lock held."""
+        return list(self._queued)
+
     def _submit(self, harness: LoaderHarness, final: Status, done: Done) -> None:
+        with self._registry.lock:
+            self._queued[harness] = None
         self._executor.submit(
             Task(
                 name=f"unload {harness.id}",
@@ -70,6 +90,7 @@ class UnloadFlow:
 
     def _begin(self, harness: LoaderHarness) -> bool:
         with self._registry.lock:
+            self._queued.pop(harness, None)
             if harness.state is HarnessState.QUIESCED:
                 harness.transition(HarnessState.UNLOADING)
         return True

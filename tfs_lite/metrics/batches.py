@@ -50,6 +50,20 @@ class _VersionCells(NamedTuple):
     failures: Cell
 
 
+@dataclass(slots=True)
+class BatchTotals:
+    """Runs of one version since its series began. ``waits`` are those of calls, ``run_seconds`` of runs that did not
+    fail."""
+
+    waits: float
+    wait_seconds: float
+    runs: float
+    rows: float
+    padding: float
+    timed_runs: float
+    run_seconds: float
+
+
 class BatchMetrics:
     """Any thread may call any method. Runs of models that merge calls are counted under TensorFlow Serving's names,
     too."""
@@ -88,6 +102,25 @@ class BatchMetrics:
     def on_run(self, report: BatchReport) -> None:
         """Counts a run of a model that takes every call alone."""
         self._note(report, merges=False)
+
+    def totals(self) -> dict[tuple[str, str], BatchTotals]:
+        """By model and version."""
+        with self._guard:
+            waits, rows, padding, seconds = (
+                series.snapshot() for series in (self._waits, self._rows, self._padding, self._seconds)
+            )
+        return {
+            (key[0], key[1]): BatchTotals(
+                sum(waits[key][:-1]),
+                waits[key][-1],
+                sum(cell[:-1]),
+                cell[-1],
+                padding[key][-1],
+                sum(seconds[key][:-1]),
+                seconds[key][-1],
+            )
+            for key, cell in rows.items()
+        }
 
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
@@ -143,7 +176,9 @@ class BatchMetrics:
 class WorkerState:
     """The worker of one instance of a version. ``kind``: ``thread``, ``process`` or ``ray``. ``pid`` is None without a
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
-    way; ``node`` is the host where it runs, empty for this one."""
+    way; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure`` and ``retry_at`` say of one that
+    is not up why it has ended, why it could not be started again, and when that is tried next, in seconds of
+    ``time.monotonic``."""
 
     id: ServableId
     instance: int
@@ -153,6 +188,9 @@ class WorkerState:
     restarts: int = 0
     reason: str = ""
     node: str = ""
+    cause: str = ""
+    failure: str = ""
+    retry_at: float | None = None
 
 
 class BatchStateCollector(Collector):

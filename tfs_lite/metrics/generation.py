@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -41,6 +42,15 @@ class HasState(Protocol):
     def batches(self) -> bool: ...
 
     def state(self) -> EngineState: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTotals:
+    """One version of a language model: the output tokens since its series began, of texts that run too, and the state
+    of its engine; None when it has been unloaded."""
+
+    tokens: float
+    engine: EngineState | None
 
 
 class GenerationMetrics:
@@ -103,6 +113,19 @@ class GenerationMetrics:
         """Shows the state of the engine until it is unloaded, also while it is drained."""
         self._engines.watch(servable_id, servable)
 
+    def totals(self) -> dict[tuple[str, str], GenerationTotals]:
+        """By model and version. A text's first token counts when the text ends."""
+        with self._guard.lock:
+            cells = [
+                {(model, version): cell for (model, version), cell in series.snapshot().items()}
+                for series in (self._gap, self._first)
+            ]
+        states = {_labels(servable_id): state for servable_id, state in self._engines.states().items()}
+        return {
+            key: GenerationTotals(sum(sum(found[key][:-1]) for found in cells if key in found), states.get(key))
+            for key in {*states, *(key for found in cells for key in found)}
+        }
+
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded. Its state is dropped at once, although an answer that is still being sent may keep
         it in memory; its series are dropped after those of enough later versions."""
@@ -143,26 +166,41 @@ class _Engines(Collector):
         with self._lock:
             self._known = [entry for entry in self._known if entry[0] != servable_id and entry[1]() is not None]
 
+    def states(self) -> dict[ServableId, EngineState]:
+        return _added_up(self._alive())
+
     def describe(self) -> Iterable[Metric]:
         return []
 
-    def collect(self) -> Iterator[Metric]:
+    def _alive(self) -> dict[ServableId, list[HasState]]:
         with self._lock:
             found = [(servable_id, known()) for servable_id, known in self._known]
         engines: dict[ServableId, list[HasState]] = {}
         for servable_id, engine in found:
             if engine is not None:
                 engines.setdefault(servable_id, []).append(engine)
+        return engines
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self._alive()
         shares = GaugeMetricFamily(f"tfs_lite_generation_{_BATCHES}", _BATCHES_TEXT, labels=_VERSION)
         for servable_id, of_version in engines.items():
             shares.add_metric(_labels(servable_id), of_version[-1].batches)
         yield shares
-        states = {servable_id: [engine.state() for engine in of_version] for servable_id, of_version in engines.items()}
+        states = _added_up(engines)
         for name, text, value in _GAUGES:
             family = GaugeMetricFamily(f"tfs_lite_generation_{name}", text, labels=_VERSION)
-            for servable_id, of_version_now in states.items():
-                family.add_metric(_labels(servable_id), sum(map(value, of_version_now)))
+            for servable_id, state in states.items():
+                family.add_metric(_labels(servable_id), value(state))
             yield family
+
+
+def _added_up(engines: Mapping[ServableId, Iterable[HasState]]) -> dict[ServableId, EngineState]:
+    """The state of each version, which is the sum of its engines'."""
+    return {
+        servable_id: EngineState(*map(sum, zip(*(astuple(engine.state()) for engine in of_version), strict=True)))
+        for servable_id, of_version in engines.items()
+    }
 
 
 def _labels(servable_id: ServableId) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Metrics of replicas and of the cluster that they live in, and the values from which pages about them are made.
+"""Metrics of replicas and of the cluster that they live in.
 
 Losses, starts and the ways to replicas are counted when they happen; the states of replicas and of the cluster are read
 when a page is requested. A server without a cluster has none of this.
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.metrics.batches import SECONDS
 from tfs_lite.metrics.series import CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector, add_one
@@ -21,32 +22,6 @@ from tfs_lite.metrics.series import CounterSeries, GoneVersions, Guard, Histogra
 STATES = ("placing", "opening", "ready", "lost", "draining")
 START_SECONDS = (0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 100.0, 300.0, 1000.0)
 _VERSION = ("model", "version")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """One place of a version, and the replica in it. ``name`` is the replica's; ``node`` the host's name, empty while
-    it has none; ``since`` is when it came into this state, in seconds since 1970; ``ongoing`` how many batches it had
-    when it answered last; ``restarts`` how many replicas the place has lost; ``reason`` why it is not ready, or why the
-    last one was lost."""
-
-    name: str
-    state: str
-    since: float
-    node: str = ""
-    pid: int | None = None
-    ongoing: int | None = None
-    restarts: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """The replicas of one version. ``summary`` is for people: ``2/3 up, 1 starting: signal 9``."""
-
-    id: ServableId
-    summary: str
-    replicas: tuple[ReplicaStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)

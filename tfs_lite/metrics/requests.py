@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
@@ -86,8 +86,8 @@ Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 class RequestRecord:
     """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
     ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
-    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them; ``sent_id``
-    is the id that the request names in its body."""
+    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them, ``sending``
+    whether a part of its answer has been handed on; ``sent_id`` is the id that the request names in its body."""
 
     method: str
     model: str
@@ -98,6 +98,7 @@ class RequestRecord:
     late: Reason | None = None
     calls: Sequence[ServableCall] = ()
     answered: bool = False
+    sending: bool = False
     sent_id: str = ""
 
 
@@ -119,6 +120,7 @@ class RecordedRequest(RequestRecord):
         self.late = None
         self.calls = ()
         self.answered = False
+        self.sending = False
         self.sent_id = ""
         self.trace_id = ""
         self._metrics = metrics
@@ -211,10 +213,10 @@ class EndedRequest:
     """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
     and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
 
-    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``; ``done`` for a
-    success. ``message`` and ``reason`` are empty and None for a success. ``queue_seconds`` is the longest wait of its
-    calls, ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not
-    have been recorded; empty if it belongs to none."""
+    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
+    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
+    ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not have
+    been recorded; empty if it belongs to none."""
 
     method: str
     model: str
@@ -299,6 +301,8 @@ def _stage(record: RequestRecord, code: StatusCode) -> str:
     """Where a request has ended."""
     if code is _OK:
         return "done"
+    if record.sending:
+        return "send" if code is StatusCode.CANCELLED else "run"
     if record.answered:
         return "encode"
     calls = record.calls
@@ -337,6 +341,16 @@ class _KindCells(NamedTuple):
     seconds: Cell | None
     latency: Cell | None
     runtime: Cell | None
+
+
+@dataclass(slots=True)
+class RequestTotals:
+    """Predictions of one version since its series began: how many by code, the cell of the times of those answered
+    (:data:`LATENCY_BUCKETS`, in seconds), and how many are inside now."""
+
+    codes: dict[str, float] = field(default_factory=dict)
+    seconds: Cell = field(default_factory=lambda: [0.0] * (len(LATENCY_BUCKETS) + 2))
+    in_flight: int = 0
 
 
 class RequestMetrics:
@@ -473,10 +487,35 @@ class RequestMetrics:
         if in_flight:
             in_flight.pop()
 
+    def in_flight(self, servable_id: ServableId) -> int:
+        """How many requests hold a handle of the version now."""
+        return len(self._in_flight_of.get((servable_id.name, servable_id.version), ()))
+
+    def totals(self) -> dict[tuple[str, str], RequestTotals]:
+        """By model and version; the version is empty for predictions that reached none."""
+        found: dict[tuple[str, str], RequestTotals] = {}
+        with self._guard:
+            counts, seconds = self._count.snapshot(), self._seconds.snapshot()
+            in_flight = {labels: len(cell) for labels, cell in self._in_flight.snapshot().items()}
+        for (model, version, method, code), (count,) in counts.items():
+            if method in PREDICTIONS:
+                codes = found.setdefault((model, version), RequestTotals()).codes
+                codes[code] = codes.get(code, 0.0) + count
+        for (model, version), cell in seconds.items():
+            found.setdefault((model, version), RequestTotals()).seconds = cell
+        for (model, version), inside in in_flight.items():
+            found.setdefault((model, version), RequestTotals()).in_flight = inside
+        return found
+
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
         with self._guard:
             self._gone.version(servable_id)
+
+    def model_added(self, name: str) -> None:
+        """The model is served from now on: the count of its refused requests is there."""
+        with self._guard:
+            self._rejected.cell((name,))
 
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""

@@ -8,8 +8,8 @@ fields                  single fields of encoded messages
 wire_layouts            protobuf messages that are recognised by the bytes around their numbers
 generation_tensors      language models in tensors: what arrays ask for and what they answer
 build                   compiles ``protos/*.proto`` into ``descriptors.binpb``
-log_format              lines of the log, as text or as JSON
 bearer                  tokens in headers
+log_format              lines of the log, as text or as JSON
 codes, trailers         canonical code -> HTTP status; what our server sends our client in gRPC's trailers
 json, rest              text and bytes of REST bodies <-> trees <-> arrays, Examples and answers
 tensorflow, v2, openai  the messages and bodies of each API

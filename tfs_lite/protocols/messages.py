@@ -62,3 +62,7 @@ TritonModelConfig = message_class("inference.ModelConfig")
 # grpc.health.v1
 HealthCheckRequest = message_class("grpc.health.v1.HealthCheckRequest")
 HealthCheckResponse = message_class("grpc.health.v1.HealthCheckResponse")
+
+# tfs_lite.AdminService
+AdminRequest = message_class("tfs_lite.AdminRequest")
+AdminResponse = message_class("tfs_lite.AdminResponse")

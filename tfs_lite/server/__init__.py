@@ -7,6 +7,8 @@ metrics_pages               the metrics pages
 access_log                  a line in the log for each request
 traces                      traces of requests, and how they reach a collector
 tensorflow, v2, openai      one folder for each API; none imports another
+admin, explain              what operators ask; why a model is in its state
+dashboard                   the page for browsers
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
 access                      who may do what

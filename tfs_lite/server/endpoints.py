@@ -12,15 +12,25 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
+from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
+from tfs_lite.server.access.events import DenialEvents
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.access_log import AccessLog
+from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.events import EventFeed
+from tfs_lite.server.admin.events_grpc import EventsMethod
+from tfs_lite.server.admin.events_http import EventsApi
+from tfs_lite.server.admin.grpc_service import AdminService
+from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
@@ -28,13 +38,14 @@ from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
-from tfs_lite.server.http.router import Overload, Router
+from tfs_lite.server.http.router import Api, Overload, Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
-from tfs_lite.server.metrics_pages import MetricsPages
+from tfs_lite.server.metrics_pages import MetricsPages, ServerCollector
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
@@ -56,7 +67,7 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.table import Method
+from tfs_lite.transport.table import CallContext, Method, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +85,8 @@ class EndpointSettings:
     grpc_arguments: tuple[tuple[str, int | str], ...]
     tls: TlsFile | None
     metrics_path: str | None
-    trace_config: TraceConfig
     access_file: AccessFile | None
+    trace_config: TraceConfig
 
     @classmethod
     def read(cls, options: ServerOptions) -> EndpointSettings:
@@ -85,8 +96,8 @@ class EndpointSettings:
             effective_arguments(options.grpc_server, parse_grpc_arguments(options.grpc_channel_arguments)),
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             read_monitoring_config(file, Path.cwd()).prometheus_path if file else DEFAULT_PATH,
-            _read_traces(options),
             AccessFile(options.access_file, time.monotonic) if options.access_file else None,
+            _read_traces(options),
         )
 
 
@@ -115,6 +126,7 @@ class Endpoints:
         limits = HttpLimits(options.max_message_bytes, timeout_seconds=timeout if timeout > 0 else None)
         self._resources = HttpResources(limits, self._large_bodies)
         core.registry.register(BodyCollector(self._resources.bodies))
+        core.registry.register(ServerCollector(lambda: health.ready))
         self._metrics_pages = MetricsPages(
             core.registry,
             core.request_metrics.tensorflow,
@@ -135,6 +147,8 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
+        self.admin = AdminControl(core, health, repository)
+        self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
         self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
@@ -144,8 +158,10 @@ class Endpoints:
         self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
         AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
-        self._access = _make_access(options, settings.access_file)
+        self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
+        shows = options.dashboard and options.rest_api_port is not None
+        self._dashboard = Dashboard(core, self.admin, health, self._may) if shows else None
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
@@ -156,6 +172,10 @@ class Endpoints:
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
         options = self._core.options
+        if self._dashboard is not None:
+            self._dashboard.start()
+        self._events = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(self._events.wake)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -183,6 +203,8 @@ class Endpoints:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
+        if self._dashboard is not None:
+            self._dashboard.close_feed()
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace
@@ -207,6 +229,9 @@ class Endpoints:
         if self._exporter is not None:
             self._exporter.close()
         self._metrics_pages.close()
+        self._questions.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -236,6 +261,8 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
+            AdminService(self.admin, self._questions, self._manages_call),
+            EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -245,7 +272,10 @@ class Endpoints:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
-        apis = (
+        apis: tuple[Api[Any], ...] = (
+            *([self._dashboard] if self._dashboard is not None else []),
+            EventsApi(self._events, self._manages),
+            AdminApi(self.admin, self._questions, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
@@ -254,12 +284,22 @@ class Endpoints:
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
 
+    def _may(self, request: Request) -> frozenset[Scope]:
+        """What the client may do."""
+        return self._access.may(self._access.http(request.peer, request.headers.find))
+
+    def _manages(self, request: Request) -> bool:
+        return Scope.MANAGE in self._may(request)
+
+    def _manages_call(self, context: CallContext) -> bool:
+        return Scope.MANAGE in self._access.may(self._access.grpc(context))
+
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
         self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
 
 
-def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
+def _make_access(options: ServerOptions, file: AccessFile | None, history: History) -> Access:
     manage = options.management_access
     if manage == AUTO and file is None and not is_loopback(options.host):
         logger.info(
@@ -267,4 +307,4 @@ def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
             "elsewhere, --management_access=open everybody"
         )
     policy = Policy(options.predict_access, options.read_access, manage, has_file=file is not None)
-    return Access(policy, file, options.allowed_hosts)
+    return Access(policy, file, options.allowed_hosts, on_denied=DenialEvents(history, time.monotonic).append)

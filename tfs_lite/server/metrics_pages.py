@@ -1,14 +1,19 @@
-"""The metrics pages: ours, and one with TensorFlow Serving's names.
+"""The metrics pages: ours, and one with TensorFlow Serving's names; and what they say of the server as a whole.
 
 A page takes a moment to write, so it is made on a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import platform
+from collections.abc import Callable, Iterable, Iterator
 
+import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+import tfs_lite
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.metrics.tensorflow import CONTENT_TYPE as TENSORFLOW_CONTENT_TYPE
 from tfs_lite.metrics.tensorflow import TensorflowMetrics
@@ -17,6 +22,25 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 MAX_PENDING_PAGES = 16
 PATH = "/metrics"
+
+
+class ServerCollector(Collector):
+    """Whether the server is ready, read on the thread that makes the page, and what it is."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "tfs_lite_ready", "1 while the server is ready, as its readiness probe says.", int(self._is_ready())
+        )
+        facts = {"version": tfs_lite.__version__, "python": platform.python_version(), "torch": torch.__version__}
+        info = GaugeMetricFamily("tfs_lite_build_info", "1, for what the server is.", labels=tuple(facts))
+        info.add_metric(tuple(facts.values()), 1)
+        yield info
 
 
 class MetricsPages:

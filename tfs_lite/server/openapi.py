@@ -13,8 +13,11 @@ from typing import Any, TypeAlias
 import orjson
 
 from tfs_lite import __version__
+from tfs_lite.core.history import Cause, EventKind
+from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.server.http.router import About, Route
+from tfs_lite.serving.what_if.forecast import Fate
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -44,6 +47,14 @@ _PAGES: Mapping[str, Tree] = {
         "503": {"description": "Models are being loaded, or the server is being stopped.", "content": _TEXT},
     },
     "Metrics": {"200": {"description": "Prometheus text.", "content": _TEXT}},
+    "Page": {"200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}},
+    "File": {"200": {"description": "The file.", "content": {"*/*": {}}}},
+    "Feed": {
+        "200": {
+            "description": "Server-sent events, each a JSON object.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
     "Document": {
         "200": {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
     },
@@ -102,6 +113,7 @@ def _parameters() -> Tree:
         "model": {"type": "string", "minLength": 1},
         "version": {"type": "integer", "format": "int64", "minimum": 0, "maximum": MAX_VERSION},
         "label": {"type": "string", "minLength": 1},
+        "request": {"type": "string", "minLength": 1},
     }
     return {name: {"name": name, "in": "path", "required": True, "schema": value} for name, value in schemas.items()}
 
@@ -129,12 +141,199 @@ def _listed_model(versions: Tree) -> Tree:
         reason=text,
     )
     of_version = _object(("version", "summary", "replicas"), version=text, summary=text, replicas=_list(replica))
+    seconds: Tree = {"type": "number", "minimum": 0}
+    load = _object(
+        ("version", "phase", "seconds", "phase_seconds"),
+        version=text,
+        phase={"enum": [phase.value for phase in LoadPhase]},
+        seconds=seconds,
+        phase_seconds=seconds,
+        read_bytes=count,
+        expected_bytes=count,
+        seconds_left=seconds,
+    )
     return _object(
         ("name", "model_version_status"),
         name=text,
         model_version_status=versions,
         reason=text,
+        load_progress=_list(load),
         replica_status=_list(of_version),
+    )
+
+
+def _explained() -> Tree:
+    """The answers of the routes that explain."""
+    text: Tree = {"type": "string"}
+    perhaps: Tree = {"type": ["string", "null"]}
+    version: Tree = {"type": ["integer", "null"]}
+    cause = _object(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=perhaps, fix=text, doc=text)
+    line = _object(
+        ("version", "verdict", "sentence", "since"), version=version, verdict=text, sentence=text, since=perhaps
+    )
+    answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
+    explanation = _object(
+        ("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now", "versions"),
+        model=text,
+        version=version,
+        label=perhaps,
+        verdict=text,
+        sentence=text,
+        because=_list(cause),
+        waits_for=_list(text),
+        next=_object(("at", "what"), at=perhaps, what=text),
+        answers_now=_list(answers),
+        versions=_list(line),
+    )
+    model = _object(
+        ("model", "verdict", "sentence", "version", "cause", "fix"),
+        model=text,
+        verdict=text,
+        sentence=text,
+        version=version,
+        cause=perhaps,
+        fix=text,
+    )
+    return {"Explanation": explanation, "Verdicts": _object(("models",), models=_list(model))}
+
+
+def _overview() -> Tree:
+    """What the dashboard shows."""
+    text: Tree = {"type": "string"}
+    number: Tree = {"type": "number"}
+    perhaps: Tree = {"type": ["number", "null"]}
+    numbers: Tree = {"type": "object", "additionalProperties": number}
+    version = _object(
+        ("version", "state", "since", "wanted", "now"),
+        version={"type": "integer"},
+        state=text,
+        since=perhaps,
+        wanted={"type": "boolean"},
+        message=text,
+        labels=_list(text),
+        memory={"type": "integer"},
+        progress={"type": ["object", "null"]},
+        replicas=_object(("ready", "of", "summary"), ready={"type": "integer"}, of={"type": "integer"}, summary=text),
+        now=numbers,
+    )
+    model = _object(
+        ("name", "rank", "verdict", "sentence", "cause", "fix", "answers", "versions", "now", "unanswered", "event"),
+        name=text,
+        rank={"type": "integer"},
+        verdict=text,
+        sentence=text,
+        cause={"type": ["string", "null"]},
+        fix=text,
+        answers={"type": ["integer", "null"]},
+        versions=_list(version),
+        now=numbers,
+        unanswered=numbers,
+        event={"type": "integer"},
+    )
+    server = _object(
+        ("product", "version", "started", "time", "ready", "why", "control", "tick", "now", "resident", "memory"),
+        product=text,
+        version=text,
+        started=number,
+        time=number,
+        ready={"type": "boolean"},
+        why=text,
+        control=text,
+        tick={"type": "integer"},
+        now=numbers,
+        resident={"type": ["integer", "null"]},
+        memory=_list({"type": "object"}),
+    )
+    overview = _object(
+        ("may", "server", "models"),
+        may=_list(text),
+        server=server,
+        models=_list(model),
+        series={"type": "object"},
+        sparks=_list({"type": "object"}),
+        details={"type": "object"},
+    )
+    return {"Overview": overview}
+
+
+def _failed_requests() -> Tree:
+    """The answer about a failed request."""
+    text: Tree = {"type": "string"}
+    seconds: Tree = {"type": "number", "minimum": 0}
+    count: Tree = {"type": "integer", "minimum": 0}
+    texts = ("time", "request_id", "trace_id", "method", "protocol", "model", "code", "message", "peer")
+    failed: dict[str, Tree] = {
+        **dict.fromkeys(texts, text),
+        "version": {"type": ["integer", "null"]},
+        "stage": {"enum": ["route", "decode", "check", "queue", "run", "encode", "send"]},
+        "batch": {"enum": ["", "alone", "guilty", "shared"]},
+        **dict.fromkeys(("seconds", "queue_seconds", "run_seconds"), seconds),
+        **dict.fromkeys(("rows", "batch_rows"), count),
+    }
+    return _object(
+        ("requests", "reaches_back_to", "left_out"),
+        requests=_list(_object(tuple(failed), **failed)),
+        reaches_back_to=text,
+        left_out=count,
+    )
+
+
+def _what_if() -> Tree:
+    """What a config would change: the question and the answer."""
+    text: Tree = {"type": "string"}
+    count: Tree = {"type": "integer", "minimum": 0}
+    perhaps: Tree = {"type": ["integer", "null"]}
+    config = _object(("model_config_list",), model_config_list={"type": "object"})
+    publish = _object(("model", "directory"), model=text, version=perhaps, directory=text)
+    version = _object(
+        ("version", "fate", "why", "needs", "fits_now", "after", "requests", "sequences"),
+        version=count,
+        fate={"enum": [fate.value for fate in Fate]},
+        why=text,
+        needs={"type": "object", "additionalProperties": count},
+        fits_now={"type": ["boolean", "null"]},
+        after=_list(_object(("model", "version"), model=text, version=count)),
+        requests=count,
+        sequences=count,
+    )
+    model = _object(
+        ("name", "change", "fields", "problem", "gap", "remarks", "labels", "versions"),
+        name=text,
+        change={"enum": ["added", "removed", "changed", "unchanged"]},
+        fields=_list(text),
+        problem=text,
+        gap=text,
+        remarks=_list(text),
+        labels=_list(_object(("label", "before", "after"), label=text, before=perhaps, after=perhaps)),
+        versions=_list(version),
+    )
+    refusal = _object(("model", "code", "text"), model=text, code=text, text=text)
+    answer = _object(("ok", "refused", "models"), ok={"type": "boolean"}, refused=_list(refusal), models=_list(model))
+    return {"WhatIf": answer, "WhatIfBody": {"oneOf": [config, _object(("publish",), publish=publish)]}}
+
+
+def _events() -> Tree:
+    """The answer of the route of events."""
+    text: Tree = {"type": "string"}
+    number: Tree = {"type": "integer"}
+    status = _object(("code", "message"), code=text, message=text)
+    event = _object(
+        ("seq", "time", "kind", "model", "version", "cause", "by", "status", "details", "text"),
+        seq=number,
+        time=text,
+        kind={"enum": [kind.value for kind in EventKind]},
+        model=text,
+        version={"type": ["integer", "null"]},
+        cause={"enum": [*(cause.value for cause in Cause), None]},
+        by=text,
+        status={"anyOf": [status, {"type": "null"}]},
+        details={"type": "object"},
+        text=text,
+        count=number,
+        last=text,
+    )
+    return _object(
+        ("events", "next", "first", "dropped"), events=_list(event), next=number, first=number, dropped=number
     )
 
 
@@ -176,4 +375,9 @@ def _schemas() -> Tree:
             ("results",), results=_list(_list(_list({}, minItems=2, maxItems=2, prefixItems=[text, number])))
         ),
         "RegressAnswer": _object(("results",), results=_list(number)),
+        **_explained(),
+        **_overview(),
+        **_what_if(),
+        "FailedRequests": _failed_requests(),
+        "Events": _events(),
     }

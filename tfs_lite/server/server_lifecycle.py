@@ -55,7 +55,8 @@ class ServerLifecycle:
         interval = options.model_config_file_poll_wait_seconds
         if options.follows_changes and options.model_config_file and interval > 0:
             file, directory = options.model_config_file, working_directory(options)
-            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, self.core.follow))
+            apply, on_refused = self.core.follow, self.core.config_refused
+            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, apply, on_refused))
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
 

@@ -79,10 +79,15 @@ def _check_base_path(model: ModelConfig, allowed_roots: Collection[str]) -> None
         raise invalid_argument(
             f"model {model.name}: base_path is a URI; this server reads directories of its own machine only"
         )
-    if allowed_roots and not any(_is_below(model.base_path, root) for root in allowed_roots):
+    if not below_allowed_roots(model.base_path, allowed_roots):
         raise invalid_argument(
             f"model {model.name}: base_path is outside the allowed roots (--allowed_model_base_paths)"
         )
+
+
+def below_allowed_roots(path: str, allowed_roots: Collection[str]) -> bool:
+    """Whether the server may read the path; any path if no roots are given."""
+    return not allowed_roots or any(_is_below(path, root) for root in allowed_roots)
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -43,7 +43,7 @@ CHANGED = Status(
     StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the config of before"
 )
 RECHECK_SECONDS = 1.0
-"""How soon a version is tried again that waits for other models."""
+"""How soon a version is tried again that waits for other models, or for room."""
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +67,8 @@ class FollowerEffects:
     ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that takes
     another load. ``remark``: what the status of a version that serves is to say; None takes it back. ``wake_source``:
     the lists come again soon. ``on_replaced``: another load has taken the version's place; a function gives the
-    servable that had it, or None once nothing holds it.
+    servable that had it, or None once nothing holds it. ``on_given_up``: no load beside what serves is tried any
+    more; the last one may have waited.
     """
 
     read: Callable[[str, str], ModelSettings]
@@ -78,6 +79,7 @@ class FollowerEffects:
     remark: Callable[[ServableId, Status | None], None]
     wake_source: Callable[[], None]
     on_replaced: Callable[[ServableId, Callable[[], Any]], None]
+    on_given_up: Callable[[ServableId], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -180,6 +182,7 @@ class ConfigFollower:
         with self._lock:
             known = self._changes.pop(servable_id, None)
         if known is not None:
+            self._effects.on_given_up(servable_id)
             self._effects.remark(servable_id, None)
 
     def _snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
@@ -250,9 +253,11 @@ class ConfigFollower:
         servable_id = change.item.id
         with self._lock:
             self._loading.discard(servable_id)
-            is_current = self._changes.get(servable_id) is change
+            is_current, is_over = self._changes.get(servable_id) is change, servable_id not in self._changes
         if status.ok:
             self._effects.on_replaced(servable_id, old)
+        elif is_over:
+            self._effects.on_given_up(servable_id)
         if is_current:
             served = self._snapshot(servable_id)
             over = status.ok or status.code is StatusCode.CANCELLED
@@ -265,6 +270,7 @@ class ConfigFollower:
     def _settle(self, change: _Change) -> None:
         with self._lock:
             change.settled = True
+        self._effects.on_given_up(change.item.id)
         self._remark(change, None)
         if not same_files(change.item.revision, change.serves):
             logger.warning(
@@ -274,6 +280,8 @@ class ConfigFollower:
 
     def _fail(self, change: _Change, status: Status) -> None:
         """What serves goes on."""
+        if not status.waits:
+            self._effects.on_given_up(change.item.id)
         delay = self._next_delay(change, status)
         with self._lock:
             change.due = math.inf if delay is None else self._clock.monotonic() + delay

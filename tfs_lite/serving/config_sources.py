@@ -17,9 +17,11 @@ from pathlib import Path
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import read_model_server_config
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
 from tfs_lite.serving.options import ServerOptions
@@ -62,12 +64,20 @@ class ConfigFileWatcher:
     """Reads the file at intervals and applies it when its meaning has changed, or when the last attempt failed."""
 
     def __init__(
-        self, path: str, working_directory: Path, interval: float, applied: ModelServerConfig, apply: Apply
+        self,
+        path: str,
+        working_directory: Path,
+        interval: float,
+        applied: ModelServerConfig,
+        apply: Apply,
+        on_refused: Callable[[Status], None] = ignore,
     ) -> None:
+        """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
         self._apply = apply
+        self._on_refused = on_refused
         self._logged_error = ""
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
@@ -79,17 +89,25 @@ class ConfigFileWatcher:
 
     def poll(self) -> None:
         """Reads the file once. Never raises for what is in it."""
+        with acting(Origin(Cause.CONFIG_FILE)):
+            try:
+                config = self._read()
+                if config != self._applied:
+                    self._applied = None
+                    self._apply(config)
+                    self._applied = config
+                self._logged_error = ""
+            except ServingError as error:
+                if str(error) != self._logged_error:
+                    self._logged_error = str(error)
+                    logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+
+    def _read(self) -> ModelServerConfig:
         try:
-            config = read_config_file(self._path, self._working_directory)
-            if config != self._applied:
-                self._applied = None
-                self._apply(config)
-                self._applied = config
-            self._logged_error = ""
+            return read_config_file(self._path, self._working_directory)
         except ServingError as error:
-            if str(error) != self._logged_error:
-                self._logged_error = str(error)
-                logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+            self._on_refused(error.status)
+            raise
 
 
 class RepositoryWatcher:
@@ -136,7 +154,8 @@ class RepositoryWatcher:
         if not self._started.is_set() or self._found == before:
             return
         try:
-            self._apply(self._config(self._found))
+            with acting(Origin(Cause.POLL)):
+                self._apply(self._config(self._found))
         except ServingError as error:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 

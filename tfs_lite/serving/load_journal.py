@@ -1,4 +1,4 @@
-"""Every attempt to load a version: how long it took and why it failed.
+"""Every attempt to load a version: how far it is, how long it took and why it failed.
 
 A version stays in Loading through all its retries. The result of its last attempt is kept here until the version ends,
 so that its status can show the reason at once instead of after the last retry.
@@ -6,13 +6,14 @@ so that its status can show the reason at once instead of after the last retry.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.core.loader import Loader
+from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, ServingError, Status, status_of
@@ -33,8 +34,9 @@ class LoadJournal:
 
     def __init__(self, on_attempt: Callable[[LoadAttempt], None]) -> None:
         self._on_attempt = on_attempt
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._last: dict[ServableId, LoadAttempt] = {}
+        self._loading: dict[ServableId, Loader] = {}  # of two of one version the later one takes the other's place
         self._resident: dict[Loader, ServableId] = {}  # of two of one version the later one takes the other's place
 
     def held(self) -> list[ResourceAllocation]:
@@ -42,6 +44,30 @@ class LoadJournal:
         with self._lock:
             loaders = list(self._resident)
         return [held for loader in loaders if (held := _estimate(loader)) is not None]
+
+    @contextlib.contextmanager
+    def loading(self, servable_id: ServableId, loader: Loader) -> Iterator[None]:
+        """While the block runs, ``loader`` loads the version and tells how far it is."""
+        with self._lock:
+            self._loading[servable_id] = loader
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._loading.get(servable_id) is loader:
+                    del self._loading[servable_id]
+
+    def progress(self, servable_id: ServableId) -> LoadProgress | None:
+        """How far the load of the version is; None while no loader is at work on it, or its loader cannot tell."""
+        with self._lock:
+            loader = self._loading.get(servable_id)
+        return None if loader is None else loader.progress
+
+    def running(self) -> dict[ServableId, LoadProgress]:
+        """How far each load is that a loader is at work on and can tell."""
+        with self._lock:
+            loading = dict(self._loading)
+        return {each: progress for each, loader in loading.items() if (progress := loader.progress) is not None}
 
     def loaded(self, servable_id: ServableId, loader: Loader) -> None:
         with self._lock:
@@ -93,7 +119,8 @@ class JournaledLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         started = time.perf_counter()
         try:
-            self._inner.load(servable_id)
+            with self._journal.loading(self._id, self._inner):
+                self._inner.load(servable_id)
         except BaseException as error:
             self._journal.record(self._id, time.perf_counter() - started, status_of(error))
             raise
@@ -110,6 +137,14 @@ class JournaledLoader(Loader):
     @property
     def servable(self) -> Any:
         return self._inner.servable
+
+    @property
+    def file_bytes(self) -> int | None:
+        return self._inner.file_bytes
+
+    @property
+    def progress(self) -> LoadProgress | None:
+        return self._inner.progress
 
 
 def _estimate(loader: Loader) -> ResourceAllocation | None:

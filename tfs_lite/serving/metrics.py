@@ -1,25 +1,27 @@
 """What the metrics page says about versions, memory and reloads.
 
-Counters follow the manager's events. Everything that is a state (versions, memory, queues) is read when the page is
-asked for, so it can neither grow without bound nor be out of date.
+Counters follow the manager's events, and those of a configured model begin with 0: an alert on an increase sees the
+first failure only if there was a number before it. Everything that is a state (versions, memory, queues) is read when
+the page is asked for, so it can neither grow without bound nor be out of date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_states import ModelReport
 
 KEPT_MODELS = 100
+_RESULTS = ("ok", "failed")
 LOAD_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -44,6 +46,8 @@ class LifecycleMetrics:
             registry=registry,
         )
         self._reloads = Counter("tfs_lite_config_reloads", "Configs applied.", ("result",), registry=registry)
+        for result in _RESULTS:
+            self._reloads.labels(result)
 
     def on_event(self, event: ServableState) -> None:
         name = event.id.name
@@ -59,11 +63,18 @@ class LifecycleMetrics:
         if attempt.status.ok:
             self._seconds.labels(attempt.id.name).observe(attempt.seconds)
 
+    def model_added(self, name: str) -> None:
+        """The model is in the config from now on: its counters are there."""
+        for metric in (self._loads, self._failures, self._unloads):
+            metric.labels(name)
+        for result in _RESULTS:
+            self._attempts.labels(name, result)
+
     def model_gone(self, name: str) -> None:
         """Its series go."""
         for metric in (self._loads, self._failures, self._unloads, self._seconds):
             remove_series(metric, name)
-        for result in ("ok", "failed"):
+        for result in _RESULTS:
             remove_series(self._attempts, name, result)
 
     def on_reload(self, ok: bool) -> None:
@@ -103,27 +114,62 @@ class StateCollector(Collector):
         reports: Callable[[], Sequence[ModelReport]],
         resources: Callable[[], Iterable[ResourceUse]],
         queues: Callable[[], Iterable[tuple[ServableId, int]]],
+        can_be_asked: Callable[[ServableId], bool],
+        state_seconds: Callable[[str], Mapping[int, float]],
     ) -> None:
+        """``reports`` has every configured model; ``can_be_asked`` is False for an available version that has lost all
+        its replicas; ``state_seconds``: by version, for how long it has been in its state."""
         self._reports = reports
         self._resources = resources
         self._queues = queues
+        self._can_be_asked = can_be_asked
+        self._state_seconds = state_seconds
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield self._states()
+        reports = self._reports()
+        yield self._available(reports)
+        yield self._states(reports)
+        yield self._seconds(reports)
         yield from self._memory()
         yield self._depths()
 
-    def _states(self) -> Metric:
+    def _available(self, reports: Iterable[ModelReport]) -> Metric:
+        available = GaugeMetricFamily(
+            "tfs_lite_model_available",
+            "1 while a version of the model answers requests, 0 of every other model of the config.",
+            labels=("model",),
+        )
+        for report in reports:
+            serving = (item.version for item in report.versions if item.state is VersionState.AVAILABLE)
+            answers = any(self._can_be_asked(ServableId(report.name, version)) for version in serving)
+            available.add_metric((report.name,), int(answers))
+        return available
+
+    def _states(self, reports: Iterable[ModelReport]) -> Metric:
         states = GaugeMetricFamily(
             "tfs_lite_model_version_state", "1 for the state a version is in.", labels=("model", "version", "state")
         )
-        for report in self._reports():
+        for report in reports:
             for version in report.versions:
                 states.add_metric((report.name, str(version.version), version.state.name), 1)
         return states
+
+    def _seconds(self, reports: Iterable[ModelReport]) -> Metric:
+        """Of versions that have not ended."""
+        seconds = GaugeMetricFamily(
+            "tfs_lite_version_state_seconds",
+            "For how long a version has been in its state; ended ones are left out.",
+            labels=("model", "version", "state"),
+        )
+        for report in reports:
+            known = self._state_seconds(report.name)
+            for item in report.versions:
+                if item.state is not VersionState.END and item.version in known:
+                    seconds.add_metric((report.name, str(item.version), item.state.name), known[item.version])
+        return seconds
 
     def _memory(self) -> Iterator[Metric]:
         labels = ("device", "instance")

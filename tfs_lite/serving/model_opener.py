@@ -8,8 +8,9 @@ from one supervisor, which starts with the first model that needs it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,8 @@ from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, TORCH_LOADER, describe
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
@@ -41,12 +44,20 @@ def prepare_processes(worker: str) -> None:
 class ModelOpener:
     """Called by loaders, on any thread; ``close`` after the last model was closed."""
 
-    def __init__(self, worker: str, gpu_fraction: float = 0.0, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        worker: str,
+        gpu_fraction: float = 0.0,
+        cluster: Cluster | None = None,
+        on_worker: Callable[[ServableId, str | None], None] = ignore,
+    ) -> None:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
-        that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none."""
+        that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none.
+        ``on_worker`` is told why a process of a version has ended, and None when it runs again."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
         self._cluster = cluster
+        self._on_worker = on_worker
         self._supervisor = Supervisor(PRELOAD)
         self._preload: tuple[str, ...] = ()  # of torch's loader, for processes to share from its first use on
 
@@ -93,7 +104,14 @@ class ModelOpener:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
         threads = max(1, torch.get_num_threads() // instances)
         arguments = describe(request, platform.name, threads, self._gpu_fraction)
-        model = open_in_process(self._supervisor, label_of(request.id), OPEN_VERSION, arguments, preload=self._preload)
+        model = open_in_process(
+            self._supervisor,
+            label_of(request.id),
+            OPEN_VERSION,
+            arguments,
+            preload=self._preload,
+            on_worker=partial(self._on_worker, request.id),
+        )
         if reason := model.worker.reason:
             self._preload = TORCH_LOADER
             logger.info("%s was %s", label_of(request.id), reason)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
@@ -61,14 +62,18 @@ def visible_versions(
 class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
-    def __init__(self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier) -> None:
+    def __init__(
+        self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier, clock: Clock
+    ) -> None:
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
+        self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
+        self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
         self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
@@ -86,7 +91,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._aspired, self._remarks):
+            for kept in (self._source, self._since, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -94,7 +99,17 @@ class ModelStates:
     # What the source says.
 
     def on_source_report(self, report: SourceReport) -> None:
+        now = self._clock.time()
         with self._lock:
+            before = self._source.get(report.name) or SourceReport(report.name)
+            known = self._since.get(report.name, {})
+            self._since[report.name] = {
+                version: known.get(version, now) if reason == before.waiting.get(version) else now
+                for version, reason in report.waiting.items()
+            }
+            if not report.problem.ok:
+                same = report.problem == before.problem
+                self._since[report.name][None] = known.get(None, now) if same else now
             self._source[report.name] = report
         self._changes.notify()
 
@@ -136,9 +151,30 @@ class ModelStates:
         with self._lock:
             return self._source.get(name)
 
+    def since(self, name: str) -> Mapping[int | None, float]:
+        """Since when, in seconds since 1970, the source says of a version that it waits, and (None) of the model that
+        it has a problem."""
+        with self._lock:
+            return dict(self._since.get(name, {}))
+
+    def remarks(self, name: str) -> Mapping[int, Status]:
+        """What is said of versions that serve."""
+        with self._lock:
+            return dict(self._remarks.get(name, {}))
+
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
         return self._monitor.get_version_states(name)
+
+    def state_seconds(self, name: str) -> dict[int, float]:
+        """For how long each version has been in the state that :meth:`report` shows."""
+        now, states = self._clock.time(), self.version_states(name)
+        since = {version: timed.time for version, timed in states.items()}
+        lived = {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+        since |= {
+            version: at for version, at in self.since(name).items() if version is not None and version not in lived
+        }
+        return {version: max(now - began, 0.0) for version, began in since.items()}
 
     def is_available(self, servable_id: ServableId) -> bool:
         state = self._monitor.get_state(servable_id)

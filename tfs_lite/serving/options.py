@@ -24,10 +24,10 @@ EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
 WORKERS = ("thread", "process", RAY)
 SEND_BATCHES = ("expect", "greedy")
-ACCESS_LOGS = ("off", "errors", "all")
-SERVER_TIMINGS = ("never", "asked", "always")
 MANAGEMENT_ACCESS = ("auto", "open", "token")
 ACCESS = ("open", "token")
+ACCESS_LOGS = ("off", "errors", "all")
+SERVER_TIMINGS = ("never", "asked", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
+    dashboard: bool = True
+    """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
     management_access: str = "auto"
     """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
     only tokens and client certificates of the access file (``token``)."""
@@ -182,6 +184,10 @@ class ServerOptions:
     """Triton's settings of traces, such as ``rate=100``, ``level=TIMESTAMPS``, ``mode=opentelemetry``; a setting of one
     mode follows its name: ``opentelemetry``, ``url=http://...``."""
 
+    # what is remembered
+    state_directory: str = ""
+    """Where the history of events survives the server; empty: it ends with it. One server at a time may use it."""
+
     # bounds of requests
     max_message_bytes: int = 100 * MIB
     """Of a gRPC message or an HTTP body."""
@@ -196,9 +202,9 @@ class ServerOptions:
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
         self._check_choice("grpc_server", GRPC_SERVERS)
+        self._check_access()
         self._check_choice("access_log", ACCESS_LOGS)
         self._check_choice("server_timing", SERVER_TIMINGS)
-        self._check_access()
         cache_bytes(self.cache_config)
         read_trace_config(self.trace_config)
         self._check_cluster()

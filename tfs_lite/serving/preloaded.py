@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from tfs_lite.core.loader import Loader
+from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
@@ -72,3 +72,11 @@ class PreloadedLoader(Loader):
     @property
     def servable(self) -> object:
         return self._inner.servable
+
+    @property
+    def file_bytes(self) -> int | None:
+        return self._inner.file_bytes
+
+    @property
+    def progress(self) -> LoadProgress | None:
+        return self._inner.progress

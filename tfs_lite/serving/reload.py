@@ -21,10 +21,12 @@ from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.config_checks import check_actual_platforms, check_models, logged_models, version_labels
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
+from tfs_lite.serving.what_if.forecast import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Reloader:
         states: ModelStates,
         waiter: ModelWaiter,
         logs: RequestLogs,
+        recorder: Recorder,
         clock: Clock,
         on_applied: Callable[[ConfigDiff], None],
     ) -> None:
@@ -61,6 +64,7 @@ class Reloader:
         self._states = states
         self._waiter = waiter
         self._logs = logs
+        self._recorder = recorder
         self._clock = clock
         self._on_applied = on_applied
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
@@ -71,6 +75,32 @@ class Reloader:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
         check_models(config, served_platforms(), self._options.allowed_model_base_paths)
         self._logs.check(logged_models(config))
+
+    @property
+    def config(self) -> ModelServerConfig | None:
+        """The config in force; None before the first."""
+        return self._config
+
+    def refusals(self, config: ModelServerConfig) -> list[Refusal]:
+        """Every reason why :meth:`apply` would refuse the config now, at least one for each model that has one. Empty
+        if it would be accepted. Nothing is changed."""
+        difference = diff(self._config, config)
+        if self._config is not None and not (difference.added or difference.removed or difference.changed):
+            return []
+        alone = [self._refusal(model.name, config.only(model), difference) for model in config.models]
+        found = [refusal for refusal in alone if refusal is not None]
+        together = None if found else self._refusal("", config, difference)
+        return [together] if together is not None else found
+
+    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> Refusal | None:
+        """Why ``config``, which is that of the model, would be refused; of all models if the name is empty."""
+        changed = tuple(change for change in difference.changed if name in ("", change.new.name))
+        try:
+            self.check(config)
+            self._check_against(config, ConfigDiff((), (), changed, ()))
+        except ServingError as error:
+            return Refusal(name, error.status)
+        return None
 
     def apply(self, config: ModelServerConfig) -> str:
         """Returns once every new model is available, with what was applied. :class:`AppliedButIncomplete` names those
@@ -122,11 +152,12 @@ class Reloader:
         self._check_against(config, difference)
         self._logs.configure(logged_models(config))
         self._config = config
+        before, summary = self._labels.table, _summary(difference)
         self._labels.replace(version_labels(config))
         self._states.configure(model.name for model in config.models)
+        self._recorder.config_applied(difference, summary, before, self._labels.table)
         self._sources.reconfigure(config)
         self._on_applied(difference)
-        summary = _summary(difference)
         logger.info("config applied: %s", summary)
         return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 

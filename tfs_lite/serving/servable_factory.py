@@ -276,7 +276,17 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
     for number, model in enumerate(servable.models):
         worker = model.worker
         yield WorkerState(
-            servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts, worker.reason, worker.node
+            servable_id,
+            number,
+            worker.kind,
+            worker.up,
+            worker.pid,
+            worker.restarts,
+            worker.reason,
+            worker.node,
+            worker.cause,
+            worker.failure,
+            worker.retry_at,
         )
 
 

@@ -7,11 +7,14 @@ thread, and only :meth:`ServerCore.reload`, :meth:`ServerCore.resize` and the wa
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
@@ -22,25 +25,34 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.labels import Labels, VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.managers.survey import ManagerView
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.history.file import EventFile
+from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
+from tfs_lite.serving.history.metrics import EventMetrics, HistoryCollector
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
-from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
+from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.model_states import ModelReport, ModelStates
@@ -49,20 +61,33 @@ from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
+from tfs_lite.serving.what_if.forecast import WhatIf
+from tfs_lite.serving.what_if.preview import Inside, Preview
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """A version that is available: how many calls wait, what every further one would be answered at once (None: that
+    depends), and its workers."""
+
+    pending: int
+    refusal: Status | None
+    workers: tuple[WorkerState, ...]
+
+
 class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``services`` has what requests need beside the models.
+    in the control mode explicit, ``services`` has what requests need beside the models, ``failed_requests`` the last
+    ones that have failed.
     """
 
     def __init__(
@@ -70,16 +95,24 @@ class ServerCore:
     ) -> None:
         """``engine`` is the connection to the cluster that the options name, which is closed with the core."""
         self.options = options
-        self.registry = registry or CollectorRegistry()
+        if registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+        self.registry = registry
         self.clock = SystemClock()
+        self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
         self.changes = ChangeNotifier()
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.states = ModelStates(self._monitor, self._journal, self.changes)
+        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
+        self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
+        self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
+        self.failed_requests = FailedRequests(self.clock.time, self.states.is_configured)
+        self.request_metrics.on_failure(self.failed_requests.note)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
@@ -91,7 +124,9 @@ class ServerCore:
         )
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
-        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction, self._cluster)
+        self._opener = ModelOpener(
+            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+        )
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
@@ -99,7 +134,15 @@ class ServerCore:
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
-            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
+            options,
+            self._manager,
+            self.states,
+            self._journal,
+            self._recorder,
+            self._accounts,
+            settings,
+            self.clock,
+            self._follower,
         )
         # What applies configs.
         self._labels = VersionLabels()
@@ -112,12 +155,41 @@ class ServerCore:
             states=self.states,
             waiter=self._waiter,
             logs=self.request_logs,
+            recorder=self._recorder,
             clock=self.clock,
             on_applied=self._on_models_changed,
         )
+        self._preview = Preview(
+            options,
+            self._reloader,
+            self.sources,
+            self._manager,
+            self._resources.tracker,
+            Inside(self.request_metrics.in_flight, self.services.routes.live),
+        )
         self._monitor.subscribe(self._on_event)
-        self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
+        self.registry.register(
+            StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
+        )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
+        self._event_metrics = EventMetrics(self.registry)
+        self.history.listen(self._event_metrics.on_event)
+        self._event_file = self._open_event_file()
+
+    def _open_event_file(self) -> EventFile | None:
+        """Restores what an earlier server has left there."""
+        if not self.options.state_directory:
+            return None
+        file = EventFile(self.options.state_directory)
+        self.history.restore(file.read())
+        file.start()
+        self.history.listen(file.write)
+        return file
+
+    def _dropped_events(self) -> dict[str, int]:
+        file = {"file": self._event_file.dropped} if self._event_file is not None else {}
+        return {"memory": self.history.dropped, **file}
 
     def _join(self, engine: ConnectedEngine | None) -> Cluster | None:
         options = self.options.cluster_options
@@ -126,7 +198,16 @@ class ServerCore:
         from tfs_lite.serving.cluster.cluster import Cluster
 
         fraction = self.options.per_process_gpu_memory_fraction
-        return Cluster(engine, self.clock, self.registry, options, fraction, self.wake, self.changes.notify)
+        return Cluster(
+            engine,
+            self.clock,
+            self.registry,
+            options,
+            fraction,
+            self.wake,
+            self.changes.notify,
+            self._recorder.on_worker,
+        )
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -141,6 +222,8 @@ class ServerCore:
                 load_retry_interval=options.load_retry_interval_micros / 1e6,
                 should_retry_model_load=may_be_retried,
                 policy=POLICIES[options.aspired_version_policy],
+                on_parked=self._recorder.on_parked,
+                on_drained=lambda servable_id: self._recorder.on_drained(servable_id, self.clock.time()),
             )
         )
 
@@ -162,7 +245,8 @@ class ServerCore:
                 resize=self.resize,
                 remark=self.states.remark,
                 wake_source=lambda: self.sources.wake(),
-                on_replaced=self.services.version_replaced,
+                on_replaced=self._on_replaced,
+                on_given_up=self._give_up_load,
             ),
             self.clock,
         )
@@ -171,6 +255,7 @@ class ServerCore:
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
+        self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
         if self._cluster is not None:
             self._cluster.start()
         self._manager.start()
@@ -180,7 +265,8 @@ class ServerCore:
         """Applies the config of the start and returns at once; :meth:`wait_for_first` waits for its models. Until
         :meth:`end_first_load` more threads load than afterwards."""
         self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
-        self._reloader.apply_first(config)
+        with acting(Origin(Cause.START)):
+            self._reloader.apply_first(config)
 
     def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
         """The outcome of every model known at the start; as it stands when the server is closed meanwhile."""
@@ -222,6 +308,7 @@ class ServerCore:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
         Replicas stay, for the next server of the cluster."""
         self.stop_waiting()
+        self._recorder.stopping(Origin(Cause.SHUTDOWN))
         if self._cluster is not None:
             self._cluster.stop_deciding()
         self.sources.close()
@@ -231,6 +318,8 @@ class ServerCore:
         if self._cluster is not None:
             self._cluster.close()
         self._monitor.close()
+        if self._event_file is not None:
+            self._event_file.close()
         self.request_logs.close()
         self.clock.close()
 
@@ -243,15 +332,38 @@ class ServerCore:
     def reload(self, config: ModelServerConfig) -> str:
         """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
         changes."""
-        if not self.options.follows_changes:
-            mode = self.options.model_control_mode
-            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
-        return self._counted(self._reloader.apply, config)
+        self._require_following()
+        with acting(current_origin() or Origin(Cause.OPERATOR)):
+            return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
+
+    def config_refused(self, status: Status, model: str = "") -> None:
+        """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
+        that is no reload."""
+        if not model:
+            self._metrics.on_reload(ok=False)
+        self._recorder.config_refused(status, model)
+
+    def what_if(self, config: ModelServerConfig) -> WhatIf:
+        """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
+        disk."""
+        self._require_following()
+        return self._preview.config(config)
+
+    def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
+        """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
+        self._require_following()
+        return self._preview.published(name, version, directory)
+
+    def _require_following(self) -> None:
+        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
+        if not self.options.follows_changes:
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
@@ -260,6 +372,8 @@ class ServerCore:
             refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
             logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
+            if refused:
+                self._recorder.config_refused(error.status)
             raise
         self._metrics.on_reload(ok=True)
         return result
@@ -287,6 +401,11 @@ class ServerCore:
 
     def _version(self, ref: ModelRef) -> int | None:
         return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    @property
+    def labels(self) -> Labels:
+        """Every label of every model."""
+        return self._labels.table
 
     def settings_of(self, servable: Servable) -> ModelSettings:
         """The model config with which a version was loaded."""
@@ -318,11 +437,18 @@ class ServerCore:
 
         def replaced(status: Status) -> None:
             if status.ok:
-                self.services.version_replaced(item.id, old)
+                self._on_replaced(item.id, old)
+            else:
+                self._give_up_load(item.id)
             done(status)
 
+        self._recorder.wanted_anew(item.id)
         data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
         self._manager.replace_servable(data, replaced)
+
+    def _give_up_load(self, servable_id: ServableId) -> None:
+        if self._cluster is not None:
+            self._cluster.give_up(servable_id)
 
     # Queries about models.
 
@@ -375,9 +501,23 @@ class ServerCore:
         found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
         return {version: attempt for version, attempt in found if attempt is not None}
 
+    def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
+        """How far the load of the version is, also of one that is loaded beside itself, and the check of its digests
+        before; None while nothing is done for it, or where its loader cannot tell."""
+        return self._journal.progress(servable_id) or self.sources.checking().get(servable_id)
+
+    def loads(self) -> dict[ServableId, LoadProgress]:
+        """How far every load is that :meth:`load_progress` could tell of."""
+        return self.sources.checking() | self._journal.running()
+
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""
         return self._cluster.replicas() if self._cluster else ()
+
+    def memory(self, name: str) -> tuple[VersionMemory, ...]:
+        """The byte account of every version of the model that is in memory, and of the latest that were; the highest
+        version first."""
+        return self._accounts.of(name)
 
     # Numbers.
 
@@ -392,9 +532,29 @@ class ServerCore:
                     return sample.value
         return 0.0
 
+    def device_memory(self) -> list[ResourceUse]:
+        """What the versions in memory hold on each device, as their loaders estimate it, and what there is."""
+        return list(self._resources.use(self._journal))
+
     def queues(self) -> Iterator[tuple[ServableId, int]]:
         """How many calls wait for each version that is available."""
         return ((servable_id, servable.pending) for servable_id, servable in self._servables())
+
+    def burdens(self, name: str | None = None) -> Iterator[tuple[ServableId, Burden]]:
+        """How every version that is available, or those of one model, fare under their requests."""
+        for servable_id, servable in self._servables():
+            if name in (None, servable_id.name):
+                workers = tuple(worker_states(servable_id, servable))
+                yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
+
+    def survey(self) -> ManagerView:
+        """Every version that the manager has, and what each of them waits for."""
+        return self._manager.survey()
+
+    @property
+    def memory_total(self) -> ResourceAllocation:
+        """The memory of the devices, as far as models may have it."""
+        return self._resources.tracker.total
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
@@ -412,15 +572,25 @@ class ServerCore:
     # What happens.
 
     def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for model in difference.added:
+            self._metrics.model_added(model.name)
+            self.request_metrics.model_added(model.name)
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
+            self._event_metrics.model_gone(name)
+            self._accounts.model_gone(name)
             self.services.model_gone(name)
             if self._cluster is not None:
                 self._cluster.model_gone(name)
 
+    def _on_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        self.services.version_replaced(servable_id, old)
+        self._recorder.on_replaced(servable_id)
+
     def _on_attempt(self, attempt: LoadAttempt) -> None:
+        self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
@@ -434,6 +604,7 @@ class ServerCore:
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
+        self._recorder.on_state(timed)
         self._metrics.on_event(event)
         self.services.on_event(event)
         if self._follower is not None:

@@ -1,6 +1,6 @@
 """The chain from the source of versions to the manager.
 
-    source -> [model states note what is wanted] -> [changed configs are followed]
+    source -> [recorder and model states note what is wanted] -> [changed configs are followed]
            -> router -> one adapter per platform -> [journal] -> manager
                      -> "no such platform"      ->
 
@@ -9,29 +9,38 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
-from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.loader import Loader
-from tfs_lite.core.router import SourceRouter
-from tfs_lite.core.servable import ServableData, StoragePath
-from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.loader import Loader, LoadProgress
+from tfs_lite.core.resources import ResourceAllocation
+from tfs_lite.core.servable import ServableData, ServableId, StoragePath
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
 from tfs_lite.serving.config_follower import ConfigFollower
+from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
+from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
-from tfs_lite.sources.disk import RealDisk
+from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.look import FoundVersions, Look
+from tfs_lite.sources.source_config import SourceReport
 
-NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
+ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
+"""Gives the config of a version by its directory and the model's name."""
+NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model", Reason.NO_PLATFORM)
 NO_MODELS = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
@@ -52,6 +61,8 @@ class SourceChain:
         manager: AspiredVersionsManager,
         states: ModelStates,
         journal: LoadJournal,
+        recorder: Recorder,
+        accounts: MemoryAccounts,
         settings: AdapterSettings,
         clock: Clock,
         follower: ConfigFollower | None = None,
@@ -60,6 +71,8 @@ class SourceChain:
         self._options = options
         self._states = states
         self._journal = journal
+        self._recorder = recorder
+        self._accounts = accounts
         self._settings = settings
         self._follower = follower
         self._preloads = Preloads()
@@ -67,9 +80,10 @@ class SourceChain:
         self._source: ExplicitSource | FileSystemStoragePathSource = self._explicit
         if not options.is_explicit:
             config = source_config(NO_MODELS, options)
-            on_report, watch = states.on_source_report, options.follows_changes
-            self._source = FileSystemStoragePathSource(config, RealDisk(), clock, on_report, watch)
+            watch = options.follows_changes
+            self._source = FileSystemStoragePathSource(config, RealDisk(), clock, self._on_report, watch)
         self._config = NO_MODELS
+        self._configs: Mapping[str, ModelConfig] = {}
         self._router = self._connect(manager)
 
     def _connect(self, manager: AspiredVersionsManager) -> SourceRouter[str | None, StoragePath]:
@@ -85,10 +99,17 @@ class SourceChain:
         return SourceRouter(adapters, no_platform)
 
     def _journaled(self, item: ServableData[Loader]) -> Loader:
-        loader = item.payload
+        loader = self._accounted(item.id, item.payload)
         if self._options.is_explicit:
             loader = PreloadedLoader(item.id, item.revision, loader, self._preloads)
         return JournaledLoader(item.id, loader, self._journal)
+
+    def _accounted(self, servable_id: ServableId, loader: Loader) -> Loader:
+        return AccountedLoader(servable_id, loader, self._accounts)
+
+    def _on_report(self, report: SourceReport) -> None:
+        self._recorder.on_source_report(report)
+        self._states.on_source_report(report)
 
     def start(self) -> None:
         """The source begins to look at what it was given."""
@@ -96,19 +117,32 @@ class SourceChain:
         if self._follower is not None:
             callback = self._follower.observe(callback)
             self._follower.start()
-        self._source.set_aspired_versions_callback(self._states.observe(callback))
+        self._source.set_aspired_versions_callback(self._recorder.observe(self._states.observe(callback)))
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
         causes. A model that is gone keeps its route until the next config, for a list that is on its way."""
         self._router.update_routes({model.name: model.platform for model in (*self._config.models, *config.models)})
         self._source.update_config(source_config(config, self._options))
-        self._config = config
+        self._config, self._configs = config, {model.name: model for model in config.models}
 
     def wake(self) -> None:
         """The source looks again soon; nothing happens where versions come by calls."""
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake()
+
+    def found(self, name: str) -> FoundVersions | None:
+        """What the source has found of the model; None where it does not look at the disk."""
+        return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
+
+    def checking(self) -> dict[ServableId, LoadProgress]:
+        """How far the versions are whose files are checked before anything is loaded."""
+        return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
+
+    @property
+    def configs(self) -> Mapping[str, ModelConfig]:
+        """What the config says of each model; nothing where versions come by calls."""
+        return self._configs
 
     def make_loader(self, item: ServableData[StoragePath]) -> Loader:
         """Another loader of a version, of the platform that the config names, as the manager gets them: it takes over
@@ -116,6 +150,19 @@ class SourceChain:
         platforms = {model.name: model.platform for model in self._config.models}
         loader = make_loader(item, platforms.get(item.id.name), self._settings)
         return self._journaled(ServableData.ok(item.id, loader, item.revision))
+
+    # Without effects.
+
+    def look_ahead(self, config: ModelServerConfig, disk: Disk | None = None) -> dict[str, Look]:
+        """By model, what the source would find now with this config; see
+        :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
+        if not isinstance(self._source, FileSystemStoragePathSource):
+            return {}
+        return self._source.look_ahead(source_config(config, self._options), disk)
+
+    def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
+        """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""
+        return make_loader(item, platform, replace(self._settings, model_settings=read)).estimate_resources()
 
     # For versions that come by calls.
 
@@ -126,8 +173,9 @@ class SourceChain:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
-        loader = make_loader(item, platform, self._settings)
-        loader.load(item.id)
+        loader = self._accounted(item.id, make_loader(item, platform, self._settings))
+        with self._journal.loading(item.id, loader):
+            loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)
 
     def drop_preloads(self, name: str) -> None:

@@ -8,18 +8,22 @@ then on it stays offered for as long as its directory exists, whatever happens t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, PoolExecutor
+from tfs_lite.core.loader import LoadProgress
+from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.servable import StoragePath
+from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, Look, Stream, look_at
+from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
@@ -114,6 +118,27 @@ class FileSystemStoragePathSource:
         if thread is not None:
             thread.wake()
 
+    def found(self, name: str) -> FoundVersions:
+        """What the last look at the stream has found; nothing before the first. Any thread."""
+        with self._lock:
+            stream = self._streams.get(name)
+        return stream.found if stream is not None else FoundVersions()
+
+    def checking(self) -> dict[ServableId, LoadProgress]:
+        """How far the versions are whose digests are being checked before they are offered."""
+        found = self._inspector.hashing
+        if not found:
+            return {}
+        with self._lock:
+            servables = self._config.servables
+        return {
+            ServableId(servable.name, version): progress
+            for path, progress in found.items()
+            for servable in servables
+            if path == os.path.join(servable.base_path, os.path.basename(path))
+            and (version := parse_version(os.path.basename(path))) is not None
+        }
+
     def poll(self) -> None:
         """Looks at every stream once and emits. Stops early when the config is replaced meanwhile."""
         with self._polling:
@@ -132,6 +157,18 @@ class FileSystemStoragePathSource:
             self._prepare_next(looks)
         self._executor.run_pending()
 
+    def look_ahead(self, config: SourceConfig, disk: Disk | None = None) -> dict[str, Look]:
+        """By name, what a poll for ``config`` would find now. It emits nothing, hashes nothing, and the polls do not
+        remember it. Waits for a poll in progress. ``disk`` may stand in for the source's own."""
+        with self._polling:
+            inspector = self._inspector.copy(disk or self._disk)
+            with self._lock:
+                streams = {name: replace(stream) for name, stream in self._streams.items()}
+        return {
+            name: look_at(servable, config, streams.get(name, Stream()), disk or self._disk, inspector)
+            for name, servable in config.by_name.items()
+        }
+
     def close(self) -> None:
         """Ends polling, watching and hashing; waits for a poll in progress. May be called more than once."""
         with self._emitting, self._lock:
@@ -149,7 +186,7 @@ class FileSystemStoragePathSource:
 
     def _look(self, servable: ServableToMonitor, config: SourceConfig, stream: Stream) -> Look:
         try:
-            return look_at(servable, config, stream, self._disk, self._inspector)
+            return look_at(servable, config, stream, self._disk, self._inspector, self._clock.monotonic())
         except Exception:
             logger.exception("model %s: looking at %s failed", servable.name, servable.base_path)
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")

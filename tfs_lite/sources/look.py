@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tfs_lite.config.text import MODEL_SETTINGS_FILES
@@ -25,6 +25,15 @@ logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
 
 
+@dataclass(frozen=True, slots=True)
+class FoundVersions:
+    """What the last look has found: every version directory, and for each that is not complete the time, in seconds
+    of ``monotonic``, when the verdict may change by itself (None: it does not)."""
+
+    versions: frozenset[int] = frozenset()
+    unfinished: Mapping[int, float | None] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Stream:
     """What the polls remember of one stream. Only the poll touches it."""
@@ -32,6 +41,7 @@ class Stream:
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision
     ignored: frozenset[str] = frozenset()  # files with the name of a version, as far as logged
     report: SourceReport | None = None  # the last one that was sent
+    found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
 
 @dataclass(slots=True)
@@ -46,12 +56,19 @@ class Look:
 
 
 def look_at(
-    servable: ServableToMonitor, config: SourceConfig, stream: Stream, disk: Disk, by: VersionInspector
+    servable: ServableToMonitor,
+    config: SourceConfig,
+    stream: Stream,
+    disk: Disk,
+    by: VersionInspector,
+    now: float = 0.0,
 ) -> Look:
-    """Lists the base path and inspects as many versions as the policy needs. Never raises for what is on the disk."""
+    """Lists the base path and inspects as many versions as the policy needs. Never raises for what is on the disk.
+    ``now`` is in seconds of ``monotonic``."""
     try:
         entries = disk.list_directory(servable.base_path)
     except OSError as error:
+        stream.found = FoundVersions()
         return Look(SourceReport(servable.name, _base_path_problem(servable, error)))
     _log_ignored(servable, stream, entries)
     children = _version_directories(entries)
@@ -59,6 +76,7 @@ def look_at(
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
     beside, configs = _states_of_files(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
+    unfinished: dict[int, float | None] = {}
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -68,6 +86,7 @@ def look_at(
             stream.offered[version] = _revision(verdict.revision + beside, verdict.configs + configs)
             return True
         look.unfinished.append(path)
+        unfinished[version] = None if verdict.retry_in is None else now + verdict.retry_in
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
@@ -77,7 +96,10 @@ def look_at(
         return offered
 
     chosen = choose(children, servable.policy, usable)
-    look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting, frozenset(settling))
+    on_disk = frozenset(existing)
+    stream.found = FoundVersions(on_disk, unfinished)
+    problem = _empty_problem(servable, existing)
+    look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
     look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
 

@@ -63,9 +63,11 @@ class SourceReport:
     ``problem``: OK, or why the stream has nothing to offer (base path missing, unreadable or without versions).
     ``waiting``: versions that are wanted and not offered yet -> the reason.
     ``settling``: those of them that will be offered soon if nothing else happens to their files.
+    ``on_disk``: the versions that have a directory, wanted or not.
     """
 
     name: str
     problem: Status = OK
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
+    on_disk: frozenset[int] = frozenset()

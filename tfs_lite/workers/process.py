@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.process_connection import connect
@@ -19,9 +20,15 @@ from tfs_lite.workers.wire import Description
 class ProcessModel(ReconnectingModel):
     """A model in a child process, which is killed when it breaks the protocol or does not close in time."""
 
-    def __init__(self, supervisor: Supervisor, remote: RemoteModel, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        remote: RemoteModel,
+        backoff: Backoff | None = None,
+        on_worker: Callable[[str | None], None] = ignore,
+    ) -> None:
         words = Words("process", "process", "started again")
-        super().__init__(remote, _ProcessConnector(supervisor, remote), words, backoff)
+        super().__init__(remote, _ProcessConnector(supervisor, remote), words, backoff, on_worker=on_worker)
 
 
 class _ProcessConnector:
@@ -69,11 +76,14 @@ def open_in_process(
     arguments: str,
     memory_limit: int = DEFAULT_LIMIT,
     preload: tuple[str, ...] = (),
+    on_worker: Callable[[str | None], None] = ignore,
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
     ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
-    those of the supervisor. Any thread; several may be opened at once. Raises what the function raises, as a
-    ServingError of the same code and message; WorkerLost if the process died meanwhile.
+    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`. Any thread; several may be opened at
+    once. Raises what the function raises, as a ServingError of the same code and message; WorkerLost if the process
+    died meanwhile.
     """
-    return ProcessModel(supervisor, RemoteModel(label, function, arguments, memory_limit, preload=preload))
+    remote = RemoteModel(label, function, arguments, memory_limit, preload=preload)
+    return ProcessModel(supervisor, remote, on_worker=on_worker)

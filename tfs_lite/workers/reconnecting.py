@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
@@ -74,11 +75,15 @@ class ReconnectingModel(Model):
         lanes: int = 1,
         max_wait: float = 1.0,
         in_background: bool = False,
+        on_worker: Callable[[str | None], None] = ignore,
     ) -> None:
+        """``on_worker`` is told why a process was lost, and None when the model is open again; on a thread of the
+        model, outside its lock."""
         self._connector = connector
         self._words = words
         self._label = remote.label
         self._max_wait = max_wait
+        self._on_worker = on_worker
         self.ongoing = 0
         self._changed = threading.Condition()  # guards what follows
         self._connection: Connection | None = None
@@ -87,6 +92,8 @@ class ReconnectingModel(Model):
         self._delay = 0.0
         self._failed_starts = 0
         self._cause = ""
+        self._failure = ""
+        self._retry_at: float | None = None
         self._restarts = 0
         self._closing = threading.Event()
         self._known: Description | None = None
@@ -165,7 +172,12 @@ class ReconnectingModel(Model):
 
     @property
     def worker(self) -> WorkerStatus:
-        return WorkerStatus(self._words.kind, self.alive, self.pid, self.restarts, self._description.reason)
+        with self._changed:
+            up, known = self._connection is not None, self._known
+            lost = ("", "", None) if up else (self._cause, self._failure, self._retry_at)
+            pid = self._connection.pid if self._connection else None
+            reason = known.reason if known is not None else ""
+            return WorkerStatus(self._words.kind, up, pid, self._restarts, reason, "", *lost)
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
         """Memory that needs no copy on its way to the process. RESOURCE_EXHAUSTED beyond the memory limit."""
@@ -291,8 +303,10 @@ class ReconnectingModel(Model):
                 return
             self._connection = None
             self._cause = connection.verdict
-            self._failed_starts = 0
-            self._delay = self._backoff.next(time.monotonic() - connection.opened)
+            self._failed_starts, self._failure = 0, ""
+            now = time.monotonic()
+            self._delay = self._backoff.next(now - connection.opened)
+            self._retry_at = now + self._delay
             self._start_thread(connection, self._delay)
 
     def _start_thread(self, old: Connection | None, delay: float) -> None:
@@ -304,10 +318,11 @@ class ReconnectingModel(Model):
         """The thread: runs until the model can run, is closed, or is connected elsewhere."""
         connector = self._connector
         if old is not None:
-            cause = old.cause()
+            cause = self._cause = old.cause()
             old.free()
             process, again = self._words.process, self._words.started_again
             logger.error("%s: its %s ended (%s); it is %s in %.1f s", self._label, process, cause, again, delay)
+            self._on_worker(cause)
         while not self._closing.wait(delay) and connector is self._connector:
             try:
                 connection = connector.connect(self._lanes.all, self._check_same)
@@ -330,6 +345,7 @@ class ReconnectingModel(Model):
         with self._changed:
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
+            self._failure, self._retry_at = status_of(error).message, time.monotonic() + delay
             self._changed.notify_all()
         status = status_of(error)
         if self._closing.is_set() or status.waits:
@@ -355,6 +371,7 @@ class ReconnectingModel(Model):
             return
         if old is not None:
             logger.info("%s: its %s runs again (%s)", self._label, self._words.process, connection.pid)
+            self._on_worker(None)
         connection.on_end(lambda: self._on_end(connection))
         if not self.opening.done():
             self.opening.set_result(connection.description)

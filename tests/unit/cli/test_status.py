@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.serving.metrics import StateCollector
+from tfs_lite.testing.terminal import read_terminal
 
 Captured = pytest.CaptureFixture[str]
 
@@ -91,6 +93,38 @@ def test_the_table_and_json_show_models_versions_states_and_reasons(listing: Lis
     assert model["versions"][0] == {"version": 3, "state": "END", "error": "DATA_LOSS: model.pt2 is truncated"}
 
 
+LOADING = {
+    "version": "3",
+    "phase": "reading the weights",
+    "seconds": 2.5,
+    "phase_seconds": 2.0,
+    "read_bytes": 1_200_000_000,
+    "expected_bytes": 6_000_000_000,
+    "seconds_left": 8.0,
+}
+
+
+def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: Listing, capsys: Captured) -> None:
+    warming = {"version": "4", "phase": "warming up", "seconds": 9.0, "phase_seconds": 4.0}
+    unknown = {**warming, "version": "5", "phase": "of a later release"}
+    statuses = [entry(5, "LOADING"), entry(4, "LOADING"), entry(3, "LOADING", LOST)]
+    listing.models = [
+        {"name": "digits", "model_version_status": statuses, "load_progress": [LOADING, warming, unknown]}
+    ]
+    for flags in ([], ["--verbose"]):
+        listing.metrics = metrics_page()
+        assert main(["status", *flags, "--rest", listing.address]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "reading the weights: 1.2 of 6.0 GB, 8 s left; DATA_LOSS: model.pt2 is truncated" in shown
+        assert "warming up for 4 s" in shown
+        assert "later release" not in shown
+        assert main(["status", *flags, "--json", "--rest", listing.address]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert "progress" not in model["versions"][0]
+        assert model["versions"][1]["progress"] == {name: warming[name] for name in warming if name != "version"}
+        assert model["versions"][2]["progress"] == {name: LOADING[name] for name in LOADING if name != "version"}
+
+
 def test_an_unknown_model_is_an_error_with_the_nearest_name(listing: Listing, capsys: Captured) -> None:
     assert main(["status", "digit", "--rest", listing.address]) == 1
     assert "no model 'digit' (did you mean digits?)" in capsys.readouterr().err
@@ -126,7 +160,7 @@ def metrics_page() -> bytes:
     BatchMetrics(registry, requests.tensorflow).on_batch(BatchReport(digits, 6, 2, 0.003, (0.002,) * 4, True))
     worker = WorkerState(digits, 0, "process", True, 4321, 1)
     registry.register(BatchStateCollector(lambda: [(digits, 9)], lambda: [worker]))
-    registry.register(StateCollector(list, list, lambda: [(digits, 3)]))
+    registry.register(StateCollector(list, list, lambda: [(digits, 3)], lambda version: True, lambda name: {}))
     return generate_latest(registry)
 
 
@@ -226,5 +260,43 @@ def test_watching_prints_every_change_until_it_is_interrupted(listing: Listing) 
         assert [model["name"] for model in json.loads(process.stdout.readline())["models"]] == ["digits"]
         listing.close()
         assert json.loads(process.stdout.readline())["error"]["code"] == "UNAVAILABLE"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_watching_on_a_terminal_draws_over_what_it_has_drawn_and_gives_the_terminal_back(listing: Listing) -> None:
+    own, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--interval=0.02"]
+    with subprocess.Popen(
+        [*command, "--rest", listing.address], stdout=theirs, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        os.close(theirs)
+        before = read_terminal(own, lambda seen: "ranker" in seen)
+        listing.models = [{"name": "digits", "model_version_status": [entry(3, "LOADING")], "load_progress": [LOADING]}]
+        during = read_terminal(own, lambda seen: "8 s left" in seen)
+        process.send_signal(signal.SIGINT)
+        after = read_terminal(own)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert HIDE_CURSOR in before
+    assert LINE_UP in during
+    assert SHOW_CURSOR in after
+
+
+HIDE_CURSOR, SHOW_CURSOR, LINE_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
+
+
+def test_watching_without_a_terminal_prints_plain_lines_for_each_change(listing: Listing) -> None:
+    command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--interval=0.02"]
+    with subprocess.Popen([*command, "--rest", listing.address], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("ranker" in line for line in lines)
+        listing.models = [{"name": "digits", "model_version_status": [entry(3, "LOADING")], "load_progress": [LOADING]}]
+        found = next(line for line in lines if "LOADING" in line)
+        assert found.split("LOADING")[1].strip() == "reading the weights: 1.2 of 6.0 GB, 8 s left"
+        assert "\x1b" not in found
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.core import publish as publishing
 from tfs_lite.core.manifest import MANIFEST_NAME, file_stamp, parse_manifest
 from tfs_lite.core.publish import HIDDEN_PREFIX, Published, commit, publish, staging_directory
 from tfs_lite.core.servable import MAX_VERSION
@@ -145,17 +144,32 @@ def test_nothing_staged_is_nothing_to_commit(base: Path) -> None:
     assert os.listdir(base) == []
 
 
-def test_a_source_that_changes_while_it_is_copied_is_not_published(source, base, monkeypatch) -> None:
-    copy = publishing.shutil.copyfile
+def test_a_source_that_changes_while_it_is_copied_is_not_published(source: Path, base: Path) -> None:
+    def change(phase: str, done: int, expected: int) -> None:
+        for file in source.rglob("*"):
+            if done and file.is_file():
+                file.write_bytes(b"more")
 
-    def copy_and_change(origin: str, target: str) -> None:
-        copy(origin, target)
-        with open(origin, "ab") as file:
-            file.write(b"more")
-
-    monkeypatch.setattr(publishing.shutil, "copyfile", copy_and_change)
-    assert code_of(lambda: publish(str(source), str(base))) is StatusCode.ABORTED
+    assert code_of(lambda: publish(str(source), str(base), on_progress=change)) is StatusCode.ABORTED
     assert os.listdir(base) == []
+
+
+def test_progress_counts_the_bytes_of_copying_and_then_of_hashing(tmp_path: Path, base: Path) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    size = (1 << 20) + 5
+    (source / "a").write_bytes(b"x" * size)
+    (source / "b").write_bytes(b"y" * 3)
+    (source / "empty").write_bytes(b"")
+    told: list[tuple[str, int, int]] = []
+    published = publish(str(source), str(base), on_progress=lambda *what: told.append(what))
+    assert (Path(published.path) / "a").stat().st_size == size
+    total = size + 3
+    steps = sorted({done for phase, done, _ in told if phase == "copying"})
+    assert steps == [0, 1 << 20, size, total]
+    assert [phase for phase, done, _ in told if done == 0] == ["copying", "hashing"]
+    assert [what for what in told if what[1] == total] == [("copying", total, total), ("hashing", total, total)]
+    assert {expected for _, _, expected in told} == {total}
 
 
 def test_publishers_at_the_same_time_get_different_numbers(source: Path, base: Path) -> None:

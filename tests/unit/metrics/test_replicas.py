@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
-from tfs_lite.metrics.replicas import ClusterCollector, ClusterReport, ReplicaMetrics, ReplicaReport, ReplicaStatus
+from tfs_lite.metrics.replicas import ClusterCollector, ClusterReport, ReplicaMetrics
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
 

@@ -11,9 +11,9 @@ import orjson
 import ormsgpack
 import pytest
 
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 

@@ -49,6 +49,7 @@ class Fixture(ManagerFixture):
         self.contradiction: ServingError | None = None
         self.remarks: dict[ServableId, Status] = {}
         self.replaced: list[ServableId] = []
+        self.given_up: list[ServableId] = []
         self.wakes = 0
         self.files, self.configs = "files", "c1"
         effects = FollowerEffects(
@@ -60,6 +61,7 @@ class Fixture(ManagerFixture):
             remark=self.remark,
             wake_source=self.wake,
             on_replaced=lambda servable_id, old: self.replaced.append(servable_id),
+            on_given_up=self.given_up.append,
         )
         options = FollowerOptions(
             QUIET,
@@ -257,9 +259,23 @@ def test_version_that_waits_for_other_models_or_room_is_tried_until_they_are_the
     fixture.change(TWO, "c2")
     for _ in range(10):
         fixture.pass_time(1.0)
+    assert fixture.given_up == []
     fixture.next_loading = {}
     fixture.pass_time(1.0)
     assert (fixture.serves_with, fixture.remarks) == (TWO, {})
+
+
+@pytest.mark.parametrize("then", [ONE, invalid_argument("wrong")], ids=["taken back", "wrong"])
+def test_load_that_waits_is_given_up_when_the_config_says_something_else(
+    fixture: Fixture, then: ModelSettings | ServingError
+) -> None:
+    def wait() -> None:
+        raise ServingError(StatusCode.UNAVAILABLE, "no room", Reason.WAITS_FOR_PLACE)
+
+    fixture.next_loading = {"while_loading": wait}
+    fixture.change(TWO, "c2")
+    fixture.change(then, "c3")
+    assert set(fixture.given_up) == {ID}
 
 
 def test_instances_alone_change_in_place(fixture: Fixture) -> None:

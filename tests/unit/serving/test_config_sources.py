@@ -11,7 +11,7 @@ import pytest
 from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.status import StatusCode, invalid_argument
+from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_sources import QUIET_SECONDS, ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
@@ -29,6 +29,7 @@ class Target:
         self.applied: list[list[str]] = []
         self.configs: list[ModelServerConfig] = []
         self.refuse = ""
+        self.unreadable = 0
         self.changed = threading.Condition()
 
     def apply(self, config: ModelServerConfig) -> None:
@@ -38,6 +39,9 @@ class Target:
             self.changed.notify_all()
         if self.refuse:
             raise invalid_argument(self.refuse)
+
+    def on_unreadable(self, status: Status) -> None:
+        self.unreadable += 1
 
     def wait_for(self, names: list[str]) -> None:
         with self.changed:
@@ -67,7 +71,7 @@ def watcher(file: Path, target: Target) -> ConfigFileWatcher:
 
 def watch(file: Path, target: Target, seconds: float) -> ConfigFileWatcher:
     applied = read_model_server_config(str(file), file.parent)
-    return ConfigFileWatcher(str(file), file.parent, seconds, applied, target.apply)
+    return ConfigFileWatcher(str(file), file.parent, seconds, applied, target.apply, target.on_unreadable)
 
 
 def test_only_a_changed_file_is_applied_and_only_once(file: Path, target: Target, watcher: ConfigFileWatcher) -> None:
@@ -116,6 +120,7 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
     for _ in range(3):
         watcher.poll()
     assert target.applied == []
+    assert target.unreadable == 3
     assert len(caplog.records) == 1
     file.write_text(ONE)
     watcher.poll()

@@ -118,7 +118,7 @@ class Fixture:
         self.changes = ChangeNotifier()
         self.bus: EventBus[ServableState] = EventBus(self.clock)
         journal = LoadJournal(lambda attempt: None)
-        self.states = ModelStates(ServableStateMonitor(self.bus), journal, self.changes)
+        self.states = ModelStates(ServableStateMonitor(self.bus), journal, self.changes, self.clock)
         self.states.configure(["m"])
         self.waiter = ModelWaiter(self.states, self.changes, self.clock)
         self.aspire = self.states.observe(lambda name, versions: None)

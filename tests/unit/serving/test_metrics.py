@@ -74,15 +74,50 @@ def test_states_memory_and_queues_are_read_when_asked_for(registry: CollectorReg
             lambda: [ModelReport("m", (VersionStatus(1, state, OK),))],
             lambda: [ResourceUse("main", 0, 10, 100)],
             lambda: [(M1, 3)],
+            lambda servable_id: True,
+            lambda name: {1: 7.0},
         )
     )
     assert value(registry, "model_version_state", model="m", version="1", state="LOADING") == 1
+    assert value(registry, "version_state_seconds", model="m", version="1", state="LOADING") == 7
+    assert value(registry, "model_available", model="m") == 0
     assert value(registry, "memory_used_bytes", device="main", instance="0") == 10
     assert value(registry, "memory_total_bytes", device="main", instance="0") == 100
     assert value(registry, "queue_depth", model="m", version="1") == 3
     state = VersionState.AVAILABLE
     assert value(registry, "model_version_state", model="m", version="1", state="LOADING") is None
     assert value(registry, "model_version_state", model="m", version="1", state="AVAILABLE") == 1
+    assert value(registry, "model_available", model="m") == 1
+
+
+def test_every_model_of_the_config_tells_whether_it_is_available() -> None:
+    registry, dead = CollectorRegistry(), ServableId("dead", 1)
+    available = (VersionStatus(1, VersionState.AVAILABLE, OK),)
+    ended = (VersionStatus(1, VersionState.END, BROKEN),)
+    reports = [
+        ModelReport("serves", available),
+        ModelReport("dead", available),
+        ModelReport("broken", ended),
+        ModelReport("empty"),
+    ]
+    registry.register(
+        StateCollector(lambda: reports, list, list, lambda servable_id: servable_id != dead, lambda name: {1: 3.0})
+    )
+    found = {name: value(registry, "model_available", model=name) for name in ("serves", "dead", "broken", "empty")}
+    assert found == {"serves": 1, "dead": 0, "broken": 0, "empty": 0}
+    assert value(registry, "version_state_seconds", model="serves", version="1", state="AVAILABLE") == 3
+    assert value(registry, "version_state_seconds", model="broken", version="1", state="END") is None
+
+
+def test_counters_of_a_configured_model_and_of_reloads_begin_with_0(registry: CollectorRegistry) -> None:
+    metrics = LifecycleMetrics(registry)
+    assert value(registry, "config_reloads_total", result="failed") == 0
+    metrics.model_added("m")
+    for name in ("model_loads", "model_load_failures", "model_unloads"):
+        assert value(registry, f"{name}_total", model="m") == 0
+    assert value(registry, "model_load_attempts_total", model="m", result="failed") == 0
+    metrics.model_gone("m")
+    assert 'model="m"' not in generate_latest(registry).decode()
 
 
 def test_gone_models_are_dropped_the_longest_gone_first() -> None:

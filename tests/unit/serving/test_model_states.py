@@ -70,13 +70,18 @@ def changes() -> ChangeNotifier:
 
 
 @pytest.fixture
-def bus() -> EventBus[ServableState]:
-    return EventBus(VirtualClock())
+def clock() -> VirtualClock:
+    return VirtualClock()
 
 
 @pytest.fixture
-def model_states(bus: EventBus[ServableState], changes: ChangeNotifier) -> ModelStates:
-    return ModelStates(ServableStateMonitor(bus), LoadJournal(lambda attempt: None), changes)
+def bus(clock: VirtualClock) -> EventBus[ServableState]:
+    return EventBus(clock)
+
+
+@pytest.fixture
+def model_states(bus: EventBus[ServableState], changes: ChangeNotifier, clock: VirtualClock) -> ModelStates:
+    return ModelStates(ServableStateMonitor(bus), LoadJournal(lambda attempt: None), changes, clock)
 
 
 def test_report_puts_the_parts_together_and_each_part_notifies(
@@ -90,6 +95,24 @@ def test_report_puts_the_parts_together_and_each_part_notifies(
     assert report.available
     assert report.problem == MISSING
     assert changes.count == 2
+
+
+def test_seconds_count_from_the_last_event_or_from_the_first_report_that_a_version_waits(
+    bus: EventBus[ServableState], clock: VirtualClock, model_states: ModelStates
+) -> None:
+    model_states.configure(["m"])
+    bus.publish(ServableState(ServableId("m", 1), ManagerState.AVAILABLE))
+    bus.publish(ServableState(ServableId("m", 3), ManagerState.END, BROKEN))
+    clock.advance(10)
+    model_states.on_source_report(SourceReport("m", OK, {2: "no files yet", 3: "files changed"}))
+    clock.advance(5)
+    model_states.on_source_report(SourceReport("m", OK, {1: "files changed", 2: "no manifest", 3: "files changed"}))
+    assert model_states.state_seconds("m") == {1: 15, 2: 5, 3: 5}
+    model_states.on_source_report(SourceReport("m"))
+    assert model_states.state_seconds("m") == {1: 15, 3: 15}
+    model_states.configure([])
+    model_states.on_source_report(SourceReport("m", OK, {2: "again"}))
+    assert model_states.state_seconds("m")[2] == 0
 
 
 def test_observer_notes_the_wanted_versions_and_passes_the_list_on(model_states: ModelStates) -> None:

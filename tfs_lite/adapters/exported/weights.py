@@ -21,6 +21,7 @@ from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.inspect.archive import Archive, damaged
 from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.loader import LoadPhase
 
 _STRIDED = 7
 _ALIGNMENT = 64
@@ -58,7 +59,10 @@ def read_weights(
         raise damaged(f"{document.file} has no data for {_shown(min(missing))}")
     members = {name: directory + entry["path_name"] for name, (directory, entry) in entries.items()}
     dtypes = _dtypes({name: entry for name, (_, entry) in entries.items()}, members)
-    contents = read_members(archive, set(members.values()))
+    distinct = set(members.values())
+    archive.meter.begin(LoadPhase.READING, sum(map(archive.size, distinct)))
+    contents = read_members(archive, distinct)
+    archive.meter.begin(LoadPhase.OPENING)
     payloads = {member: move(_flat(archive, member, contents.pop(member), dtypes[member])) for member in dtypes}
     return {name: _strided(archive, name, payloads[members[name]], entry) for name, (_, entry) in entries.items()}
 

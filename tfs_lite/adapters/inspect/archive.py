@@ -16,8 +16,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import ServingError, StatusCode
 
 MAX_MEMBERS = 100_000
@@ -52,13 +53,15 @@ def unsafe(what: str) -> ServingError:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An open archive. Members go by their name below the archive's one root directory. One thread at a time."""
+    """An open archive. Members go by their name below the archive's one root directory. ``meter`` counts what is read
+    in pieces. One thread at a time."""
 
     name: str
     root: str
     members: Mapping[str, zipfile.ZipInfo]
     _zip: zipfile.ZipFile
     _file: io.BufferedIOBase
+    meter: LoadMeter = field(default_factory=LoadMeter)
 
     def read(self, member: str, limit: int = MAX_TEXT_BYTES) -> bytes:
         """The whole member. DATA_LOSS if it is missing, damaged or larger than ``limit``."""
@@ -95,6 +98,7 @@ class Archive:
             if not count:
                 raise zipfile.BadZipFile("its end is missing")
             filled += count
+            self.meter.add(count)
             yielder()
         if checksum != info.CRC:
             raise zipfile.BadZipFile(f"Bad CRC-32 for file {info.filename!r}")
@@ -105,6 +109,7 @@ class Archive:
             while piece := file.read(_PIECE):
                 target[filled : filled + len(piece)] = piece
                 filled += len(piece)
+                self.meter.add(len(piece))
                 yielder()
 
     def _find(self, member: str) -> zipfile.ZipInfo:
@@ -115,16 +120,18 @@ class Archive:
 
     def verify_checksums(self) -> None:
         """DATA_LOSS if any member differs from its checksum."""
+        self.meter.begin(LoadPhase.CHECKING, sum(info.file_size for info in self.members.values()))
         with _zip_errors(self.name):
             for info in self.members.values():
                 with self._zip.open(info) as file:
-                    while file.read(_CHUNK):
-                        pass
+                    while piece := file.read(_CHUNK):
+                        self.meter.add(len(piece))
 
 
 @contextlib.contextmanager
-def open_archive(source: str | io.BufferedIOBase, name: str) -> Iterator[Archive]:
+def open_archive(source: str | io.BufferedIOBase, name: str, meter: LoadMeter | None = None) -> Iterator[Archive]:
     """Opens a file, or an archive inside another one, whose frame is sound; ``name`` is what messages call it.
+    ``meter`` is told of what is read.
 
     DATA_LOSS if it is truncated or no archive, PERMISSION_DENIED if its frame is ambiguous.
     """
@@ -137,7 +144,7 @@ def open_archive(source: str | io.BufferedIOBase, name: str) -> Iterator[Archive
         _check_members(infos, name)
         _check_layout(infos, archive.start_dir, name)
         root, members = _strip_root(infos, name)
-        yield Archive(name, root, members, archive, file)
+        yield Archive(name, root, members, archive, file, meter or LoadMeter())
 
 
 def member_names(path: str) -> frozenset[str]:

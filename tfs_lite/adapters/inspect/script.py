@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from tfs_lite.adapters.inspect.archive import FRAME, check_members, damaged, open_archive, unsafe
+from tfs_lite.core.loader import LoadMeter
 
 _SCRIPT = re.compile(rf"{FRAME}|(data|constants|traced_inputs)(\.pkl|/\d+)|code/.*")
 _SCRIPT_CODE = re.compile(r"code/.*\.py")
@@ -15,9 +16,9 @@ _GETATTR = re.compile(rb'getattr\s*\([^"\']*,\s*"([^"\\]*)"\s*\)')
 _TOUCHES_FILES = re.compile(rb"\.(\s|#[^\n]*\n)*(save|from_file|read_file|write_file)\b")
 
 
-def inspect_script(path: str, name: str, trusted: bool) -> None:
+def inspect_script(path: str, name: str, trusted: bool, meter: LoadMeter | None = None) -> None:
     """Checks what ``torch.jit.save`` wrote. Scripts are no Python, but a few of their functions write files."""
-    with open_archive(path, name) as archive:
+    with open_archive(path, name, meter) as archive:
         if "constants.pkl" not in archive.members:
             raise damaged(f"{name} is no TorchScript archive; weights alone cannot be served")
         archive.verify_checksums()

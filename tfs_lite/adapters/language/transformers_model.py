@@ -172,14 +172,14 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     dtype: torch.dtype = getattr(torch, dtype_name(wanted, on_gpu))
     graphs = on_gpu and wanted.cuda_graphs
     slots, length = wanted.slots(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
-    module = load_network(request.files, config, dtype, request.device)
+    module = load_network(request.files, config, dtype, request.device, request.meter)
     vocabulary = _vocabulary(module)
     sources = [read_optional(request.files, GENERATION_CONFIG), *_eos_of(module), {"eos_token_id": end}]
     network, why = _packed_network(module, request, slots, length) if wanted.packed_weights else None, ""
     if network is None:
         if packed_bytes(module):
             del module
-            module = load_network(request.files, config, dtype, request.device)
+            module = load_network(request.files, config, dtype, request.device, request.meter)
         network, why = choose_network(module, request.device, slots, length, wanted.fallback == "interleaved", graphs)
     limits = Limits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(

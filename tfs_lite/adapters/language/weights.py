@@ -26,6 +26,7 @@ from tfs_lite.adapters.failures import out_of_memory, sentence, story
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
+from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import ServingError, failed_precondition
 
 if TYPE_CHECKING:
@@ -68,9 +69,14 @@ def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
 
 
 def load_network(
-    files: VersionFiles, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    files: VersionFiles,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    meter: LoadMeter | None = None,
 ) -> PreTrainedModel:
-    """The network with the version's weights, in eval mode, without gradients.
+    """The network with the version's weights, in eval mode, without gradients. ``meter`` counts the weights while they
+    are gone through for the first time: until then those that need no cast are only mapped from their files.
 
     FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files, and
     for weights that are not finite. One load at a time; others wait. Call it in a thread that ends soon after.
@@ -85,7 +91,7 @@ def load_network(
     _check_report(report, headers)
     module.__class__ = made
     module.config.dtype = dtype
-    _check_numbers(module)
+    _check_numbers(module, meter or LoadMeter())
     if device.type == "cpu":
         _copy_tensors(module)
     torch.nn.Module.to(module, device)
@@ -139,11 +145,15 @@ def _copy_tensors(module: torch.nn.Module) -> None:
         tensor.data = tensor.data.clone()
 
 
-def _check_numbers(module: torch.nn.Module) -> None:
+def _check_numbers(module: torch.nn.Module, meter: LoadMeter) -> None:
     """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed."""
-    for name, parameter in module.named_parameters():
+    parameters = dict(module.named_parameters())
+    meter.begin(LoadPhase.READING, sum(parameter.nbytes for parameter in parameters.values()))
+    for name, parameter in parameters.items():
         if not bool(torch.isfinite(parameter).all()):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
+        meter.add(parameter.nbytes)
+    meter.begin(LoadPhase.OPENING)
 
 
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:

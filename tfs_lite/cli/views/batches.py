@@ -13,8 +13,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import state_text, table
-from tfs_lite.cli.views.models import Model, Version
-from tfs_lite.cli.views.replicas import Replicas, ReplicasByVersion
+from tfs_lite.cli.views.models import Model, Version, model_json
+from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
+from tfs_lite.core.replicas import ReplicaReport
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -127,13 +128,13 @@ def verbose_table(models: Iterable[Model], known: NumbersByVersion, replicas: Re
 
 def verbose_json(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
     """The same JSON as without ``--verbose``, with ``numbers`` in each version, and ``replicas`` where it has any."""
-    shown = [asdict(model) for model in models]
+    shown = [model_json(model) for model in models]
     for model in shown:
         for version in model["versions"]:
             key = (model["name"], version["version"])
             version["numbers"] = asdict(known.get(key, NOTHING))
             if key in replicas:
-                version["replicas"] = asdict(replicas[key])
+                version["replicas"] = replicas_json(replicas[key])
     return {"models": shown}
 
 
@@ -203,7 +204,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _row(name: str, version: Version, numbers: Numbers, replicas: Replicas | None) -> tuple[Any, ...]:
+def _row(name: str, version: Version, numbers: Numbers, replicas: ReplicaReport | None) -> tuple[Any, ...]:
     *shown, workers = _shown(numbers)
     return (
         name,
@@ -211,7 +212,7 @@ def _row(name: str, version: Version, numbers: Numbers, replicas: Replicas | Non
         state_text(version.state, failed=bool(version.error)),
         *shown,
         f"ray {replicas.summary}" if replicas else workers,
-        version.error,
+        version.reason,
     )
 
 

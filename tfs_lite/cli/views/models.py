@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import console, print_json, state_text, table
+from tfs_lite.core.loader import LoadPhase, LoadProgress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,11 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version; ``error`` is its status code and message, or empty."""
+    """One version; ``error`` is its status code and message, or empty. ``progress``: how far its load is, if it is
+    being loaded and the server says so."""
 
     version: int
     state: str
     error: str = ""
+    progress: LoadProgress | None = None
+
+    @property
+    def reason(self) -> str:
+        """How far the load is, and what is wrong."""
+        return "; ".join(filter(None, (str(self.progress or ""), self.error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,9 @@ def read_grpc(client: Client, name: str) -> Model:
 
 def read_rest(item: dict[str, Any]) -> Model:
     """An entry of the list at ``/v1/models``."""
+    loads = {entry["version"]: _progress(entry) for entry in item.get("load_progress", ())}
     versions = tuple(
-        Version(int(entry["version"]), entry["state"], _error(entry["status"]))
+        Version(int(entry["version"]), entry["state"], _error(entry["status"]), loads.get(entry["version"]))
         for entry in item["model_version_status"]
     )
     return Model(item["name"], versions, item.get("reason", ""))
@@ -56,7 +65,7 @@ def models_table(models: Iterable[Model]) -> Table:
         if model.reason or not model.versions:
             rows.append((model.name, "-", "-", model.reason or "no versions yet"))
         rows += [
-            (model.name, item.version, state_text(item.state, failed=bool(item.error)), item.error)
+            (model.name, item.version, state_text(item.state, failed=bool(item.error)), item.reason)
             for item in model.versions
         ]
     return table(("model", "version", "state", "reason"), rows)
@@ -64,11 +73,31 @@ def models_table(models: Iterable[Model]) -> Table:
 
 def print_models(models: list[Model], as_json: bool) -> None:
     if as_json:
-        print_json({"models": [asdict(model) for model in models]})
+        print_json({"models": [model_json(model) for model in models]})
     elif models:
         console().print(models_table(models))
     else:
         print("the server has no models", flush=True)
+
+
+def model_json(model: Model) -> dict[str, Any]:
+    """``progress`` only of versions that have any."""
+    shown = asdict(model)
+    for version, entry in zip(model.versions, shown["versions"], strict=True):
+        del entry["progress"]
+        if version.progress is not None:
+            entry["progress"] = version.progress.as_json()
+    return shown
+
+
+def _progress(entry: dict[str, Any]) -> LoadProgress | None:
+    """None for a phase that this release does not know."""
+    try:
+        phase = LoadPhase(entry["phase"])
+    except ValueError:
+        return None
+    seconds = entry["seconds"], entry["phase_seconds"]
+    return LoadProgress(phase, *seconds, entry.get("read_bytes"), entry.get("expected_bytes"))
 
 
 def _error(status: dict[str, str]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import table
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
+from tfs_lite.core.servable import ServableId
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,47 +18,31 @@ COLUMNS = ("replica", "node", "pid", "state", "since", "ongoing", "restarts", "r
 _UNITS = (("s", 120), ("min", 120 * 60), ("h", 48 * 3600))
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One place of a version, and the replica in it. ``since`` is in seconds since 1970."""
-
-    name: str
-    state: str
-    since: float
-    node: str = ""
-    pid: int | None = None
-    ongoing: int | None = None
-    restarts: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """Those of one version. ``summary``: ``2/3 up, 1 starting: signal 9``."""
-
-    summary: str
-    replicas: tuple[Replica, ...]
-
-
-ReplicasByVersion: TypeAlias = Mapping[tuple[str, int], Replicas]
+ReplicasByVersion: TypeAlias = Mapping[tuple[str, int], ReplicaReport]
 """Replicas by model and version."""
 
 
-def read_replicas(item: Mapping[str, Any]) -> dict[tuple[str, int], Replicas]:
+def read_replicas(item: Mapping[str, Any]) -> dict[tuple[str, int], ReplicaReport]:
     """Of an entry of the list at ``/v1/models``. A version that is loaded beside itself has the replicas of both."""
-    found: dict[tuple[str, int], Replicas] = {}
+    found: dict[tuple[str, int], ReplicaReport] = {}
     for entry in item.get("replica_status", ()):
         key = (item["name"], int(entry["version"]))
-        replicas = tuple(Replica(**replica) for replica in entry["replicas"])
+        replicas = tuple(ReplicaStatus(**replica) for replica in entry["replicas"])
         before = found.get(key)
-        found[key] = Replicas(
+        found[key] = ReplicaReport(
+            ServableId(*key),
             f"{before.summary}; {entry['summary']}" if before else entry["summary"],
             (before.replicas if before else ()) + replicas,
         )
     return found
 
 
-def replicas_table(known: Iterable[Replicas], now: float) -> Table:
+def replicas_json(report: ReplicaReport) -> dict[str, Any]:
+    """Of a version that has its own entry."""
+    return {"summary": report.summary, "replicas": [asdict(replica) for replica in report.replicas]}
+
+
+def replicas_table(known: Iterable[ReplicaReport], now: float) -> Table:
     """A row for each replica. ``now``: seconds since 1970."""
     rows = [
         (

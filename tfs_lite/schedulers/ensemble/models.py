@@ -48,7 +48,8 @@ def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
     """The error names the steps whose models are missing."""
     steps = [step for step in graph.steps if wanted_by(step) in missing or (step.model, None) in missing]
     message = f"it contains models that are not available: waits for {', '.join(map(str, steps))}"
-    return ServingError(StatusCode.UNAVAILABLE, message, Reason.WAITS_FOR_MODELS)
+    models = tuple(dict.fromkeys(name for name, _ in missing))
+    return ServingError(StatusCode.UNAVAILABLE, message, Reason.WAITS_FOR_MODELS, models)
 
 
 def wanted_by(step: Step) -> Wanted:

@@ -31,11 +31,11 @@ from tfs_lite.transport.table import CallContext, Grant, Scope
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What listeners are told. ``address`` is that of the peer."""
+    """What listeners are told. ``caller`` is a name of the access file, else the peer's address."""
 
     scope: Scope
     reason: Reason
-    address: str
+    caller: str
     message: str
 
 
@@ -105,17 +105,18 @@ class Access:
             if grant.allows(model):
                 continue
             if model != ALL_MODELS:
-                self._count(Denied(scope, Reason.MODELS, caller.peer.address, f"{grant.name!r} may not see the model {model[:200]!r}"))
-                raise not_found(f"no model {model[:200]!r} is among those that {grant.name!r} may see")
+                message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
+                self._count(Denied(scope, Reason.MODELS, grant.name, message))
+                raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
-            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message))
+            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message, grant.name))
 
     def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
         entries: Sequence[Entry] = self._file.entries if self._file is not None else ()
         return may(scope, caller, self._policy, entries)
 
     def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:
-        self._count(Denied(scope, denial.reason, caller.peer.address, denial.message))
+        self._count(Denied(scope, denial.reason, denial.name or caller.peer.address, denial.message))
         return AccessDenied(denial, retry_after)
 
     def _count(self, denied: Denied) -> None:

@@ -69,9 +69,12 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Denial:
+    """``name`` is that of the caller in the access file, empty if it is not in there."""
+
     code: StatusCode
     reason: Reason
     message: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,7 @@ def _denial(scope: Scope, caller: Caller, policy: Policy, known: Sequence[Entry]
     what, flag = _what(scope), f"{FLAGS[scope]}={policy.mode(scope)}"
     if known:
         message = f"{what} is not among the scopes of {known[0].name!r} in the server's access file ({flag})"
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.SCOPE, message)
+        return Denial(StatusCode.PERMISSION_DENIED, Reason.SCOPE, message, known[0].name)
     here = "works from the server's own machine only" if policy.mode(scope) == AUTO else "needs a token"
     if policy.mode(scope) == AUTO and caller.forwarded:
         here += ", and this request came through a proxy"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tfs_lite.config.model_server import from_proto
-from tfs_lite.core.status import OK, invalid_argument
+from tfs_lite.core.history import Cause, Origin, acting
+from tfs_lite.core.status import OK, ServingError, invalid_argument
 from tfs_lite.metrics.requests import GRPC
 from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.messages import GetModelStatusRequest, Message, ReloadConfigRequest, ReloadConfigResponse
@@ -42,7 +43,8 @@ class ModelService:
         message = parse(ReloadConfigRequest, data)
         if message.config.WhichOneof("config") != "model_config_list":
             raise invalid_argument("Only ModelConfigList is currently supported")
-        answer, applied = await self._background.run(lambda: self._reload(message))
+        with acting(Origin(Cause.RELOAD_RPC, context.caller)):
+            answer, applied = await self._background.run(lambda: self._reload(message))
         context.trailers.append((APPLIED, encode_trailer(applied)))
         return answer
 
@@ -50,7 +52,12 @@ class ModelService:
         """The answer, with the increase of each counter that the client named, and what was applied."""
         core = self._core
         before = {name: core.counter_value(name) for name in message.metric_names}
-        applied = core.reload(from_proto(message.config, base_directory(core.options)))
+        try:
+            config = from_proto(message.config, base_directory(core.options))
+        except ServingError as error:
+            core.config_refused(error.status)
+            raise
+        applied = core.reload(config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
             response.metric.add(name=name, int64_value_increase=int(core.counter_value(name) - value))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from google.protobuf.json_format import MessageToDict
 
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
@@ -18,7 +19,7 @@ from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.server_core import ServerCore
 
 if TYPE_CHECKING:
-    from tfs_lite.metrics.replicas import ReplicaReport
+    from tfs_lite.core.replicas import ReplicaReport
 
 
 class ModelPages:
@@ -29,14 +30,17 @@ class ModelPages:
         self._metrics = core.request_metrics
 
     async def list(self, request: Request, ref: ModelRef) -> Response:
-        """Every model that the caller may see with its versions, and why a model without any has none; and the
-        replicas of those that live in a cluster."""
+        """Every model that the caller may see with its versions, and why a model without any has none; how far its
+        loads are; and the replicas of those that live in a cluster."""
         with self._metrics.record("ListModels", "", REST, request):
             replicas: dict[str, list[ReplicaReport]] = {}
             for report in self._core.replicas():
                 replicas.setdefault(report.id.name, []).append(report)
+            loads: dict[str, dict[int, LoadProgress]] = {}
+            for servable_id, progress in self._core.loads().items():
+                loads.setdefault(servable_id.name, {})[servable_id.version] = progress
             visible = [report for report in self._core.models() if request.grant.allows(report.name)]
-            models = [_report(report, replicas.get(report.name, ())) for report in visible]
+            models = [_report(report, loads.get(report.name, {}), replicas.get(report.name, ())) for report in visible]
             return json_reply({"models": models})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
@@ -58,11 +62,15 @@ class ModelPages:
             return json_reply({"model_spec": spec, "metadata": {"signature_def": signatures}})
 
 
-def _report(report: ModelReport, replicas: Sequence[ReplicaReport]) -> dict[str, Any]:
+def _report(
+    report: ModelReport, loads: Mapping[int, LoadProgress], replicas: Sequence[ReplicaReport]
+) -> dict[str, Any]:
     statuses = orjson.loads(status_json(model_status(report.versions)))
     body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
     if not report.problem.ok:
         body["reason"] = report.problem.message
+    if loads:
+        body["load_progress"] = [{"version": str(version), **loads[version].as_json()} for version in sorted(loads)]
     if replicas:
         body["replica_status"] = [_of_replicas(of_version) for of_version in replicas]
     return body

@@ -27,9 +27,10 @@ from tfs_lite.config.server_files import read_ssl_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor, Task
+from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
-from tfs_lite.metrics.replicas import ClusterCollector, ClusterReport, ReplicaMetrics, ReplicaReport
+from tfs_lite.metrics.replicas import ClusterCollector, ClusterReport, ReplicaMetrics
 from tfs_lite.serving.cluster.replicas import ReplicatedVersion
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
@@ -48,6 +49,12 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 """A replica with a GPU sees no other one."""
 BESIDE = "+"
 """Ends the generation of a version that is loaded beside itself, with nothing changed but its number of replicas."""
+MAX_NICE_NODES = 1000
+"""Of so many it is said that their replicas are nice."""
+NICE = (
+    "replicas on node %s run with niceness %d: beside other work they hardly get a processor. Start Ray there with "
+    "RAY_worker_niceness=0; it is 15 otherwise"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -89,9 +96,11 @@ class Cluster:
         gpu_fraction: float,
         wake: Callable[[ServableId], None],
         on_change: Callable[[], None],
+        on_worker: Callable[[ServableId, str | None], None],
     ) -> None:
-        """``gpu_fraction``: the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE
-        if the cluster does not answer."""
+        """``on_worker`` is told why a replica of a version was lost, and None when it is there again. ``gpu_fraction``:
+        the share of a GPU's memory for a replica that has a whole one; 0: all. Raises UNAVAILABLE if the cluster does
+        not answer."""
         self._engine = engine
         self._options = options
         keys = _keys(options)
@@ -103,8 +112,10 @@ class Cluster:
         self._metrics = ReplicaMetrics(registry)
         self._count = ReplicaCounter(self._metrics)
         self._on_change = on_change
+        self._on_worker = on_worker
         self._reconciler = Reconciler(engine, clock, self._executor, self._on_event)
-        self._lock = threading.Lock()  # guards _versions
+        self._lock = threading.Lock()  # guards what follows
+        self._nice_nodes: set[str] = set()
         self._versions: dict[VersionKey, ReplicatedVersion] = {}
         registry.register(ClusterCollector(self.replicas, self._report))
 
@@ -144,12 +155,17 @@ class Cluster:
         return cluster_report(self._reconciler.status(), self._reconciler.leads, self._engine.restarts)
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version has ended: what waits for room is given back, without waiting for what it takes to close it."""
+        """The version has ended."""
+        self.give_up(servable_id)
+        self._metrics.version_gone(servable_id)
+
+    def give_up(self, servable_id: ServableId) -> None:
+        """No load of the version is tried any more. What waits for room is given back, without waiting for what it
+        takes to close it; what serves goes on."""
         for version in self._of(servable_id):
             if not version.is_open:
                 version.withdraw()
                 self._executor.submit(Task("give up replicas", lambda: True, version.close, ignore))
-        self._metrics.version_gone(servable_id)
 
     def model_gone(self, name: str) -> None:
         """The model is not served any more."""
@@ -161,19 +177,18 @@ class Cluster:
         """The instances of a version, or, with ``request.beside``, more of them.
 
         What is raised leaves nothing behind, but a version that waits for room goes on waiting until the next attempt,
-        or until it has ended; unless it serves already, and is to be loaded anew."""
+        or until it is given up."""
         if platform.in_server or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.settings.model_transaction_policy.decoupled:
             raise ServingError(StatusCode.UNIMPLEMENTED, 'a decoupled model does not run with worker: "ray" yet')
         if request.beside:
             return self._opened(platform, request).grow(options.count)
-        serves = any(version.is_open for version in self._of(request.id))
         version = self._version(platform, request, options)
         try:
             return version.wait_open()
         except BaseException as error:
-            if serves or not status_of(error).waits:
+            if not status_of(error).waits:
                 version.close()
             raise
 
@@ -239,12 +254,23 @@ class Cluster:
                 tls=self._tls,
                 prepare=prepare,
                 on_remote=partial(self._metrics.on_remote, request.id),
+                on_niceness=self._look_at_niceness,
+                on_worker=partial(self._on_worker, request.id),
             )
 
         wanted = VersionReplicas(request.id.name, request.id.version, generation, options.count, requirements)
         keeps_sequences = settings.sequence_batching is not None
         needed = options.count if keeps_sequences else options.ready
         return ReplicatedVersion(self._reconciler, wanted, needed, make_model, lambda: self._wake(request.id))
+
+    def _look_at_niceness(self, node: str, niceness: int) -> None:
+        """Says once of each node that its replicas give way to everything else there."""
+        with self._lock:
+            is_new = niceness > 0 and node not in self._nice_nodes and len(self._nice_nodes) < MAX_NICE_NODES
+            if is_new:
+                self._nice_nodes.add(node)
+        if is_new:
+            logger.warning(NICE, node, niceness)
 
     def _nodes(self) -> Sequence[Node]:
         return self._reconciler.status().nodes or self._first_nodes

@@ -24,6 +24,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig, ModelConfigList, ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
@@ -53,6 +54,7 @@ from tfs_lite.sources.completeness import Waiting
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 
+CALL = Origin(Cause.REPOSITORY_CALL)
 logger = logging.getLogger(__name__)
 
 
@@ -118,7 +120,8 @@ class RepositoryControl:
         failures, wanted = {}, list(names)
         for name in self._locator.names() if wanted == [EVERY_MODEL] else wanted:
             try:
-                self.load(name, {})
+                with acting(Origin(Cause.START)):
+                    self.load(name, {})
             except ServingError as error:
                 failures[name] = error
                 if self._core.stopping:
@@ -131,15 +134,20 @@ class RepositoryControl:
         for a version that cannot be loaded, INTERNAL for a model that is not there or a config that is wrong,
         DEADLINE_EXCEEDED and UNAVAILABLE when it took too long or the server stops: what was served before is served
         then, too. What it keeps of earlier calls changes only when it succeeds."""
-        request = load_request(name, parameters, self._core.options.max_message_bytes)
-        with self._busy:
-            self._remove_retired()
-            self._load(request, explicit=True, above=())
+        with acting(current_origin() or CALL):
+            try:
+                request = load_request(name, parameters, self._core.options.max_message_bytes)
+                with self._busy:
+                    self._remove_retired()
+                    self._load(request, explicit=True, above=())
+            except ServingError as error:
+                self._core.config_refused(error.status, name)
+                raise
 
     def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Returns once no version answers any more; a model that is not loaded is fine. ``unload_dependents``: also the
         parts of an ensemble that were loaded for it alone."""
-        with self._busy:
+        with acting(current_origin() or CALL), self._busy:
             self._remove_retired()
             self._unload(name, unload_dependents)
 

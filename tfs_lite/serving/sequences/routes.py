@@ -163,7 +163,7 @@ class SequenceRoutes:
 
     def version_leaving(self, servable_id: ServableId) -> None:
         """The version is withdrawn: its sequences may go on for ``drain_seconds``. Short; calls only the clock."""
-        withdrawal = Withdrawal()
+        withdrawal = Withdrawal(self._clock.monotonic() + self._drain_seconds)
         with self._lock:
             if self._closed or servable_id in self._tables.withdrawn:
                 return
@@ -225,6 +225,15 @@ class SequenceRoutes:
             self._tables = Tables()
         for route in routes:
             route.share.release()
+
+    def draining(self) -> Mapping[ServableId, tuple[int, float]]:
+        """Of each version that was withdrawn: its sequences that have not ended, and until when it waits for them, in
+        seconds of ``monotonic``."""
+        with self._lock:
+            return {
+                servable_id: (len(self._tables.routes.get(servable_id, ())), withdrawal.until)
+                for servable_id, withdrawal in self._tables.withdrawn.items()
+            }
 
     # Metrics.
 

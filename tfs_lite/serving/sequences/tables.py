@@ -42,8 +42,10 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Withdrawal:
-    """A version that is withdrawn. ``over`` is set when its sequences have had their time."""
+    """A version that is withdrawn. Its sequences may go on ``until`` then, in seconds of ``monotonic``; ``over`` is set
+    when they have had their time."""
 
+    until: float
     over: bool = False
 
 

@@ -91,7 +91,7 @@ class Watched:
         return any(isinstance(event, kind) for event in self.events)
 
     def cause_of(self, id: str) -> str:
-        """Empty if nobody has told of its end."""
+        """Empty if no event has told of its end."""
         ends = (event for event in list(self.events) if isinstance(event, ReplicaEnded) and event.id == id)
         return next((event.cause for event in ends), "")
 

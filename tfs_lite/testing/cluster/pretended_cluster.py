@@ -193,7 +193,7 @@ class PretendedCluster:
         return self.processes[f"p{address.port}"]
 
     def connect(self, process: Process, who: object, epoch: int, on_death: Callable[[str], None]) -> bool:
-        """False if nobody listens there. ``on_death`` is called with the cause when the connection breaks."""
+        """False if no replica listens there. ``on_death`` is called with the cause when the connection breaks."""
         if process.life is not Life.UP:
             return False
         process.connected[who] = on_death
@@ -332,7 +332,7 @@ class PretendedCluster:
         def end_if_alone() -> None:
             alone = not process.connected and process.alone_since == since
             if alone and process.life is Life.UP and not process.stuck:
-                self._die(process, "nobody was connected", NOTICE_PROCESS, LIST_PROCESS)
+                self._die(process, "no server was connected", NOTICE_PROCESS, LIST_PROCESS)
 
         self.clock.call_later(self.orphan_seconds, end_if_alone)
 

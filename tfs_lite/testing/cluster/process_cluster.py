@@ -39,6 +39,7 @@ from tfs_lite.workers.replicas.engine import (
     Resources,
     Superseded,
     Unreachable,
+    Watchers,
     Wish,
 )
 from tfs_lite.workers.replicas.placement import TOLERANCE, fulfils_labels
@@ -97,7 +98,7 @@ class ProcessCluster:
         self._lock = threading.RLock()  # guards the fields, and what follows
         self._processes: dict[str, HostedProcess] = {}
         self._numbers = itertools.count(1)
-        self._watchers: list[Callable[[EngineEvent], None]] = []
+        self._watchers = Watchers()
         self._ends = select.epoll()
         self._closed = os.eventfd(0)
         self._ends.register(self._closed, select.EPOLLIN)
@@ -120,7 +121,7 @@ class ProcessCluster:
     def close(self) -> None:
         """Ends all processes."""
         with self._lock:
-            self._watchers.clear()
+            self._watchers = Watchers()
             processes, self._processes = list(self._processes.values()), {}
         os.eventfd_write(self._closed, 1)
         with contextlib.suppress(OSError):
@@ -238,21 +239,10 @@ class ProcessCluster:
                 self._kill(process, TOLD_TO_END)
 
     def watch(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
-        with self._lock:
-            self._watchers.append(on_event)
-
-        def end() -> None:
-            with self._lock:
-                if on_event in self._watchers:
-                    self._watchers.remove(on_event)
-
-        return end
+        return self._watchers.add(on_event)
 
     def _send(self, event: EngineEvent) -> None:
-        with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            watcher(event)
+        self._watchers.tell(event)
 
     def _kill(self, process: HostedProcess, cause: str) -> None:
         process.cause = cause

@@ -5,7 +5,7 @@
    twice.
 3. Nothing is placed on a node that drains, is known to be dead, has no room or has as many of the version as it may.
 4. Replicas are not placed faster than the back-off allows.
-5. Before the end of adoption nothing of versions is ended that nobody has asked for.
+5. Before the end of adoption nothing of versions is ended that the server has not asked for.
 6. At rest every place is ready or waits with words and rightly so, and no process runs that is in no place.
 7. Every arrow is one that there is, and has a cause.
 """
@@ -22,8 +22,9 @@ from tfs_lite.workers.replicas.engine import Node, ReplicaName, Resources, Slot,
 from tfs_lite.workers.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLERANCE, Requirements, fulfils_labels
 from tfs_lite.workers.replicas.states import ARROWS, ReplicaEvent
 
-RATE_SECONDS, MAX_PLACED = 25.0, 20
-"""The back-off lets so many replicas of a slot be placed in so many seconds: ten, and those that moved or waited."""
+RATE_SECONDS, MAX_PLACED = 25.0, 40
+"""So many replicas of a slot may be placed in so many seconds: in three attempts of a load four each are lost, and a
+wish that waits is made anew for the room that a lost neighbour leaves."""
 
 
 class ReplicaChecker:
@@ -91,7 +92,7 @@ class ReplicaChecker:
     def _on_end(self, process: Process) -> None:
         slot = process.name.slot
         strange = self._adopting and (slot.model, slot.version) not in self._asked
-        self.expect(not strange, f"(5) {process.name} is ended although nobody has asked for the version yet")
+        self.expect(not strange, f"(5) {process.name} is ended although the server has not asked for the version yet")
         if process.life is not Life.UP or process.stuck or process.node is None:
             return
         left = None if process.node.leaves_at is None else process.node.leaves_at - self._clock.monotonic()

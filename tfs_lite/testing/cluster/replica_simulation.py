@@ -118,7 +118,7 @@ class ReplicaSimulation:
         self.cluster.refuses.clear()
         self.cluster.dies_after = None
         self.cluster.start_seconds = min(self.cluster.start_seconds, LONGEST_START)
-        self.cluster.loses_events = True  # what nobody reports is found out as well
+        self.cluster.loses_events = True  # what no event reports is found out as well
         self.cluster.restore()
         for process in self.cluster.processes.values():
             process.listed = True

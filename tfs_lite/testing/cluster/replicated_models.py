@@ -28,7 +28,9 @@ class Model:
         return {{"y": inputs["x"] + {version}}}
 """
 GROUP = """
-instance_group {{ count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 }} }}
+instance_group {{
+  count: {count} worker: "ray" {more} ray_actor_options {{ num_cpus: {cpus} memory: 1000000 {needs} }}
+}}
 """
 
 
@@ -47,24 +49,25 @@ class ReplicatedModels:
         count: int = 2,
         cpus: float = 1,
         more: str = "",
+        needs: str = "",
         config: str = PYTHON_CONFIG,
         opening: str = "pass",
         running: str = "pass",
     ) -> None:
-        """``count`` replicas with ``cpus`` each; ``more`` is for their instance group. ``opening`` and ``running`` are
-        what the model does, in Python."""
+        """``count`` replicas with ``cpus`` each; ``more`` is for their instance group, ``needs`` for what each asks of
+        its node. ``opening`` and ``running`` are what the model does, in Python."""
         text = MODEL.format(log=str(self.log), name=name, version=version, opening=opening, running=running)
         made = self._scratch / f"{name}-{version}"
         made.mkdir()
         (made / "model.py").write_text(text)
-        (made / "config.pbtxt").write_text(config + GROUP.format(count=count, cpus=cpus, more=more))
+        (made / "config.pbtxt").write_text(config + GROUP.format(count=count, cpus=cpus, more=more, needs=needs))
         (self.root / name).mkdir(exist_ok=True)
         made.rename(self.root / name / str(version))
 
     def reconfigure(self, version: int, name: str = "m", count: int = 2, cpus: float = 1, more: str = "") -> None:
         """Writes another instance group."""
         made = self._scratch / "config.pbtxt"
-        made.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=cpus, more=more))
+        made.write_text(PYTHON_CONFIG + GROUP.format(count=count, cpus=cpus, more=more, needs=""))
         made.rename(self.root / name / str(version) / "config.pbtxt")
 
     def withdraw(self, version: int, name: str = "m") -> None:
@@ -73,7 +76,16 @@ class ReplicatedModels:
     @property
     def opened(self) -> list[str]:
         """``m/1`` for each time that version 1 of m was opened."""
-        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        return [model for model, _ in self._lines]
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all processes that have opened a version, those that have ended too."""
+        return {int(pid) for _, pid in self._lines}
+
+    @property
+    def _lines(self) -> list[list[str]]:
+        return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
 def states(served: ServerFixture) -> list[str]:

@@ -19,16 +19,17 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
-from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
-from tfs_lite.core.source import ErrorInjectingSourceAdapter, UnarySourceAdapter
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.harness import ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.look import Look
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -116,6 +117,19 @@ class Simulation:
             self._source.update_config(config)
             self._routes = new
             self.checker.violations += self.source_checker.judge_update(config, self._emitted)
+
+    def look_ahead(self, servables: Mapping[str, tuple[ServableToMonitor, int]]) -> dict[str, Look]:
+        """What the poll after a reload of this config would find; no step."""
+        return self._source.look_ahead(self._config(servables))
+
+    def managed(self) -> list[ServableStateSnapshot]:
+        """Every version that the manager has; no step."""
+        return self._manager.get_managed_servable_state_snapshots()
+
+    def come_to_rest(self) -> None:
+        """Everything runs that runs by itself; nothing is polled, and faults go on."""
+        with self._step(Stage.TICK):
+            self._come_to_rest(None)
 
     def start(self, executor: ManualExecutor) -> bool:
         """Begins the next queued task; False if it is not wanted any more."""

@@ -1,7 +1,7 @@
 """Replicas: models in processes on other machines, which something else starts; one lifecycle over all of them.
 
-near        the model as the server sees it: one place for a replica, whoever is in it now
-replica     the process with the model: it opens, runs, and ends itself when nobody needs it
+near        the model as the server sees it: one place for a replica, whichever is in it now
+replica     the process with the model: it opens, runs, and ends itself when no server needs it
 listener    where a replica listens
 facts       what a replica says about its process
 connection  one connection between the two: greeting, frames or shared memory

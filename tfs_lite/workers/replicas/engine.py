@@ -11,6 +11,7 @@ is one of the replicas that a version wants, whichever process is in it now.
 from __future__ import annotations
 
 import enum
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ Of a resource that is not named there is nothing."""
 
 GPU_BYTES_LABEL = "tfs-lite/gpu-bytes"
 """The label by which a node says how many bytes of memory each of its GPUs has."""
+logger = logging.getLogger(__name__)
 _NAME = re.compile(r"(?s)(.+)/(0|[1-9]\d*)/([^/#]+)/(0|[1-9]\d*)#(0|[1-9]\d*)")
 
 
@@ -120,8 +122,8 @@ class Node:
     """One node as the engine sees it now. ``id`` changes when the node starts again, ``host`` is for people.
 
     ``free`` is of ``total`` what no process has been given; it may be behind by a moment. A node that is ``draining``
-    gets no new replicas; ``drain_seconds`` is how long those on it may stay, None if nobody said. A node that is not
-    ``alive`` may be listed for a while, and need not be.
+    gets no new replicas; ``drain_seconds`` is how long those on it may stay, None if that is not known. A node
+    that is not ``alive`` may be listed for a while, and need not be.
     """
 
     id: str
@@ -259,6 +261,35 @@ class ClusterEngine(Protocol):
         """Calls ``on_event`` on the engine's thread, which must be short and must not raise. Returns what ends it."""
 
 
+class Watchers:
+    """Who is to hear of an engine's events. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _calls
+        self._calls: list[Callable[[EngineEvent], None]] = []
+
+    def add(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
+        """What :meth:`ClusterEngine.watch` does."""
+        with self._lock:
+            self._calls.append(on_event)
+        return lambda: self._remove(on_event)
+
+    def tell(self, event: EngineEvent) -> None:
+        """On this thread. One that raises keeps nothing from the others."""
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            try:
+                call(event)
+            except Exception:
+                logger.exception("a watcher of the cluster failed")
+
+    def _remove(self, on_event: Callable[[EngineEvent], None]) -> None:
+        with self._lock:
+            if on_event in self._calls:
+                self._calls.remove(on_event)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUse:
     """What a replica says of its GPU: the device, its bytes, and how many of them the replica has reserved."""
@@ -294,7 +325,7 @@ class Place(Protocol):
         node if there is one."""
 
     def lost(self, address: ReplicaAddress, cause: str) -> None:
-        """Nobody can ask the replica any more; ``cause`` is in words: ``signal 9``, ``not answering for 60 s``. It is
+        """The replica cannot be asked any more; ``cause`` is in words: ``signal 9``, ``not answering for 60 s``. It is
         ended, should it still run, and another one is placed."""
 
     def close(self) -> None:

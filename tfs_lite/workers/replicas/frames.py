@@ -4,7 +4,8 @@
 
 The head is msgpack of the six fields of a message (``workers.wire``), its fifth a list of (name, dtype, shape, bytes)
 for the tensors. These lie at multiples of 64 bytes from the beginning of the frame, texts as ``workers.tensors`` says.
-So whoever has the head knows how many bytes the frame has, and has checked them, before it takes memory for the rest.
+So a receiver that has the head knows how many bytes the frame has, and has checked them, before it takes memory for
+the rest.
 """
 
 from __future__ import annotations

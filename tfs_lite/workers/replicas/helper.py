@@ -37,6 +37,7 @@ from tfs_lite.workers.replicas.engine import (
     ReplicaEnded,
     Superseded,
     Unreachable,
+    Watchers,
     Wish,
 )
 from tfs_lite.workers.replicas.helper_messages import MessageStream, plain_wish, read_node, read_replica
@@ -76,6 +77,7 @@ class HelperEngine(ClusterEngine):
         """Use :meth:`connect`."""
         self._options, self._settings = options, settings
         self._lease_seconds, self._call_seconds = lease_seconds, call_seconds
+        self._watchers = Watchers()
         self._changed = threading.Condition()  # guards what follows
         self._leader = Leader(secrets.token_hex(16), "", 0, boot_id())
         self._listener: socket.socket | None = None
@@ -92,7 +94,6 @@ class HelperEngine(ClusterEngine):
         self._is_closed = False
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count(_LEAD + 1)
-        self._watchers: list[Callable[[EngineEvent], None]] = []
         self._thread = threading.Thread(target=self._keep_helper, name="tfs-cluster", daemon=True)
 
     @classmethod
@@ -171,15 +172,7 @@ class HelperEngine(ClusterEngine):
         self._ask("end", id)
 
     def watch(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
-        with self._changed:
-            self._watchers.append(on_event)
-
-        def unwatch() -> None:
-            with self._changed:
-                if on_event in self._watchers:
-                    self._watchers.remove(on_event)
-
-        return unwatch
+        return self._watchers.add(on_event)
 
     def close(self) -> None:
         """Gives the lead back and ends the helper; replicas stay. May be called again."""
@@ -392,16 +385,11 @@ class HelperEngine(ClusterEngine):
     def _tell(self, event: EngineEvent) -> None:
         with self._changed:
             self._is_silent = isinstance(event, Unreachable)
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            try:
-                watcher(event)
-            except Exception:
-                logger.exception("a watcher of the cluster failed")
+        self._watchers.tell(event)
 
 
 def _try_address(address: str) -> str:
-    """Why nothing listens there; empty if something does, or nobody knows."""
+    """Why nothing listens there; empty if something does, or the address does not say."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if host:

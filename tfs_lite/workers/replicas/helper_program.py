@@ -110,14 +110,14 @@ class Helper:
         return self._ray.call(call.what, call.left, argument)
 
     def _check_lead(self, call: Call) -> None:
-        """Raises Superseded; UNAVAILABLE if nobody knows. From then on nobody else gets the lead for the time of a
-        lease, unless this server ends."""
+        """Raises Superseded; UNAVAILABLE if the registrar does not know. From then on no other server gets the lead for
+        the time of a lease, unless this one ends."""
         assert self._leader is not None
         self._take_epoch(epoch := self._ray.renew(self._leader, call.left))
         if self._successor:
             raise Superseded(self._successor)
         if not epoch:
-            raise ServingError(StatusCode.UNAVAILABLE, "the registrar was started again: nobody leads yet")
+            raise ServingError(StatusCode.UNAVAILABLE, "the registrar was started again: no server leads yet")
 
     def _take_epoch(self, epoch: int) -> None:
         assert self._leader is not None
@@ -254,12 +254,15 @@ def _connect(settings: dict[str, Any], connected: list[RayConnection], failure: 
         from tfs_lite.workers.replicas.ray_engine import RayConnection
 
         connected.append(RayConnection(settings["address"], settings["name"], settings["lease_seconds"]))
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        failure.append(failed_precondition('`worker: "ray"` needs Ray: pip install tfs-lite[cluster]'))
     except ServingError as error:
         failure.append(error)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "ray":
+            failure.append(failed_precondition('`worker: "ray"` needs Ray: pip install tfs-lite[cluster]'))
+            return
+        logger.exception("the cluster's helper failed")
+        words = f"the cluster's helper failed: {type(error).__name__}: {error}"
+        failure.append(ServingError(StatusCode.INTERNAL, words))
 
 
 if __name__ == "__main__":

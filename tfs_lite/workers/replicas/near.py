@@ -2,8 +2,8 @@
 
     batching servable -> ReplicaModel (here) -> connections -> replica, on this host or another
 
-A :class:`ReplicaModel` is one place for a replica, whoever is in it now. Who is, and who comes next, the place says
-(``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
+A :class:`ReplicaModel` is one place for a replica, whichever is in it now. Which one is, and which comes next, says the
+place (``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
 connection beside those for requests is for signs of life: a process that has died closes it, a host that has vanished
 stops acknowledging, and one that is frozen does not answer its pings.
 """
@@ -72,7 +72,7 @@ class ReplicaModel(ReconnectingModel):
     ``prepare`` gets a connection to a replica that has not begun to open the model, and returns the arguments for it,
     instead of ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of
     each run: the seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread
-    that runs.
+    that runs. ``on_niceness`` is told of each replica that has opened the model: its host's name, and its niceness.
     """
 
     def __init__(
@@ -88,14 +88,22 @@ class ReplicaModel(ReconnectingModel):
         in_background: bool = False,
         prepare: Callable[[RequestChannel], str] | None = None,
         on_remote: Callable[[float, int], None] = ignore,
+        on_niceness: Callable[[str, int], None] = ignore,
         tls: Tls | None = None,
+        on_worker: Callable[[str | None], None] = ignore,
     ) -> None:
         """``backoff`` is short by default: it is the place that lets time pass from one lost replica to the next.
         ``shared_memory``: of a replica on this host. ``tls`` is for replicas on others, which demand it."""
 
         def connector_to(place: Place, waits: bool) -> _PlaceConnector:
             opener = _Opener(
-                place, remote, lambda: Credentials(secret, epoch(), tls), health_check_timeout, shared_memory, prepare
+                place,
+                remote,
+                lambda: Credentials(secret, epoch(), tls),
+                health_check_timeout,
+                shared_memory,
+                prepare,
+                on_niceness,
             )
             return _PlaceConnector(place, opener, waits)
 
@@ -105,7 +113,9 @@ class ReplicaModel(ReconnectingModel):
         words = Words("ray", "replica", "placed again")
         backoff = backoff or Backoff(first=0.01, most=RETRY_SECONDS)
         connector = connector_to(place, in_background)
-        super().__init__(remote, connector, words, backoff, lanes, 0.0, in_background=in_background)
+        super().__init__(
+            remote, connector, words, backoff, lanes, 0.0, in_background=in_background, on_worker=on_worker
+        )
 
     def move(self, place: Place) -> None:
         """Goes on in another place: opens the model there while the replica in this one answers, which is given up once
@@ -148,7 +158,7 @@ class ReplicaModel(ReconnectingModel):
 
 
 def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
-    """Tells a replica to end (``wire.CLOSE``) or to end once nobody is connected (``wire.DRAIN``). Raises OSError if
+    """Tells a replica to end (``wire.CLOSE``) or to end once no server is connected (``wire.DRAIN``). Raises OSError if
     nothing listens there, ConnectionClosed, ProtocolError; FAILED_PRECONDITION if a later epoch has begun."""
     channel = RequestChannel(dial_frames(address, credentials))
     try:
@@ -220,6 +230,7 @@ class _Opener:
         timeout: float,
         shared: bool,
         prepare: Callable[[RequestChannel], str] | None,
+        on_niceness: Callable[[str, int], None],
     ) -> None:
         self._place = place
         self._remote = remote
@@ -227,6 +238,7 @@ class _Opener:
         self._timeout = timeout
         self._shared = shared
         self._prepare = prepare
+        self._on_niceness = on_niceness
 
     def open(
         self,
@@ -242,7 +254,8 @@ class _Opener:
         on_watch(watch)
         try:
             about = self._ask_to_open(address, watch)
-            description, gpu = read_description(about.get("model")), _read_gpu(about.get("gpu"))
+            node, gpu, niceness = _node_of(about), _read_gpu(about.get("gpu")), _read_niceness(about.get("niceness"))
+            description = read_description(about.get("model"))
             check(description)
             steps = self._remote.item_channels if description.has_item_steps else 0
             channels.extend(self._dial(address, lane) for lane in (*lanes, *[None] * steps))
@@ -253,8 +266,9 @@ class _Opener:
                 channel.close()
             raise
         self._place.opened(address, gpu)
+        self._on_niceness(node, niceness)
         count = len(lanes)
-        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description, _node_of(about))
+        return _ReplicaConnection(address, watch, channels[:count], channels[count:], description, node)
 
     def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> dict[str, Any]:
         """What the replica says about itself once the model is open."""
@@ -445,6 +459,13 @@ def _read_about(raw: object) -> dict[str, Any]:
     """What a replica says about itself. ProtocolError if it is something else."""
     if not isinstance(raw, dict):
         raise ProtocolError("no description of a replica")
+    return raw
+
+
+def _read_niceness(raw: object) -> int:
+    """ProtocolError if it is none."""
+    if type(raw) is not int:
+        raise ProtocolError("no niceness")
     return raw
 
 

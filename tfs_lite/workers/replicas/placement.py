@@ -54,7 +54,7 @@ class Requirements:
     """What each replica of a version asks of its node.
 
     ``max_per_node`` bounds the replicas of the version on one node; 0 is no bound. ``gpu_bytes`` estimates what a
-    replica takes of its GPU's memory; 0 if it has no GPU, or nobody knows.
+    replica takes of its GPU's memory; 0 if it has no GPU, or that is not known.
     """
 
     needs: Resources
@@ -78,7 +78,7 @@ class WantedPlace:
       was adopted. ``gpu``: what it has said of its GPU.
     - ``life``: of the replica that is placed next, or more if the engine lists such lives. ``oldest``: the first life
       that may be adopted.
-    - ``avoid``: nodes that have lost its last replicas. Others are better.
+    - ``avoid``: nodes where its last replicas have ended before they were ready. Others are better.
     - ``rests``: nothing is placed now, because its back-off is not over or its successor is to come.
     - ``ready``: its replica has opened the version. ``has_successor``: another place of the slot takes over.
     - ``fresh``: no place of the version has had a replica yet.
@@ -312,7 +312,7 @@ class _Planner:
             self.actions.append(KeepReplica(place, "" if room else self._room.missing(place)))
 
     def _review_placed(self, place: WantedPlace, replica: PlacedReplica, node_id: str) -> None:
-        """One that was adopted may be open, although nobody has looked yet: it is not ended for a drain."""
+        """One that was adopted may be open, although the near end has not looked yet: it is not ended for a drain."""
         node = self._nodes.get(node_id)
         if node is None or not node.alive:
             self._end_held(place, replica, _why_not(node), failed=True)
@@ -461,7 +461,7 @@ class Room:
 
 class _GpuAccount:
     """What is left of each GPU of one node: its fraction and its memory. Which GPU a replica is on is known once it has
-    said so; until then it is taken to be on the emptiest one. Memory does not count where nobody says how much a GPU
+    said so; until then it is taken to be on the emptiest one. Memory does not count where no label says how much a GPU
     has."""
 
     def __init__(self, node: Node) -> None:

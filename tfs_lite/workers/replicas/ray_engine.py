@@ -50,6 +50,8 @@ LEAST_CPUS = 0.001
 """An actor without any CPU may land on the head, which has none to give."""
 ADDRESS_SECONDS = 0.2
 """How long a list waits for the addresses of replicas that have just started."""
+MISTAKES = (TypeError, AttributeError, NameError, ImportError, AssertionError)
+"""Not what Ray raises when it cannot reach a cluster."""
 HEAD = {"node:__internal_head__": 0.001}
 """What only the head has."""
 logger = logging.getLogger(__name__)
@@ -140,7 +142,7 @@ class _Private:
 
     @staticmethod
     def draining() -> dict[str, int]:
-        """Node ids, and until when the node stays: milliseconds since the epoch, 0 if nobody said."""
+        """Node ids, and until when the node stays: milliseconds since the epoch, 0 if that is not known."""
         return cast(dict[str, int], ray_state.state.get_draining_nodes())
 
     @staticmethod
@@ -267,7 +269,7 @@ class RayConnection:
     """This process's connection to Ray: as a driver, or as a client of ``ray://``. Threads: any.
 
     FAILED_PRECONDITION for other versions of Ray or Python than the cluster's; UNAVAILABLE, after 20 seconds or so, if
-    it cannot be reached.
+    it cannot be reached. Mistakes of a program (TypeError and the like) are raised as they are.
     """
 
     def __init__(self, address: str, cluster_name: str, lease_seconds: float) -> None:
@@ -279,6 +281,8 @@ class RayConnection:
         self._registrar: Any = None
         try:
             ray.init(address, namespace=self._namespace, configure_logging=False, log_to_driver=False)
+        except MISTAKES:
+            raise
         except (Exception, SystemExit) as error:
             raise failure_of(address, error) from None
         self.host = _local_host(address) if self._is_client else ray.util.get_node_ip_address()

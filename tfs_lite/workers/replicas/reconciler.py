@@ -288,7 +288,7 @@ class Reconciler:
 
     def finish_adoption(self) -> None:
         """From now on replicas that no version wants are ended. To be called once every model that is known at the
-        start has an available version, or has failed: until then, of versions that nobody has wanted yet, an earlier
+        start has an available version, or has failed: until then, of versions that no loader has wanted yet, an earlier
         server's replicas may still be wanted."""
         with self._changed:
             self._known = None
@@ -408,12 +408,12 @@ class Reconciler:
             place.predecessor.move_due = self._clock.monotonic() + place.predecessor.moves.next(0.0)
 
     def _lose(self, place: ReplicaPlace, cause: str, failed: bool) -> None:
-        """Its replica is in no place any more. ``failed``: the next one comes after a back-off, and elsewhere if that
-        is possible."""
+        """Its replica is in no place any more. ``failed``: the next one comes after a back-off. A node where it was
+        never ready is avoided; one where it was is as good as before, or all replicas would gather on one node."""
         now = self._clock.monotonic()
         was_ready = place.ready_since is not None
         if failed and place.node is not None:
-            place.avoid = frozenset({place.node}) if was_ready else place.avoid | {place.node}
+            place.avoid = frozenset() if was_ready else place.avoid | {place.node}
         if failed or place.current is not None:  # not a wish that is made anew
             place.lost_id, place.last_loss = place.held, cause
             place.restarts += 1

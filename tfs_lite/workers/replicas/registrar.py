@@ -4,7 +4,7 @@
     renew -> the epoch that leads now: its own, or a higher one
 
 The registrar is one process of the cluster that is always started again, and then has forgotten everything: the leader
-tells it again with its next renewal. For a lease's time after such a start nobody leads: the leader may be late, and
+tells it again with its next renewal. For a lease's time after such a start no server leads: the leader may be late, and
 one that has lost the lead without knowing may be early. Who asks for the lead tries the leader's port itself and may
 then claim over it: a connection that is refused there means that the leader has ended.
 """
@@ -36,7 +36,7 @@ class Leader:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Plain data: the registrar may be of an older version than whoever asks it."""
+        """Plain data: the registrar may be of an older version than the server that asks it."""
         return asdict(self)
 
     @staticmethod
@@ -76,7 +76,8 @@ class Registrar:
         return self._leader.plain, self._lease
 
     def renew(self, plain: Mapping[str, Any]) -> int:
-        """The epoch that leads, 0 as long as nobody does. If it is that of the one who asks, the lease begins again."""
+        """The epoch that leads, 0 as long as no server does. If it is that of the server that asks, its lease begins
+        again."""
         asks = Leader.read(plain)
         if asks.epoch > self._epoch:  # forgotten meanwhile
             self._leader, self._epoch, self._secret = asks, asks.epoch, asks.secret

@@ -9,8 +9,8 @@ worker process does: that saves two changes of threads. With several, the next r
 
 Nothing about it is Ray's: any process can host one. What is to be opened comes over a connection, and so a refusal is a
 status. A connection that does not know the secret, or is not understood, is closed; the others go on. A replica ends
-when it is told to, when nobody has been connected for a time, and when its parent process has ended: whoever has
-forgotten it cannot leave it behind with its GPU.
+when it is told to, when no server has been connected for a time, and when its parent process has ended: a server
+that has forgotten it cannot leave it behind with its GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tfs_lite.workers.replicas.connection import (
     welcome,
 )
 from tfs_lite.workers.replicas.engine import ReplicaAddress
-from tfs_lite.workers.replicas.facts import gpu, version_of
+from tfs_lite.workers.replicas.facts import gpu, niceness, version_of
 from tfs_lite.workers.replicas.files_cache import FilesCache
 from tfs_lite.workers.replicas.listener import Listener
 from tfs_lite.workers.replicas.tls import Tls
@@ -213,6 +213,7 @@ class Replica:
             "python": platform.python_version(),
             "versions": {name: version_of(name) for name in ("torch", "numpy", "tfs-lite")},
             "gpu": gpu(),
+            "niceness": niceness(),
             "facts": self._facts,
             "model": None if model is None else describe_model(model, model.resident_bytes()),
         }
@@ -255,8 +256,8 @@ class Replica:
             raise failed_precondition(f"replica {self._name}: epoch {epoch} is over, {latest} has begun")
 
     def open(self, function: str, arguments: str, label: str) -> None:
-        """Has the model opened, or waits until it is, whoever has asked first: which model it is says the replica's
-        name. Raises what the opening raised."""
+        """Has the model opened, or waits until it is, whichever session has asked first: which model it is
+        says the replica's name. Raises what the opening raised."""
         with self._lock:
             opening = self._opening
             if opening is None and not self._cause:
@@ -427,7 +428,7 @@ class Replica:
         self._exit(1)
 
     def _expect_company(self) -> None:
-        """Sets the time at which it ends if nobody comes. Holds the lock."""
+        """Sets the time at which it ends if no server comes. Holds the lock."""
         if not self._cause:
             self._orphaned = self._clock.call_later(self._orphan_seconds, self._check_company)
 
@@ -435,7 +436,7 @@ class Replica:
         with self._lock:
             alone = not self._sessions and self._orphaned is not None
         if alone:
-            self.end(f"nobody has been connected for {self._orphan_seconds:g} s")
+            self.end(f"no server has been connected for {self._orphan_seconds:g} s")
 
 
 _RunRequest = Callable[["_Session", Message, Mapping[str, Tensor]], Mapping[str, Tensor]]

@@ -1,6 +1,6 @@
 """Replicas and the cluster as metrics and the pages about models show them; and what is counted of each arrow.
 
-Free resources on nodes that drain or are lost are nobody's. Causes of losses are sentences; for a label they are made
+Free resources on nodes that drain or are lost do not count. Causes of losses are sentences; for a label they are made
 one of few.
 """
 
@@ -11,8 +11,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
-from tfs_lite.metrics.replicas import ClusterReport, ReplicaMetrics, ReplicaReport, ReplicaStatus
+from tfs_lite.metrics.replicas import ClusterReport, ReplicaMetrics
 from tfs_lite.workers.replicas.engine import ReplicaName, Slot
 from tfs_lite.workers.replicas.states import ClusterStatus, PlaceStatus, ReplicaEvent, ReplicaState, SetStatus
 

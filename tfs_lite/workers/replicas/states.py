@@ -21,7 +21,7 @@ class ReplicaState(enum.Enum):
     DRAINING = "draining"
     """It answers requests, and will leave its node when another replica has taken over."""
     LOST = "lost"
-    """Nobody can ask it any more; another one is placed after the back-off, unless a successor takes over."""
+    """The server cannot ask it any more; another one is placed after the back-off, unless a successor takes over."""
     ENDED = "ended"
     """The place was closed."""
 

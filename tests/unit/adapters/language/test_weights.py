@@ -13,6 +13,7 @@ from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.family import load_library, network_config
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
 from tfs_lite.adapters.language.weights import TensorHeader, load_network, read_headers
+from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 
@@ -71,6 +72,22 @@ def refused(code, directory):
 def logits(model):
     with torch.inference_mode():
         return model(input_ids=torch.arange(12)[None], use_cache=False).logits
+
+
+def test_weights_are_counted_while_they_are_read(tmp_path):
+    model = saved(tmp_path)
+    told = []
+
+    class NotedMeter(LoadMeter):
+        def begin(self, phase, expected_bytes=None):
+            told.append((self.progress.phase, self.progress.read_bytes))
+            super().begin(phase, expected_bytes)
+
+    files, meter = read_version(str(tmp_path)), NotedMeter()
+    load_network(files, network_config(files), torch.float32, CPU, meter)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert told[-1] == (LoadPhase.READING, size)
+    assert meter.progress.phase is LoadPhase.OPENING
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.cli.views.replicas import Replica, Replicas, read_replicas, replicas_table
+from tfs_lite.cli.views.replicas import read_replicas, replicas_table
+from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
+from tfs_lite.core.servable import ServableId
 
 ENTRY = {"name": "m/1/00000000/0#0", "state": "ready", "since": 0.0, "node": "a", "pid": 7, "ongoing": 0, "restarts": 0}
 
@@ -17,10 +19,10 @@ def test_version_that_is_loaded_beside_itself_has_the_replicas_of_both() -> None
     of_version = {"version": "1", "summary": "1/1 up", "replicas": [{**ENTRY, "reason": ""}]}
     beside = {**of_version, "summary": "0/1 up, 1 starting"}
     found = read_replicas({"name": "m", "replica_status": [of_version, beside, {**of_version, "version": "2"}]})
-    replica = Replica(**ENTRY)
+    replica = ReplicaStatus(**ENTRY)
     assert found == {
-        ("m", 1): Replicas("1/1 up; 0/1 up, 1 starting", (replica, replica)),
-        ("m", 2): Replicas("1/1 up", (replica,)),
+        ("m", 1): ReplicaReport(ServableId("m", 1), "1/1 up; 0/1 up, 1 starting", (replica, replica)),
+        ("m", 2): ReplicaReport(ServableId("m", 2), "1/1 up", (replica,)),
     }
 
 
@@ -29,5 +31,7 @@ def test_version_that_is_loaded_beside_itself_has_the_replicas_of_both() -> None
     [(-5, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (172800, "2 d")],
 )
 def test_times_are_told_in_a_suitable_unit(seconds: float, text: str) -> None:
-    table = replicas_table([Replicas("", (Replica("r", "ready", 1000.0),))], 1000.0 + seconds)
+    table = replicas_table(
+        [ReplicaReport(ServableId("m", 1), "", (ReplicaStatus("r", "ready", 1000.0),))], 1000.0 + seconds
+    )
     assert [str(cell) for cell in table.columns[4].cells] == [text]

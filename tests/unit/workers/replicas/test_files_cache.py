@@ -212,7 +212,7 @@ def test_default_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def _is_waited_for(lock: Path) -> bool:
-    """Whether somebody waits for the lock, as the system lists it."""
+    """Whether a process waits for the lock, as the system lists it."""
     inode = f":{lock.stat().st_ino} "
     with open("/proc/locks") as file:
         return any("->" in line and inode in line for line in file)

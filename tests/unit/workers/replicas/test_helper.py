@@ -29,7 +29,14 @@ def test_without_ray_it_is_said_how_to_install_it() -> None:
     assert message == '`worker: "ray"` needs Ray: pip install tfs-lite[cluster]'
 
 
-def test_an_address_that_nobody_listens_at_is_named_and_no_helper_is_started_for_it() -> None:
+def test_what_is_no_trouble_of_the_cluster_is_said_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text("raise TypeError('two of one kind')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = refusal(HelperEngine.connect, OPTIONS, code=StatusCode.INTERNAL)
+    assert message == "the cluster's helper failed: TypeError: two of one kind"
+
+
+def test_an_address_without_a_listener_is_named_and_no_helper_is_started_for_it() -> None:
     options = ClusterOptions("127.0.0.1:1")
     message = refusal(HelperEngine.connect, options, connect_seconds=2, code=StatusCode.UNAVAILABLE)
     assert message == "the cluster at 127.0.0.1:1 cannot be reached: Connection refused for 2 s"

@@ -88,7 +88,7 @@ def test_the_end_of_the_other_end_is_told(ends: tuple[MessageStream, socket.sock
     with pytest.raises(ConnectionClosed):
         stream.receive()
     with pytest.raises(ConnectionClosed):
-        stream.send("nobody reads this")
+        stream.send("the other end does not read this")
 
 
 def test_a_stream_that_was_shut_down_wakes_the_thread_that_receives(ends: tuple[MessageStream, socket.socket]) -> None:

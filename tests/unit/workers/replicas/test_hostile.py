@@ -44,7 +44,7 @@ class HostileReplica:
     ``greeting``, and bytes by what was asked for. It is silent where that is empty."""
 
     def __init__(self, model: object, says: Mapping[str, bytes], greeting: bytes | None = None) -> None:
-        self._about = {"model": describe_model(model, 1)}
+        self._about = {"niceness": 0, "model": describe_model(model, 1)}
         self._says = dict(says)
         self._greeting = greeting
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -155,7 +155,8 @@ OPENINGS = {
     **GARBAGE,
     "no description": answer(5),
     "description of nothing": answer({"model": None}),
-    "no GPU": answer({"model": {}, "gpu": ["uuid", -1, 0]}),
+    "no GPU": answer({"gpu": ["uuid", -1, 0], "niceness": 0}),
+    "no niceness": answer({"niceness": "none"}),
 }
 
 

@@ -269,7 +269,7 @@ def test_replicas_of_other_files_or_of_a_larger_count_are_ended() -> None:
     }
 
 
-def test_replicas_that_nobody_has_asked_for_stay_until_adoption_is_over() -> None:
+def test_replicas_that_the_server_has_not_asked_for_stay_until_adoption_is_over() -> None:
     assert plan([], cpus(a=4), [listed("x")], set()) == []
     assert ends(plan([], cpus(a=4), [listed("x")])) == {"x": "no version wants it"}
 

@@ -576,7 +576,7 @@ def test_names_are_not_used_again_after_a_set_was_closed() -> None:
     assert [place.address(AT_ONCE).name for place in again.places] == ["m/1/aaaa/0#1"]
 
 
-def test_name_is_not_used_again_when_nobody_knows_what_became_of_it() -> None:
+def test_name_is_not_used_again_when_it_is_not_known_what_became_of_it() -> None:
     story = Story(a=4)
     story.simulation.fail_at("place", "after")
     story.cluster.start_seconds = 0.1

@@ -67,7 +67,7 @@ def test_a_lease_that_is_over_frees_the_lead_and_renewals_keep_it(registrar: Reg
     assert registrar.renew(first.plain) == second.epoch
 
 
-def test_a_renewal_that_comes_late_is_in_time_if_nobody_has_asked(registrar: Registrar, time: Time) -> None:
+def test_a_renewal_that_comes_late_is_in_time_if_no_other_server_has_asked(registrar: Registrar, time: Time) -> None:
     first = claim(registrar, FIRST)
     time.seconds += 10 * LEASE_SECONDS
     assert registrar.renew(first.plain) == first.epoch
@@ -84,14 +84,14 @@ def test_a_loser_cannot_renew_the_lease_of_the_one_that_leads(registrar: Registr
     assert claim(registrar, FIRST).id == "first"
 
 
-def test_a_claim_over_somebody_who_does_not_lead_any_more_is_none(registrar: Registrar) -> None:
+def test_a_claim_over_a_server_that_does_not_lead_any_more_is_none(registrar: Registrar) -> None:
     """Two servers have both seen the first one's port refuse."""
     claim(registrar, FIRST)
     assert claim(registrar, SECOND, over="first").id == "second"
     assert claim(registrar, replace(FIRST, id="third"), over="first").id == "second"
 
 
-def test_who_gives_the_lead_back_frees_it_and_nobody_else_can(registrar: Registrar) -> None:
+def test_the_server_that_leads_gives_the_lead_back_and_no_other_one_can(registrar: Registrar) -> None:
     claim(registrar, FIRST)
     registrar.release("second")
     assert claim(registrar, SECOND).id == "first"
@@ -111,7 +111,7 @@ def test_epochs_grow_although_the_clock_goes_back(registrar: Registrar) -> None:
     assert found["epoch"] == first.epoch + 1
 
 
-def test_one_that_has_forgotten_everything_gives_nobody_the_lead_for_the_time_of_a_lease(time: Time) -> None:
+def test_one_that_has_forgotten_everything_gives_no_server_the_lead_for_the_time_of_a_lease(time: Time) -> None:
     registrar = Registrar(True, now=time)
     assert registrar.claim(SECOND.plain, CLOCK) == (None, LEASE_SECONDS)
     late = replace(FIRST, epoch=CLOCK, secret=b"late" * 8)

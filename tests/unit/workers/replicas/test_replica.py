@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -49,11 +50,11 @@ def serving():
     Serving.thread.join()
 
 
-def test_replica_ends_when_nobody_has_ever_come(serving):
+def test_replica_ends_when_no_server_has_ever_come(serving):
     serving.clock.advance(599)
     assert serving.replica.cause == ""
     serving.clock.advance(1)
-    assert serving.replica.cause == "nobody has been connected for 600 s"
+    assert serving.replica.cause == "no server has been connected for 600 s"
     serving.thread.join(60)
     assert not serving.thread.is_alive()
     with pytest.raises(OSError):
@@ -61,7 +62,7 @@ def test_replica_ends_when_nobody_has_ever_come(serving):
     assert serving.exits == []
 
 
-def test_replica_lives_while_somebody_is_connected_and_for_a_time_after_the_last(serving):
+def test_replica_lives_while_a_server_is_connected_and_for_a_time_after_the_last(serving):
     serving.clock.advance(599)
     channels = [connect(serving.replica.address) for _ in range(2)]
     for channel in channels:
@@ -112,7 +113,7 @@ def test_replica_takes_the_first_free_port_of_its_range(start):
     taken.serve()
 
 
-def test_strangers_get_nothing_and_disturb_nobody(open_replica, start):
+def test_strangers_get_nothing_and_disturb_no_server(open_replica, start):
     replica = start()
     model = open_replica(replicas=[replica]).model
     address = (replica.address.host, replica.address.port)
@@ -210,6 +211,7 @@ def test_replica_tells_about_itself(open_replica, start):
     channel = connect(replica.address)
     about = channel.ask(DESCRIBE)
     assert (about["state"], about["model"], about["facts"]) == ("placed", None, {"node": "n1"})
+    assert about["niceness"] == os.getpriority(os.PRIO_PROCESS, replica.pid)
     assert (about["pid"], about["boot_id"], about["name"]) == (replica.address.pid, boot_id(), replica.address.name)
     refusal(channel.call, RUN, "", {"x": ROW}, (), code=StatusCode.FAILED_PRECONDITION)
     open_replica(replicas=[replica])

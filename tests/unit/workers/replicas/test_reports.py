@@ -101,7 +101,7 @@ def test_cluster_report_counts_nodes_and_what_those_that_take_replicas_have_left
         ("the cluster has forgotten it", "not listed"),
         ("its process has ended: it was out of memory", "process ended"),
         ("it could not start: no reason was given", "not started"),
-        ("something that nobody has thought of", "other"),
+        ("a cause without a label", "other"),
     ],
 )
 def test_causes_become_one_of_few_labels(cause: str, label: str) -> None:

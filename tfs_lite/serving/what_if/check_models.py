@@ -37,7 +37,7 @@ from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.settings import format_path
 from tfs_lite.config.signatures import short_method
-from tfs_lite.config.text import load_model_settings
+from tfs_lite.config.text import MODEL_SETTINGS_FILES, load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableId
@@ -106,7 +106,7 @@ def check_model(
     look = _look(servable, quiet_period)
     wanted = {item.id.version: item.payload for item in look.aspired or ()}
     checks = [
-        _check_version(ServableId(servable.name, version), path, platform, trusted, own_batching)
+        check_version(ServableId(servable.name, version), path, platform, trusted, own_batching)
         for version, path in wanted.items()
     ]
     checks += [
@@ -154,12 +154,19 @@ def _versions(base_path: str) -> list[int]:
         return []
 
 
-def _check_version(
-    servable_id: ServableId, path: str, platform: str, trusted: TrustedPaths, own_batching: bool
+def check_version(
+    servable_id: ServableId,
+    path: str,
+    platform: str,
+    trusted: TrustedPaths,
+    own_batching: bool = False,
+    place: str | None = None,
 ) -> VersionCheck:
-    found, version = platform, servable_id.version
+    """Checks the files of one version in ``path`` as a load would, short of running anything. ``place`` is the
+    directory that they are to be published to; None: they are where they belong."""
+    found, version, place = platform, servable_id.version, place or path
     try:
-        settings = load_model_settings(Path(path), servable_id.name)
+        settings = settings_of(path, place, servable_id.name)
         if own_batching:
             read_version_parameters(Path(path))
         files = read_version(path)
@@ -167,7 +174,7 @@ def _check_version(
         found = chosen.name
         if not chosen.is_served:
             return VersionCheck(version, VersionVerdict.REFUSED, found, chosen.missing)
-        trusts = all(trusted.allows(os.path.join(path, file)) for file in ("", *files.names))
+        trusts = all(trusted.allows(os.path.join(place, file)) for file in ("", *files.names))
         if chosen.needs_trust and not trusts:
             raise unsafe(f"platform {found} runs code of the version ({chosen.artefact})")
         own = _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
@@ -177,6 +184,13 @@ def _check_version(
     except Exception as error:  # of torch, for an archive that it cannot read
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
     return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures)
+
+
+def settings_of(path: str, place: str, model: str) -> ModelSettings:
+    """The config of the version whose files are in ``path`` and that is to be published to ``place``: the one among its
+    files, else the one beside the versions that are there."""
+    has_own = any(os.path.lexists(os.path.join(path, name)) for name in MODEL_SETTINGS_FILES)
+    return load_model_settings(Path(path if has_own else place), model)
 
 
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.core.router import SourceRouter
 from tfs_lite.core.servable import ServableData, ServableId
-from tfs_lite.core.source import TargetBase
+from tfs_lite.core.source import SourceRouter, TargetBase
 
 Seen = list[tuple[str, str]]
 

@@ -1,0 +1,190 @@
+"""What a config would change is what it then changes: for random disks and random pairs of configs, with both policies.
+
+The plan is made of the source's look ahead and the manager's snapshot, without effects; then the config is applied, and
+every load and unload that begins is compared with it. In the simulation, nothing sleeps and nothing has a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfs_lite.core.resources import GPU, MAIN, ResourceAllocation, ResourceUtil
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState, TimedState
+from tfs_lite.core.status import ServingError
+from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.serving.what_if.forecast import BEGIN, Fate
+from tfs_lite.serving.what_if.plan import Course, Expected, Managed, Outcome, plan
+from tfs_lite.sources.source_config import ServableToMonitor
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.testing.lifecycle.simulated_loader import MAX_RETRIES, TOTAL, TOTAL_GPU, Need
+from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, ModelStore, Recipe
+from tfs_lite.testing.lifecycle.simulation import UNROUTED, Simulation, SimulationOptions
+
+Servables = Mapping[str, tuple[ServableToMonitor, int]]
+Change = tuple[str, str, int, Recipe, Arrival]
+NAMES = ("a", "b", "c")
+TRACKER = ResourceTracker(ResourceUtil({MAIN: 1, GPU: len(TOTAL_GPU)}), TOTAL)
+POLICIES_OF_VERSIONS = st.sampled_from(
+    [LatestPolicy(), LatestPolicy(), LatestPolicy(2), AllPolicy(), SpecificPolicy((1,)), SpecificPolicy((3, 2))]
+)
+RECIPES = st.builds(
+    Recipe,
+    ram=st.just(0),
+    load_failures=st.sampled_from([0, 0, 0, 1, 3]),
+    estimate_failures=st.sampled_from([0, 0, 0, 1, 3]),
+    flaw=st.sampled_from([Flaw.NONE] * 8 + list(Flaw)),
+)
+ARRIVALS = st.sampled_from([Arrival.RENAMED, Arrival.RENAMED, Arrival.PUBLISHED, Arrival.COPIED])
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, tuple[ServableToMonitor, int]]:
+    found = {}
+    for index, name in enumerate(NAMES):
+        if draw(st.sampled_from([True] * 4 + [False])):
+            base = draw(st.sampled_from([BASES[index]] * 4 + list(BASES)))
+            port = draw(st.sampled_from([0] * 6 + [1, UNROUTED]))
+            found[name] = (ServableToMonitor(name, base, draw(POLICIES_OF_VERSIONS)), port)
+    return found
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "push", "push", "delete", "overwrite", "finish", "deny", "allow", "make"]),
+        st.sampled_from(BASES),
+        st.integers(1, 4),
+        RECIPES,
+        ARRIVALS,
+    ),
+    max_size=8,
+)
+
+
+def change(store: ModelStore, what: str, base: str, version: int, recipe: Recipe, arrival: Arrival) -> None:
+    there = version in store.bases.get(base, {})
+    if what == "push":
+        store.push(base, version, recipe, arrival)
+    elif what == "delete" and there:
+        store.delete(base, version)
+    elif what == "overwrite" and there:
+        store.overwrite(base, version, recipe)
+    elif what == "finish" and there:
+        store.finish(base, version)
+    elif what == "deny" and base in store.bases:
+        store.deny(base)
+    elif what == "allow" and base in store.bases:
+        store.allow(base)
+    elif what == "make":
+        store.make_base(base)
+
+
+def expectation(store: ModelStore, base: str, version: int, port: int) -> Expected:
+    """What an inspection would say; here the recipe says it."""
+    path = f"{base}/{version}"
+    try:
+        recipe = store.recipe_at(path)
+    except ServingError as error:
+        return Expected(Outcome.NEVER_BEGINS, why=str(error))
+    never = (Flaw.UNREADABLE, Flaw.UNESTIMABLE, Flaw.ALIEN)
+    if port == UNROUTED or recipe.flaw in never or recipe.estimate_failures > MAX_RETRIES:
+        return Expected(Outcome.NEVER_BEGINS)
+    needs = TRACKER.verify(Need(recipe.ram, recipe.gpu).allocation())
+    if recipe.flaw in (Flaw.CORRUPT, Flaw.DAMAGED) or recipe.load_failures > MAX_RETRIES:
+        return Expected(Outcome.FAILS, needs)
+    try:
+        store.read(path)
+    except ServingError:
+        return Expected(Outcome.FAILS, needs)
+    return Expected(Outcome.LOADS, needs)
+
+
+def planned(simulation: Simulation, policy: str, servables: Servables) -> dict[ServableId, Course]:
+    looks = simulation.look_ahead(servables)
+    wanted: dict[str, dict[int, str]] = {snapshot.id.name: {} for snapshot in simulation.managed()}
+    expected = {}
+    for name, look in looks.items():
+        wanted.pop(name, None)
+        if look.aspired is not None:
+            wanted[name] = {item.id.version: item.revision for item in look.aspired}
+        for item in look.aspired or ():
+            servable, port = servables[name]
+            expected[item.id] = expectation(simulation.store, servable.base_path, item.id.version, port)
+    held: dict[ServableId, ResourceAllocation] = {}
+    managed = Managed(simulation.managed(), held, POLICIES[policy], TRACKER)
+    return plan(managed, wanted, expected)
+
+
+def begun(
+    simulation: Simulation, servables: Servables
+) -> tuple[dict[ServableId, int], dict[ServableId, int], dict[ServableId, ManagerState]]:
+    """How often a load and an unload of each version begins in a reload, and the last state of each."""
+    loads: dict[ServableId, int] = {}
+    unloads: dict[ServableId, int] = {}
+    states: dict[ServableId, ManagerState] = {}
+
+    def note(timed: TimedState) -> None:
+        id, state = timed.state.id, timed.state.state
+        counted = {ManagerState.LOADING: loads, ManagerState.UNLOADING: unloads}.get(state)
+        if counted is not None:
+            counted[id] = counted.get(id, 0) + 1
+        states[id] = state
+
+    subscription = simulation.monitor.subscribe(note)
+    try:
+        simulation.reload(servables)
+        simulation.poll()
+        simulation.come_to_rest()
+    finally:
+        subscription.close()
+    return loads, unloads, states
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    policy=st.sampled_from(["availability", "resource"]),
+    quiet_period=st.sampled_from([0.0, 2.0]),
+    before=configs(),
+    versions=st.sets(st.integers(1, 4), min_size=1, max_size=3),
+    at_first=CHANGES,
+    after=configs(),
+    meanwhile=CHANGES,
+)
+def test_exactly_the_versions_that_are_named_load_and_unload(
+    policy: str,
+    quiet_period: float,
+    before: Servables,
+    versions: set[int],
+    at_first: list[Change],
+    after: Servables,
+    meanwhile: list[Change],
+) -> None:
+    simulation = Simulation(SimulationOptions(policy, quiet_period), before)
+    for base in BASES[:3]:
+        for version in sorted(versions):
+            simulation.store.push(base, version, Recipe(ram=0), Arrival.RENAMED)
+    for one in at_first:
+        change(simulation.store, *one)
+    simulation.settle()
+    for one in meanwhile:
+        change(simulation.store, *one)
+    found = planned(simulation, policy, after)
+    loads, unloads, states = begun(simulation, after)
+    assert set(loads) == {id for id, course in found.items() if course.fate in BEGIN}
+    assert set(unloads) == {id for id, course in found.items() if course.fate is Fate.UNLOAD}
+    assert max([*loads.values(), *unloads.values()], default=1) == 1
+    assert {id for id, state in states.items() if state is ManagerState.AVAILABLE} == {
+        id for id, course in found.items() if course.fate is Fate.LOAD
+    }
+    simulation.close()

@@ -1,0 +1,69 @@
+"""The one contract behind HTTP, gRPC, the command line and the dashboard: it answers values, they translate.
+
+Everything is read from what the server knows, under short locks, on the caller's thread, which is never that of the
+event loop. Nothing here changes what is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfs_lite.core.servable import ModelRef
+from tfs_lite.core.status import not_found
+from tfs_lite.server.admin.questions import what_if
+from tfs_lite.server.explain.causes import explain, line_of_model
+from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
+from tfs_lite.server.explain.snapshot import Snapshots
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.serving.repository.control import RepositoryControl
+from tfs_lite.serving.server_core import ServerCore
+
+_WORST_FIRST = {verdict: place for place, verdict in enumerate(Verdict)}
+SHOWN_REQUESTS = 10
+"""Failed requests in an explanation."""
+MOST_WITH_ONE_ID = 100
+"""Failed requests with one id in an answer."""
+
+
+class AdminControl:
+    """Any thread but the event loop's may call any method. Raises ServingError."""
+
+    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
+        """``repository`` loads models by call; None: there are no such calls."""
+        self._core = core
+        self._snapshots = Snapshots(core, health, repository)
+
+    def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
+        """Why the model, its version or its label is in its state, and what to do. A model that is not served has an
+        explanation too. ``paths``: whether the reader may see paths of the server."""
+        found = explain(self._snapshots.of_model(ref), ref, paths=paths)
+        failed = self._core.failed_requests.of_model(ref.name, SHOWN_REQUESTS)
+        return replace(found, more={**found.more, "requests": [request.as_json for request in failed]})
+
+    def failed_request(self, id: str) -> dict[str, Any]:
+        """The failed requests with this request id or trace id. NOT_FOUND for one that was not kept, with the time that
+        the ring reaches back to."""
+        ring = self._core.failed_requests
+        found = ring.find(id)
+        since = time_text(ring.reaches_back_to)
+        if not found:
+            left_out = f"; {ring.left_out} were left out, too many in one second" if ring.left_out else ""
+            raise not_found(
+                f"no failed request with the id {shortened(id)!r} was kept; the ring reaches back to {since}{left_out}"
+            )
+        return {
+            "requests": [request.as_json for request in found[:MOST_WITH_ONE_ID]],
+            "reaches_back_to": since,
+            "left_out": ring.left_out,
+        }
+
+    def what_if(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What a config or a new version would change, without changing it; see :mod:`questions`. Reads the disk."""
+        return what_if(self._core, asked).as_json()
+
+    def verdicts(self) -> list[ModelVerdict]:
+        """One line for each model of the config, and for each other that still has a version, worst first."""
+        lines = [line_of_model(snapshot) for snapshot in self._snapshots.of_all()]
+        return sorted(lines, key=lambda line: (_WORST_FIRST[line.verdict], line.model))

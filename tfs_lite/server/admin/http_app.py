@@ -1,0 +1,165 @@
+"""The routes of :class:`AdminControl` over HTTP. They are exact, and tried before TensorFlow Serving's grammar, which
+stays as strict as it is. No other origin is ever allowed to read them.
+
+A route is a row of the table below: its path, the fields that its query may have, and a function from what was asked to
+a JSON value, which runs on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote
+
+import orjson
+
+from tfs_lite.core.servable import MAX_VERSION, ModelRef
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.questions import read_body
+from tfs_lite.server.http.bodies import Bodies
+from tfs_lite.server.http.compression import GZIP
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import JSON, HttpError, error_reply
+from tfs_lite.server.http.router import GET, POST, About, Api, Route
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.transport.table import Scope
+
+MAX_PENDING_QUESTIONS = 64
+"""More than these are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminQuery:
+    """What a route was asked: the model of its path, its other names, the fields of its query, and its body. ``paths``:
+    whether the client may see paths of the server."""
+
+    model: ModelRef
+    names: Mapping[str, str]
+    fields: Mapping[str, str]
+    body: bytes = b""
+    paths: bool = False
+
+
+Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
+"""From a question to a JSON value. Raises ServingError."""
+
+
+def _route(
+    path: str, answer: Answer, about: About, query: tuple[str, ...] = (), scope: Scope = Scope.READ
+) -> Route[AdminApi, AdminQuery]:
+    return Route(path, GET, lambda api: partial(api.answer, answer, query), packs=True, about=about, scope=scope)
+
+
+def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
+    about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
+    yield _route("/v1/models:explain", _verdicts, about)
+    errors = ("400", "405", "429")
+    for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
+        about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
+        yield _route("/v1/models/{model}" + version + ":explain", _explain, about)
+
+    about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
+    yield _route("/v1/requests/{request}", _failed_request, about, scope=Scope.READ)
+    refused = ("400", "404", "405", "408", "413", "415", "429", "503")
+    about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
+    yield Route(
+        "/v1/config:explain",
+        POST,
+        lambda api: partial(api.answer_body, _what_if),
+        packs=True,
+        about=about,
+        scope=Scope.MANAGE,
+    )
+
+
+def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
+    return control.failed_request(query.names["request"])
+
+
+def _what_if(control: AdminControl, query: AdminQuery) -> Any:
+    return control.what_if(read_body(query.body))
+
+
+def _verdicts(control: AdminControl, query: AdminQuery) -> Any:
+    return {"models": [line.as_json for line in control.verdicts()]}
+
+
+def _explain(control: AdminControl, query: AdminQuery) -> Any:
+    return control.explain(query.model, paths=query.paths).as_json
+
+
+class AdminApi(Api[AdminQuery]):
+    """On the event loop; ``background`` runs what answers. ``may_see_paths`` tells which clients are shown paths of the
+    server."""
+
+    routes = tuple(_routes())
+    names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
+    cross_origin = False
+    encodings = GZIP
+
+    def __init__(
+        self,
+        control: AdminControl,
+        background: BackgroundRunner,
+        bodies: Bodies,
+        may_see_paths: Callable[[Request], bool] = lambda request: False,
+    ) -> None:
+        self._control = control
+        self._bodies = bodies
+        self._background = background
+        self._may_see_paths = may_see_paths
+        self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes]
+
+    def owns(self, path: str) -> bool:
+        return any(pattern.fullmatch(path) for pattern in self._patterns)
+
+    def target(self, names: Mapping[str, str]) -> AdminQuery:
+        version, label = names.get("version"), names.get("label")
+        model = ModelRef(
+            unquote(names.get("model", "")),
+            None if version is None else _version(version),
+            None if label is None else unquote(label),
+        )
+        return AdminQuery(model, {name: unquote(value) for name, value in names.items()}, {})
+
+    def model_of(self, target: AdminQuery) -> str:
+        return target.model.name
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        shown = ", ".join(allowed or ())
+        message = f"{path:.200} answers {shown} only, not {method}"
+        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": shown})
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return error_reply(error)
+
+    async def answer_body(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
+        """To a question that is in the body."""
+        body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
+        return await self.answer(answer, (), request, replace(query, body=body))
+
+    async def answer(self, answer: Answer, allowed: tuple[str, ...], request: Request, query: AdminQuery) -> Response:
+        asked = replace(query, fields=_fields(request, allowed), paths=self._may_see_paths(request))
+        body = await self._background.run(lambda: orjson.dumps(answer(self._control, asked)))
+        return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
+
+
+def _fields(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
+    """Of the query; of a field that comes twice, the last counts."""
+    fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
+    for name in fields:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise invalid_argument(f"the query has the field {name[:50]!r}; this page knows: {known}")
+    return fields
+
+
+def _version(digits: str) -> int:
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > 19 or int(significant) > MAX_VERSION:
+        raise invalid_argument(f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}")
+    return int(significant)

@@ -1,0 +1,337 @@
+"""Four hours of numbers for each version, made from the counters that exist: 2 s apart for ten minutes, 60 s apart for
+four hours.
+
+    counters -> Counts, every 2 s -> two rings of points for each version -> what the page draws
+
+A number is a rate, a mean or a quantile of the time between two points, or the state at the second one. What nobody
+used has no points: a version that was never asked costs nothing, and of those that were the 256 most recently asked are
+kept. A version has at most 15 numbers of 540 points of 4 bytes, 32 KiB, so that all take at most 8 MiB.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeAlias
+
+from tfs_lite.metrics.requests import LATENCY_BUCKETS
+
+FINE_SECONDS, FINE_POINTS = 2.0, 300
+COARSE_SECONDS, COARSE_POINTS = 60.0, 240
+MAX_VERSIONS = 256
+"""Whose points are kept."""
+NO_NUMBER = math.nan
+
+Key: TypeAlias = tuple[str, str]
+"""Model and version. The version is empty for requests that reached none of the model."""
+TOTAL: Key = ("", "")
+"""Everything together."""
+Numbers: TypeAlias = dict[str, float]
+"""By signal."""
+
+SIGNALS: Mapping[str, str] = {
+    "requests": "Predictions a second, failed ones too.",
+    "errors": "Predictions a second that failed.",
+    "p50": "Half of the answers took at most so many seconds.",
+    "p99": "99 of 100 answers took at most so many seconds.",
+    "queue": "Seconds that a call waited for its run, on average.",
+    "run": "Seconds of a run of the model, on average.",
+    "rows": "Rows of requests in a run, on average.",
+    "padding": "Rows added to a run, on average.",
+    "waiting": "Calls that wait for a run now.",
+    "in_flight": "Requests that hold the version now.",
+    "memory": "Bytes that the version holds.",
+    "tokens": "Output tokens a second.",
+    "texts": "Texts that run now.",
+    "texts_waiting": "Texts that wait for a place now.",
+    "cache": "The share of the cache that is kept for texts that run.",
+}
+GAUGES = ("waiting", "in_flight", "memory", "texts", "texts_waiting", "cache")
+"""States. A point of the coarse ring has the highest of its minute."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was counted of one version since its counters began, and its state now. ``seconds`` is a histogram's cell
+    with the limits of request times. Texts None: it is no language model."""
+
+    requests: float = 0.0
+    failures: float = 0.0
+    seconds: Sequence[float] = ()
+    waits: float = 0.0
+    wait_seconds: float = 0.0
+    runs: float = 0.0
+    rows: float = 0.0
+    padding: float = 0.0
+    timed_runs: float = 0.0
+    run_seconds: float = 0.0
+    tokens: float = 0.0
+    gauges: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was ever asked of it."""
+        return bool(self.requests or self.runs or self.tokens)
+
+    def since(self, before: Counts | None) -> Counts:
+        """What was counted since ``before``; everything if the counters have begun anew in between."""
+        if before is None or self.requests < before.requests or self.runs < before.runs or self.tokens < before.tokens:
+            return self
+        seconds = self.seconds
+        if before.seconds and seconds:
+            seconds = [now - then for now, then in zip(seconds, before.seconds, strict=True)]
+        return Counts(
+            self.requests - before.requests,
+            self.failures - before.failures,
+            seconds,
+            self.waits - before.waits,
+            self.wait_seconds - before.wait_seconds,
+            self.runs - before.runs,
+            self.rows - before.rows,
+            self.padding - before.padding,
+            self.timed_runs - before.timed_runs,
+            self.run_seconds - before.run_seconds,
+            self.tokens - before.tokens,
+            self.gauges,
+        )
+
+    def add(self, other: Counts) -> None:
+        """Adds the counts of another version, and its gauges but for shares."""
+        self.requests += other.requests
+        self.failures += other.failures
+        if other.seconds:
+            self.seconds = (
+                [a + b for a, b in zip(self.seconds, other.seconds, strict=True)] if self.seconds else [*other.seconds]
+            )
+        self.waits += other.waits
+        self.wait_seconds += other.wait_seconds
+        self.runs += other.runs
+        self.rows += other.rows
+        self.padding += other.padding
+        self.timed_runs += other.timed_runs
+        self.run_seconds += other.run_seconds
+        self.tokens += other.tokens
+        for name, value in other.gauges.items():
+            if name != "cache":
+                self.gauges[name] = self.gauges.get(name, 0.0) + value
+
+    def numbers(self, elapsed: float) -> Numbers:
+        """Of what was counted in ``elapsed`` seconds. A mean or quantile of nothing is left out."""
+        found = {"requests": self.requests / elapsed, "errors": self.failures / elapsed, **self.gauges}
+        if self.seconds and any(self.seconds[:-1]):
+            found["p50"] = quantile(0.5, self.seconds)
+            found["p99"] = quantile(0.99, self.seconds)
+        if self.waits > 0:
+            found["queue"] = self.wait_seconds / self.waits
+        if self.timed_runs > 0:
+            found["run"] = self.run_seconds / self.timed_runs
+        if self.runs > 0:
+            found["rows"] = self.rows / self.runs
+            found["padding"] = self.padding / self.runs
+        if "texts" in self.gauges:
+            found["tokens"] = self.tokens / elapsed
+        return found
+
+
+def quantile(share: float, cell: Sequence[float], limits: Sequence[float] = LATENCY_BUCKETS) -> float:
+    """As Prometheus' ``histogram_quantile`` does: evenly spread in each bucket; beyond the last limit, that limit."""
+    running = list(accumulate(cell[:-1]))
+    wanted = share * running[-1]
+    bucket = min(bisect_left(running, wanted), len(limits))
+    if bucket == len(limits):
+        return limits[-1]
+    low = limits[bucket - 1] if bucket else 0.0
+    before = running[bucket - 1] if bucket else 0.0
+    return low + (limits[bucket] - low) * (wanted - before) / (running[bucket] - before or 1.0)
+
+
+class Ring:
+    """The points of every version, ``step`` seconds apart, ``points`` of them. One thread at a time."""
+
+    def __init__(self, step: float, points: int) -> None:
+        self.step = step
+        self.points = points
+        self.tick = -1
+        """The number of the last point: its time, in seconds since 1970, divided by the step. -1: there is none."""
+        self._time = 0.0
+        self._before: dict[Key, Counts] = {}
+        self._peaks: dict[Key, dict[str, float]] = {}
+        self._tracks: dict[Key, dict[str, array[float]]] = {}
+
+    def add(self, now: float, counts: Mapping[Key, Counts]) -> dict[Key, Numbers] | None:
+        """Makes a point if it is time for one, and returns its numbers. ``now`` is in seconds since 1970; when the
+        clock is set back the points begin anew."""
+        self._note_peaks(counts)
+        tick = int(now / self.step)
+        if tick == self.tick:
+            return None
+        elapsed = now - self._time
+        if self.tick < 0 or tick < self.tick:
+            self._tracks.clear()
+            numbers: dict[Key, Numbers] = {}
+        else:
+            numbers = {key: found.since(self._before.get(key)).numbers(elapsed) for key, found in counts.items()}
+            for key, peaks in self._peaks.items():
+                if key in numbers:
+                    numbers[key].update(peaks)
+            self._write(self.tick, tick, numbers)
+        self.tick, self._time, self._before, self._peaks = tick, now, dict(counts), {}
+        return numbers
+
+    def keep(self, keys: Sequence[Key]) -> None:
+        """From now on these have points, and no others."""
+        for key in [key for key in self._tracks if key not in keys]:
+            del self._tracks[key]
+        for key in keys:
+            self._tracks.setdefault(key, {})
+
+    def read(self, key: Key) -> dict[str, list[float | None]]:
+        """The points of each signal that has any, the oldest first; None where there is no number."""
+        at = (self.tick + 1) % self.points
+        return {
+            signal: [None if value != value else value for value in (*track[at:], *track[:at])]  # not NaN
+            for signal, track in self._tracks.get(key, {}).items()
+        }
+
+    def tail(self, key: Key, signal: str, count: int) -> list[float]:
+        """The last points of one signal, 0 where there is no number."""
+        track = self._tracks.get(key, {}).get(signal)
+        if track is None:
+            return [0.0] * count
+        found = (track[number % self.points] for number in range(self.tick + 1 - count, self.tick + 1))
+        return [value if value == value else 0.0 for value in found]
+
+    def _note_peaks(self, counts: Mapping[Key, Counts]) -> None:
+        for key, found in counts.items():
+            if found.gauges:
+                peaks = self._peaks.setdefault(key, {})
+                for name, value in found.gauges.items():
+                    if value > peaks.get(name, -1.0):
+                        peaks[name] = value
+
+    def _write(self, last: int, tick: int, numbers: Mapping[Key, Numbers]) -> None:
+        """Points that were missed, because the machine slept, have no numbers."""
+        missed = range(max(last + 1, tick - self.points + 1), tick)
+        for key, track in self._tracks.items():
+            found = numbers.get(key, {})
+            for signal in found.keys() - track.keys():
+                track[signal] = array("f", [NO_NUMBER]) * self.points
+            for signal, values in track.items():
+                for skipped in missed:
+                    values[skipped % self.points] = NO_NUMBER
+                values[tick % self.points] = found.get(signal, NO_NUMBER)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The numbers of the last point of the fine ring: of everything, of each model and of each version that was ever
+    asked."""
+
+    tick: int = -1
+    total: Numbers = field(default_factory=dict)
+    models: Mapping[str, Numbers] = field(default_factory=dict)
+    versions: Mapping[Key, Numbers] = field(default_factory=dict)
+
+
+class Series:
+    """``start`` -> reads from any thread -> ``close``. A thread of its own reads the counters."""
+
+    def __init__(self, read: Callable[[], Mapping[Key, Counts]], wall: Callable[[], float] = time.time) -> None:
+        """``read`` is called on that thread, every two seconds."""
+        self._read = read
+        self._wall = wall
+        self._lock = threading.Lock()  # guards the rings
+        self._fine, self._coarse = Ring(FINE_SECONDS, FINE_POINTS), Ring(COARSE_SECONDS, COARSE_POINTS)
+        self._used: dict[Key, float] = {}  # when each was asked last, by the counter of its requests; this thread only
+        self._requests: dict[Key, float] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.latest = Latest()
+        """Replaced as a whole, as is the next one."""
+        self.kept: list[Key] = []
+        """The versions that have points, those that were asked last first."""
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="tfs-series", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def sample(self) -> None:
+        """Reads the counters once. Called by the thread, and by tests in its place."""
+        now, counts = self._wall(), dict(self._read())
+        models: dict[str, Counts] = {}
+        total = Counts()
+        for (model, _), found in counts.items():
+            models.setdefault(model, Counts()).add(found)
+            total.add(found)
+        kept = self.kept = self._choose(now, counts)
+        by_model = {(model, "*"): found for model, found in models.items()}
+        with self._lock:
+            for ring in (self._fine, self._coarse):
+                ring.keep([TOTAL, *kept])
+            numbers = self._fine.add(now, {**counts, **by_model, TOTAL: total})
+            self._coarse.add(now, {**{key: counts[key] for key in kept if key in counts}, TOTAL: total})
+        if numbers is not None:
+            self.latest = Latest(
+                self._fine.tick,
+                numbers.get(TOTAL, {}),
+                {model: numbers[model, "*"] for model in models if (model, "*") in numbers},
+                {key: numbers[key] for key in counts if key in numbers},
+            )
+
+    def history(
+        self, keys: Sequence[Key], coarse: bool
+    ) -> tuple[float, float, dict[Key, dict[str, list[float | None]]]]:
+        """The seconds between two points, the time of the last one in seconds since 1970, and the points of those that
+        have any."""
+        ring = self._coarse if coarse else self._fine
+        with self._lock:
+            found = {key: points for key in keys if (points := ring.read(key))}
+            return ring.step, ring.tick * ring.step, found
+
+    def of_model(self, model: str, coarse: bool) -> tuple[float, float, dict[Key, dict[str, list[float | None]]]]:
+        """The same, of every version of the model."""
+        return self.history([key for key in self.kept if key[0] == model], coarse)
+
+    def sparks(self, count: int, step: int, most: int) -> dict[str, list[float]]:
+        """Requests a second of each model, of at most ``most``: ``count`` numbers, each the mean of ``step`` fine
+        points."""
+        found: dict[str, list[float]] = {}
+        for model, version in self.kept:
+            if model in found or len(found) < most:
+                with self._lock:
+                    tail = self._fine.tail((model, version), "requests", count * step)
+                means = [sum(tail[at : at + step]) / step for at in range(0, len(tail), step)]
+                found[model] = [a + b for a, b in zip(found.get(model, [0.0] * count), means, strict=True)]
+        return {model: [round(value, 3) for value in values] for model, values in found.items() if any(values)}
+
+    def _choose(self, now: float, counts: Mapping[Key, Counts]) -> list[Key]:
+        """Whose points are kept: those that were asked last. One that is gone is forgotten after four hours."""
+        for key, found in counts.items():
+            asked = found.requests + found.runs + found.tokens
+            if asked and self._requests.get(key) != asked:
+                self._requests[key], self._used[key] = asked, now
+        oldest = now - COARSE_SECONDS * COARSE_POINTS
+        kept = sorted(self._used, key=lambda key: self._used[key], reverse=True)[:MAX_VERSIONS]
+        kept = [key for key in kept if key in counts or self._used[key] > oldest]
+        self._used = {key: self._used[key] for key in kept}
+        self._requests = {key: self._requests[key] for key in kept}
+        return kept
+
+    def _run(self) -> None:
+        while not self._closed.wait(FINE_SECONDS - self._wall() % FINE_SECONDS):
+            try:
+                self.sample()
+            except Exception:
+                logging.getLogger(__name__).exception("the numbers of the dashboard could not be read")

@@ -1,0 +1,493 @@
+"""The decisions: which verdict a model or a version has, and why. Pure functions of a snapshot.
+
+:data:`TABLE` is the table of causes, from the nearest to the root. Each row looks at one case and says nothing, or what
+the cause is about and what to do, in the words of :mod:`words`. The rows that apply are the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tfs_lite.core.servable import ModelRef
+from tfs_lite.core.state import ManagerState
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
+from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.survey import LoadStage, LoadView
+from tfs_lite.server.explain import words
+from tfs_lite.server.explain.explanation import (
+    MAX_CHAIN,
+    AnswersNow,
+    Explanation,
+    Link,
+    ModelVerdict,
+    Next,
+    Verdict,
+    VersionLine,
+)
+from tfs_lite.server.explain.snapshot import ModelSnapshot, VersionSnapshot, waited_for
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+
+POLICY_EXPLICIT, POLICY_NONE = "explicit", "none"
+REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, StatusCode.DATA_LOSS})
+"""Codes of files that another attempt would refuse again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a row of the table looks at. ``version`` is None for a model of which no version is meant; then ``found`` is
+    too. ``paths``: whether texts may name paths of the server."""
+
+    model: ModelSnapshot
+    verdict: Verdict
+    version: int | None = None
+    found: VersionSnapshot | None = None
+    label: str | None = None
+    paths: bool = False
+    depth: int = 0
+
+    @property
+    def load(self) -> LoadView | None:
+        return self.found.view.load if self.found is not None and self.found.view is not None else None
+
+    @property
+    def failure(self) -> Status:
+        """Why the last attempt has failed, or the version has ended; OK if neither is so."""
+        return failure_of(self.found) if self.found is not None else OK
+
+
+# Verdicts.
+
+
+def verdict_of_version(model: ModelSnapshot, version: int) -> Verdict:
+    """Exactly one, and SERVING if and only if a request that names the version is answered by it."""
+    found = model.versions.get(version)
+    if found is None:
+        return _verdict_of_unknown(model)
+    if found.answers:
+        return Verdict.SERVING if found.can_be_asked and not _is_down(found) else Verdict.WAITING
+    if found.view is not None:
+        managed = _verdict_of_managed(found)
+        if managed is not None:
+            return managed
+    return _verdict_of_unmanaged(model, found)
+
+
+def _verdict_of_unknown(model: ModelSnapshot) -> Verdict:
+    if not model.configured:
+        return Verdict.NOT_CONFIGURED
+    if model.server.control_mode == POLICY_EXPLICIT:
+        return Verdict.NOT_WANTED
+    return Verdict.WAITING if model.exists and _will_look(model) else Verdict.NOT_ON_DISK
+
+
+def _verdict_of_managed(found: VersionSnapshot) -> Verdict | None:
+    """None for a version that the manager has done with."""
+    assert found.view is not None
+    state = found.view.state.state
+    if state in LEAVING:
+        return Verdict.LEAVING
+    if state in (HarnessState.DISABLED, HarnessState.ERROR):
+        return None
+    if state is HarnessState.NEW and not found.view.state.is_aspired:
+        return None
+    load = found.view.load
+    at_work = load is None or load.stage is LoadStage.AT_WORK
+    return Verdict.LOADING if state is not HarnessState.NEW and at_work else Verdict.WAITING
+
+
+def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdict:
+    """Nothing is done with it now: it is not there, not complete, not wanted, has failed or has ended."""
+    if not model.configured:
+        return Verdict.NOT_CONFIGURED
+    if found.on_disk is False and not found.aspired:
+        return Verdict.NOT_ON_DISK
+    if found.incomplete is not None:
+        return Verdict.WAITING
+    failure = failure_of(found)
+    if not failure.ok and (found.aspired or found.on_disk is None):
+        return _verdict_of_failure(failure)
+    if found.version in model.refused:
+        return _verdict_of_failure(model.refused[found.version])
+    if found.aspired:
+        return Verdict.WAITING
+    if model.server.draining or found.on_disk is None:
+        return Verdict.ENDED
+    return Verdict.WAITING if _takes(model, found.version) and _will_look(model) else Verdict.NOT_WANTED
+
+
+def _verdict_of_failure(status: Status) -> Verdict:
+    if status.code is StatusCode.CANCELLED:
+        return Verdict.ENDED
+    refused = status.reason is Reason.FILES_REFUSED or status.code in REFUSED
+    return Verdict.REFUSED if refused else Verdict.FAILED
+
+
+def verdict_of_model(model: ModelSnapshot) -> Verdict:
+    """That of the newest version that is wanted, unless another one answers meanwhile."""
+    newest = newest_wanted(model)
+    if newest is None:
+        verdict = Verdict.NOT_ON_DISK if model.configured else Verdict.NOT_CONFIGURED
+        if model.configured and model.server.control_mode == POLICY_EXPLICIT:
+            verdict = Verdict.ENDED
+    else:
+        verdict = verdict_of_version(model, newest)
+    others = [version for version in model.answering if verdict_of_version(model, version) is Verdict.SERVING]
+    return Verdict.SERVING_OTHER if others and verdict is not Verdict.SERVING else verdict
+
+
+def newest_wanted(model: ModelSnapshot) -> int | None:
+    """The version that the model is about: the highest that is wanted, whether it is there or not; else the highest of
+    which anything is known."""
+    wanted = [version for version, found in model.versions.items() if found.aspired or found.incomplete is not None]
+    managed = [version for version, found in model.versions.items() if found.view is not None]
+    return max(wanted or managed or list(model.versions), default=None)
+
+
+def failure_of(found: VersionSnapshot) -> Status:
+    """Why the last attempt has failed or the version has ended in error; OK if neither is so."""
+    view = found.view
+    if view is not None:
+        if view.load is not None and view.load.failure is not None:
+            return view.load.failure
+        if view.state.state is HarnessState.ERROR:
+            return view.state.status
+        if view.state.state is not HarnessState.DISABLED:
+            return OK
+    if found.state is not None and found.state.state.state is ManagerState.END:
+        return found.state.state.health
+    return OK
+
+
+def _is_down(found: VersionSnapshot) -> bool:
+    workers = found.burden.workers if found.burden is not None else ()
+    return bool(workers) and not any(worker.up for worker in workers)
+
+
+def _will_look(model: ModelSnapshot) -> bool:
+    """Whether the source looks at the disk again."""
+    return model.server.control_mode == "poll" and model.server.polls and not model.server.draining
+
+
+def _takes(model: ModelSnapshot, version: int) -> bool:
+    """Whether the version policy would take the version, if it is complete."""
+    match model.policy:
+        case AllPolicy():
+            return True
+        case SpecificPolicy(versions):
+            return version in versions
+        case LatestPolicy(count):
+            higher = [other for other, found in model.versions.items() if other > version and found.on_disk]
+            return len(higher) < max(count, 1)
+
+
+# The table.
+
+
+def _label_unknown(case: Case) -> Link | None:
+    if case.label is None or case.label in case.model.labels or not case.model.configured:
+        return None
+    return words.label_unknown(case.model, case.label)
+
+
+def _label_to_missing(case: Case) -> Link | None:
+    if case.label is None or case.label not in case.model.labels or case.verdict is Verdict.SERVING:
+        return None
+    return words.label_to_missing(case.model, case.label, case.verdict)
+
+
+def _loading(case: Case) -> Link | None:
+    load = case.load
+    if load is None or load.stage is not LoadStage.AT_WORK or case.version is None:
+        return None
+    return words.loading(case.model, case.version, load)
+
+
+def _queue_for_thread(case: Case) -> Link | None:
+    load = case.load
+    if load is None or load.stage is not LoadStage.QUEUED or case.version is None:
+        return None
+    return words.waits_for_load_thread(case.model, case.version, load)
+
+
+def _memory(case: Case) -> Link | None:
+    found, load = case.found, case.load
+    parked = load is not None and load.stage is LoadStage.NEEDS_MEMORY
+    refused = case.failure.code is StatusCode.RESOURCE_EXHAUSTED and case.verdict is not Verdict.SERVING
+    if found is None or not (parked or refused):
+        return None
+    return words.waits_for_memory(case.model, found, load if parked else None, case.failure)
+
+
+def _place(case: Case) -> Link | None:
+    load = case.load
+    if load is None or load.stage is not LoadStage.NEEDS_OTHERS or load.waits is not Reason.WAITS_FOR_PLACE:
+        return None
+    return words.waits_for_place(case.model, load)
+
+
+def _retrying(case: Case) -> Link | None:
+    load = case.load
+    if load is None or load.failure is None or not load.failures or load.failure.waits or case.found is None:
+        return None
+    return words.retrying(case.model, case.found, load)
+
+
+def _turn(case: Case) -> Link | None:
+    found = case.found
+    if found is None or case.verdict is not Verdict.WAITING or found.answers or found.incomplete is not None:
+        return None
+    new = found.view is not None and found.view.state.state is HarnessState.NEW
+    if not new and not (found.aspired and case.load is None and case.failure.ok):
+        return None
+    return words.waits_for_turn(case.model, found.version)
+
+
+def _draining(case: Case) -> Link | None:
+    if case.found is None or case.verdict is not Verdict.LEAVING:
+        return None
+    return words.draining(case.model, case.found)
+
+
+def _worker(case: Case) -> Link | None:
+    if case.found is None or not case.found.answers:
+        return None
+    workers = case.found.burden.workers if case.found.burden is not None else ()
+    down = [worker for worker in workers if not worker.up]
+    if not down and case.found.can_be_asked:
+        return None
+    return words.worker_down(case.model, case.found, down)
+
+
+def _queue_full(case: Case) -> Link | None:
+    burden = case.found.burden if case.found is not None else None
+    if burden is None or burden.refusal is None:
+        return None
+    return words.queue_full(case.model, burden)
+
+
+def _config_not_applied(case: Case) -> Link | None:
+    if case.found is None or case.found.remark.ok or not case.found.answers:
+        return None
+    return words.config_not_applied(case.model, case.found)
+
+
+def _incomplete(case: Case) -> Link | None:
+    found = case.found
+    if found is None or found.incomplete is None or not found.on_disk:
+        return None
+    return words.incomplete(case.model, found.version, found.incomplete)
+
+
+def _failed(case: Case) -> Link | None:
+    """The files are refused, nothing can load them, or every attempt has failed."""
+    found, failure = case.found, case.failure
+    if found is None and case.version is not None and case.version in case.model.refused:
+        failure = case.model.refused[case.version]
+    elif found is not None and found.version in case.model.refused and failure.ok:
+        failure = case.model.refused[found.version]
+    if failure.ok or case.verdict not in (Verdict.FAILED, Verdict.REFUSED):
+        return None
+    if failure.code is StatusCode.RESOURCE_EXHAUSTED:
+        return None
+    return words.failed(case.model, case.version or 0, found, failure, paths=case.paths)
+
+
+def _unloaded(case: Case) -> Link | None:
+    if case.verdict is not Verdict.ENDED:
+        return None
+    return words.unloaded(case.model, case.version, case.found)
+
+
+def _passed_over(case: Case) -> Link | None:
+    found = case.found
+    if case.version is None or case.verdict not in (Verdict.NOT_WANTED, Verdict.LEAVING):
+        return None
+    if case.model.server.control_mode == POLICY_EXPLICIT or not case.model.configured:
+        return None
+    if found is not None and (found.aspired or found.on_disk is False):
+        return None
+    return words.passed_over(case.model, case.version)
+
+
+def _not_on_disk(case: Case) -> Link | None:
+    found, version = case.found, case.version
+    gone = found is not None and found.on_disk is False and case.verdict in (Verdict.NOT_ON_DISK, Verdict.LEAVING)
+    unknown = found is None and case.verdict is Verdict.NOT_ON_DISK
+    if version is None or not (gone or unknown) or not case.model.problem.ok:
+        return None
+    return words.not_on_disk(case.model, version, found)
+
+
+def _seen_soon(case: Case) -> Link | None:
+    found = case.found
+    if case.version is None or case.verdict is not Verdict.WAITING or case.model.server.draining:
+        return None
+    unseen = found is None or (found.view is None and found.incomplete is None and not found.aspired)
+    return words.seen_soon(case.model, case.version) if unseen else None
+
+
+def _base_path(case: Case) -> Link | None:
+    if case.model.problem.ok or not case.model.configured:
+        return None
+    return words.base_path_problem(case.model, case.paths)
+
+
+def _not_configured(case: Case) -> Link | None:
+    if case.model.configured:
+        return None
+    return words.not_configured(case.model, case.paths)
+
+
+def _control_mode(case: Case) -> Link | None:
+    mode = case.model.server.control_mode
+    if mode == POLICY_EXPLICIT and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
+        return words.control_mode(case.model, case.version)
+    unseen = case.version is not None and case.model.exists and case.found is None
+    if case.verdict is Verdict.NOT_ON_DISK and unseen and not _will_look(case.model):
+        return words.control_mode(case.model, case.version)
+    return None
+
+
+def _server_stops(case: Case) -> Link | None:
+    return words.draining_server(case.model) if case.model.server.draining else None
+
+
+TABLE = (
+    _label_unknown,
+    _label_to_missing,
+    _worker,
+    _queue_full,
+    _config_not_applied,
+    _loading,
+    _queue_for_thread,
+    _memory,
+    _place,
+    _retrying,
+    _turn,
+    _draining,
+    _incomplete,
+    _failed,
+    _unloaded,
+    _passed_over,
+    _not_on_disk,
+    _seen_soon,
+    _base_path,
+    _not_configured,
+    _control_mode,
+    _server_stops,
+)
+"""Of every case; the chain has them in this order. The models that a version waits for come between."""
+
+
+def chain(case: Case) -> list[Link]:
+    """At most ``MAX_CHAIN`` links, from the nearest to the root."""
+    links = [link for row in TABLE if (link := row(case)) is not None]
+    at = 1 if links and case.label is not None else 0
+    links[at:at] = _waits_for_models(case)
+    return links[:MAX_CHAIN]
+
+
+def _waits_for_models(case: Case) -> Iterator[Link]:
+    """Which, and their own verdicts and causes."""
+    load = case.load
+    if load is None or load.waits is not Reason.WAITS_FOR_MODELS or load.failure is None:
+        return
+    yield words.waits_for_models(case.model, load, {name: _verdict_of(case, name) for name in load.failure.models})
+    for name in load.failure.models:
+        other = case.model.others.get(name)
+        if other is not None and case.depth < MAX_CHAIN:
+            newest = newest_wanted(other)
+            found = other.versions.get(newest) if newest is not None else None
+            verdict = verdict_of_model(other)
+            if verdict is not Verdict.SERVING:
+                below = Case(other, verdict_of_newest(other), newest, found, None, case.paths, case.depth + 1)
+                yield from chain(below)
+
+
+def _verdict_of(case: Case, name: str) -> Verdict:
+    other = case.model.others.get(name)
+    return verdict_of_model(other) if other is not None else Verdict.NOT_CONFIGURED
+
+
+def verdict_of_newest(model: ModelSnapshot) -> Verdict:
+    newest = newest_wanted(model)
+    return verdict_of_model(model) if newest is None else verdict_of_version(model, newest)
+
+
+# Explanations.
+
+
+def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Explanation:
+    """What is the case with the reference. ``paths``: whether the texts may name paths of the server."""
+    version = model.labels.get(ref.label) if ref.label is not None else ref.version
+    if ref.label is not None and version is None:
+        case = Case(model, Verdict.NOT_CONFIGURED, None, None, ref.label, paths)
+        verdict = Verdict.NOT_CONFIGURED
+    elif version is not None:
+        verdict = verdict_of_version(model, version)
+        case = Case(model, verdict, version, model.versions.get(version), ref.label, paths)
+    else:
+        case = case_of_model(model, paths)
+        verdict = verdict_of_model(model)
+    because = tuple(chain(case))
+    return Explanation(
+        ref.name,
+        version,
+        ref.label,
+        verdict,
+        words.sentence(model, case.version, ref.label, verdict, case.verdict, because),
+        because,
+        tuple(waited_for([case.found])) if case.found is not None else (),
+        _next(case, because),
+        tuple(_answers(model)),
+        tuple(_line(model, found) for found in model.versions.values()),
+    )
+
+
+def case_of_model(model: ModelSnapshot, paths: bool = False) -> Case:
+    """About the newest version that is wanted."""
+    newest = newest_wanted(model)
+    if newest is None:
+        return Case(model, verdict_of_model(model), paths=paths)
+    return Case(model, verdict_of_version(model, newest), newest, model.versions.get(newest), None, paths)
+
+
+def line_of_model(model: ModelSnapshot) -> ModelVerdict:
+    """One line of a list."""
+    case, verdict = case_of_model(model), verdict_of_model(model)
+    because = chain(case)
+    nearest = because[0] if because else None
+    return ModelVerdict(
+        model.name,
+        verdict,
+        words.sentence(model, case.version, None, verdict, case.verdict, because),
+        max(model.answering, default=None),
+        nearest.cause if nearest else None,
+        nearest.fix if nearest else "",
+    )
+
+
+def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:
+    verdict = verdict_of_version(model, found.version)
+    because = chain(Case(model, verdict, found.version, found))
+    text = words.sentence(model, found.version, None, verdict, verdict, because)
+    return VersionLine(found.version, verdict, text, found.state.time if found.state is not None else None)
+
+
+def _answers(model: ModelSnapshot) -> list[AnswersNow]:
+    answering = model.answering
+    found = [AnswersNow("unversioned", max(answering))] if answering else []
+    return found + [AnswersNow(label, at) for label, at in sorted(model.labels.items()) if at in answering]
+
+
+def _next(case: Case, because: Sequence[Link]) -> Next:
+    load, found, server = case.load, case.found, case.model.server
+    if server.draining:
+        return Next("the server stops")
+    if load is not None:
+        at = server.wall(load.retry_at) if load.retry_at is not None else None
+        return Next(words.next_of_load(load), at)
+    if found is not None and found.incomplete is not None:
+        return Next(words.next_of_files(found.incomplete), found.incomplete.retry_at)
+    return Next(words.next_of(case.verdict))

@@ -1,0 +1,203 @@
+"""What an explanation says: a verdict, the chain of causes from the nearest to the root, what happens next, and who
+answers meanwhile. Values only; ``as_json`` is the schema that every way of asking shares.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+MAX_TEXT = 500
+"""Characters of one text; longer ones are cut."""
+MAX_CHAIN = 8
+"""Causes of one explanation."""
+
+
+class Verdict(enum.Enum):
+    """What is the case with a model or one of its versions, worst first. There is exactly one at every moment."""
+
+    FAILED = "its last attempt to load has failed, or what runs it is gone for good"
+    REFUSED = "its files cannot be served as they are"
+    NOT_CONFIGURED = "no model of this name is served"
+    NOT_ON_DISK = "there is no such version directory"
+    REJECTED = "a rollout has gone back from it"
+    HELD_BACK = "a rollout keeps it from answering"
+    WAITING = "something has to come first"
+    LOADING = "an attempt to load it is under way"
+    SERVING_OTHER = "what was asked for does not answer, and another version of the model does"
+    LEAVING = "it is being withdrawn"
+    NOT_WANTED = "the version policy passes over it"
+    ENDED = "it was withdrawn"
+    SERVING = "a request is answered by it"
+
+
+class Cause(enum.Enum):
+    """Why: one row of the table of causes each."""
+
+    NOT_CONFIGURED = "not served under this name"
+    BASE_PATH_PROBLEM = "the base path is missing or cannot be read"
+    NO_VERSIONS = "the base path holds no version"
+    NOT_ON_DISK = "no such version directory"
+    POLICY_PASSES_OVER = "the version policy takes others"
+    INCOMPLETE = "files are missing or still arriving"
+    PLATFORM_UNKNOWN = "nothing can load such files"
+    ARTEFACT_REFUSED = "the files are not acceptable"
+    TRUST_MISSING = "the model brings code, and its path is not trusted"
+    WAITS_FOR_LOAD_THREAD = "others are loaded first"
+    WAITS_FOR_MEMORY = "memory has to come free"
+    WAITS_FOR_MODELS = "the models of its steps have to come first"
+    WAITS_FOR_PLACE = "the cluster has no room for its replicas"
+    LOADING = "it is being loaded"
+    RETRYING = "the last attempt failed, and there will be another"
+    LOAD_FAILED = "no attempt has succeeded"
+    WAITS_FOR_TURN = "another version of the model has to go or come first"
+    DRAINING = "the last requests inside are being answered"
+    UNLOADED = "it was withdrawn"
+    WORKER_DOWN = "what runs it has ended"
+    WORKER_RESTARTING = "what runs it is being started again"
+    QUEUE_FULL = "as many requests wait as may"
+    SLOW = "requests wait longer than they run"
+    CONFIG_NOT_APPLIED = "it serves with an earlier config"
+    LABEL_UNKNOWN = "no such label"
+    LABEL_TO_MISSING = "the label points to a version that does not answer"
+    CONTROL_MODE = "the control mode forbids it"
+    DRAINING_SERVER = "the server is being stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One cause. ``text`` names what it is about, ``fix`` what to do. ``since``: seconds since 1970, None if it is not
+    known. ``doc`` is a page below ``docs/``."""
+
+    cause: Cause
+    text: str
+    fix: str = ""
+    since: float | None = None
+    doc: str = "explain.md"
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cause": self.cause.name,
+            "text": shortened(self.text),
+            "since": time_text(self.since),
+            "fix": shortened(self.fix),
+            "doc": self.doc,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What happens by itself, and when: seconds since 1970; None: not before something else happens."""
+
+    what: str
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersNow:
+    """Which version answers a reference: ``unversioned``, or a label."""
+
+    reference: str
+    version: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLine:
+    """One version of the model, and its verdict."""
+
+    version: int
+    verdict: Verdict
+    sentence: str
+    since: float | None = None
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "verdict": self.verdict.name,
+            "sentence": shortened(self.sentence),
+            "since": time_text(self.since),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``memory``,
+    ``events`` and ``requests`` are JSON values that the owners of those give (B.3, B.4 and B.5 of the answer)."""
+
+    model: str
+    version: int | None
+    label: str | None
+    verdict: Verdict
+    sentence: str
+    because: tuple[Link, ...] = ()
+    waits_for: tuple[str, ...] = ()
+    next: Next = Next("")
+    answers_now: tuple[AnswersNow, ...] = ()
+    versions: tuple[VersionLine, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "version": self.version,
+            "label": self.label,
+            "verdict": self.verdict.name,
+            "sentence": shortened(self.sentence),
+            "because": [link.as_json for link in self.because[:MAX_CHAIN]],
+            "waits_for": [shortened(name) for name in self.waits_for],
+            "next": {"at": time_text(self.next.at), "what": shortened(self.next.what)},
+            "answers_now": [
+                {"reference": each.reference, "version": each.version, "weight": each.weight}
+                for each in self.answers_now
+            ],
+            "versions": [line.as_json for line in self.versions],
+            "rollout": None,
+            "memory": None,
+            "events": [],
+            **self.more,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVerdict:
+    """One line of a list of models."""
+
+    model: str
+    verdict: Verdict
+    sentence: str
+    version: int | None = None
+    """The one that answers requests that name none; None: none does."""
+    cause: Cause | None = None
+    """The nearest."""
+    fix: str = ""
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "verdict": self.verdict.name,
+            "sentence": shortened(self.sentence),
+            "version": self.version,
+            "cause": self.cause.name if self.cause else None,
+            "fix": shortened(self.fix),
+        }
+
+
+def shortened(text: str) -> str:
+    """At most ``MAX_TEXT`` characters, none of them a control character or half of a pair."""
+    clean = "".join(char if char.isprintable() else " " for char in text[: MAX_TEXT + 1])
+    return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 3]}..."
+
+
+def time_text(seconds: float | None) -> str | None:
+    """RFC 3339 in UTC, with milliseconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,276 @@
+"""What is known about a model at one moment, gathered from the manager, the source, the journal and the config.
+
+Every part is read under its own short lock; nothing waits, and nothing is decided here. The parts are read one after
+the other, so that a version may have moved on between two of them: what a lookup finds comes from the same look at the
+manager as the version's state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.servable import ModelRef, ServableId
+from tfs_lite.core.state import TimedState
+from tfs_lite.core.status import OK, Status
+from tfs_lite.managers.survey import ManagerView, VersionView
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.serving.config_checks import scan_policy
+from tfs_lite.serving.config_sources import ModelLocator
+from tfs_lite.serving.load_journal import LoadAttempt
+from tfs_lite.serving.repository.control import RepositoryControl
+from tfs_lite.serving.server_core import Burden, ServerCore
+from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy
+
+MAX_DEPTH = 3
+"""How far the models of ensembles are followed."""
+MAX_UNKNOWN = 32
+"""Versions on disk that are listed although nothing was ever done with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """Why a version on disk is not offered yet. ``retry_at``: when that may change by itself, in seconds since 1970;
+    ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being)."""
+
+    reason: str
+    since: float | None = None
+    retry_at: float | None = None
+    hashed: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSnapshot:
+    """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
+    ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
+    withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary."""
+
+    version: int
+    view: VersionView | None = None
+    state: TimedState | None = None
+    aspired: bool = False
+    on_disk: bool | None = None
+    incomplete: Incomplete | None = None
+    attempt: LoadAttempt | None = None
+    remark: Status = OK
+    burden: Burden | None = None
+    can_be_asked: bool = True
+    sequences: tuple[int, float] | None = None
+    replicas: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether a lookup finds it."""
+        return self.view is not None and self.view.answers
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSnapshot:
+    """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
+    ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load."""
+
+    taken: float
+    monotonic: float
+    manager: ManagerView
+    control_mode: str = "poll"
+    polls: bool = True
+    source: str = "config"
+    version_policy: str = "availability"
+    memory: ResourceAllocation = NO_RESOURCES
+    draining: bool = False
+    known: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
+    managed: Mapping[str, Mapping[int, VersionView]] = field(default_factory=dict)
+    """The manager's versions by model."""
+
+    def wall(self, monotonic: float) -> float:
+        """Seconds since 1970."""
+        return self.taken - (self.monotonic - monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSnapshot:
+    """One model. ``versions`` has every version of which anything is known. ``exists``: the asked version has a
+    directory now, which the source has not seen. ``others`` are the models that its versions wait for. ``refused``: why
+    the last load call began nothing, by version."""
+
+    name: str
+    server: ServerSnapshot
+    configured: bool
+    versions: Mapping[int, VersionSnapshot] = field(default_factory=dict)
+    policy: VersionPolicy = field(default_factory=LatestPolicy)
+    base_path: str = ""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    problem: Status = OK
+    problem_since: float | None = None
+    exists: bool = False
+    refused: Mapping[int, Status] = field(default_factory=dict)
+    others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
+
+    @property
+    def answering(self) -> list[int]:
+        """The versions that lookups find, ascending."""
+        return sorted(version for version, found in self.versions.items() if found.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What is looked up once for all models."""
+
+    server: ServerSnapshot
+    configured: frozenset[str]
+    burdens: Mapping[ServableId, Burden]
+    sequences: Mapping[ServableId, tuple[int, float]]
+    replicas: Mapping[ServableId, str]
+
+
+class Snapshots:
+    """Any thread but the event loop's may call any method."""
+
+    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
+        """``repository`` loads models by call; None: there are no such calls."""
+        self._core = core
+        self._health = health
+        self._repository = repository
+        self._locator = ModelLocator(core.options)
+
+    def of_model(self, ref: ModelRef) -> ModelSnapshot:
+        shared = self._shared(ref.name)
+        server, snapshot = shared.server, self._model(ref.name, shared)
+        asked = snapshot.labels.get(ref.label) if ref.label is not None else ref.version
+        if not snapshot.configured and self._repository is not None:
+            snapshot = replace(snapshot, server=replace(server, offered=tuple(self._locator.names())))
+        if asked is not None and snapshot.base_path:
+            exists = os.path.isdir(os.path.join(snapshot.base_path, str(asked)))
+            snapshot = replace(snapshot, exists=exists)
+        return self._with_others(snapshot, shared, MAX_DEPTH)
+
+    def of_all(self) -> Iterator[ModelSnapshot]:
+        """Of every model of the config, and of each other that still has a version. They share one look at the
+        manager."""
+        shared = self._shared(None)
+        for name in dict.fromkeys((*shared.server.known, *sorted(shared.server.managed))):
+            yield self._model(name, shared)
+
+    def _shared(self, name: str | None) -> _Shared:
+        """For one model, or for all."""
+        core, server = self._core, self._server(self._core.survey())
+        return _Shared(
+            server,
+            frozenset(server.known),
+            dict(core.burdens(name)),
+            core.services.routes.draining(),
+            {each.id: each.summary for each in core.replicas()},
+        )
+
+    def _server(self, view: ManagerView) -> ServerSnapshot:
+        core, options = self._core, self._core.options
+        return ServerSnapshot(
+            core.clock.time(),
+            view.now,
+            view,
+            options.model_control_mode,
+            options.file_system_poll_wait_seconds > 0,
+            _source_of(options.model_repository, options.model_config_file),
+            options.aspired_version_policy,
+            core.memory_total,
+            self._health.draining or core.stopping,
+            core.states.configured,
+            (),
+            options.trusted_model_base_paths,
+            by_model(view),
+        )
+
+    def _model(self, name: str, shared: _Shared) -> ModelSnapshot:
+        core = self._core
+        config, report, since = core.sources.configs.get(name), core.states.source_report(name), core.states.since(name)
+        return ModelSnapshot(
+            name,
+            shared.server,
+            name in shared.configured,
+            self._versions(name, shared, since),
+            scan_policy(config) if config is not None else LatestPolicy(),
+            config.base_path if config is not None else "",
+            core.labels.get(name, {}),
+            report.problem if report is not None else OK,
+            since.get(None),
+            refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
+        )
+
+    def _versions(self, name: str, shared: _Shared, since: Mapping[int | None, float]) -> dict[int, VersionSnapshot]:
+        core, server = self._core, shared.server
+        report, found = core.states.source_report(name), core.sources.found(name)
+        states, remarks = core.states.version_states(name), core.states.remarks(name)
+        aspired = {item.version for item in core.states.aspired(name)}
+        managed = server.managed.get(name, {})
+        waiting = dict(report.waiting) if report is not None else {}
+        on_disk = found.versions if found is not None else frozenset()
+        known = {*managed, *states, *aspired, *waiting}
+        known |= set(sorted(on_disk - known, reverse=True)[:MAX_UNKNOWN])
+        versions = {}
+        for version in sorted(known, reverse=True):
+            servable_id = ServableId(name, version)
+            incomplete = None
+            if version in waiting:
+                incomplete = self._incomplete(name, version, waiting[version], since.get(version), server)
+            sequences = shared.sequences.get(servable_id)
+            versions[version] = VersionSnapshot(
+                version,
+                managed.get(version),
+                states.get(version),
+                version in aspired,
+                version in on_disk if found is not None else None,
+                incomplete,
+                core.states.last_attempt(servable_id),
+                remarks.get(version, OK),
+                shared.burdens.get(servable_id),
+                core.can_be_asked(servable_id),
+                (sequences[0], server.wall(sequences[1])) if sequences else None,
+                shared.replicas.get(servable_id, ""),
+            )
+        return versions
+
+    def _incomplete(
+        self, name: str, version: int, reason: str, since: float | None, server: ServerSnapshot
+    ) -> Incomplete:
+        found = self._core.sources.found(name)
+        retry_at = found.unfinished.get(version) if found is not None else None
+        checked = self._core.sources.checking().get(ServableId(name, version))
+        hashed = (checked.read_bytes or 0, checked.expected_bytes or 0) if checked is not None else None
+        return Incomplete(reason, since, server.wall(retry_at) if retry_at is not None else None, hashed)
+
+    def _with_others(self, snapshot: ModelSnapshot, shared: _Shared, depth: int) -> ModelSnapshot:
+        """With the models that its versions wait for, and what those wait for."""
+        names = set(waited_for(snapshot.versions.values())) - {snapshot.name}
+        if not names or not depth:
+            return snapshot
+        others = {name: self._model(name, shared) for name in names}
+        followed = {name: self._with_others(other, shared, depth - 1) for name, other in others.items()}
+        return replace(snapshot, others=followed)
+
+
+def by_model(view: ManagerView) -> dict[str, dict[int, VersionView]]:
+    """The versions of a manager, by model and number."""
+    found: dict[str, dict[int, VersionView]] = {}
+    for servable_id, version in view.versions.items():
+        found.setdefault(servable_id.name, {})[servable_id.version] = version
+    return found
+
+
+def waited_for(versions: Iterable[VersionSnapshot]) -> list[str]:
+    """The models that have to be available first, each once."""
+    found: dict[str, None] = {}
+    for version in versions:
+        load = version.view.load if version.view is not None else None
+        if load is not None and load.failure is not None:
+            found |= dict.fromkeys(load.failure.models)
+    return list(found)
+
+
+def _source_of(repository: str, config_file: str) -> str:
+    if repository:
+        return "--model_repository"
+    return "--model_config_file" if config_file else "--model_name and --model_base_path"

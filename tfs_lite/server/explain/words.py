@@ -1,0 +1,463 @@
+"""The words of each cause: what is the case, and what to do. Plain sentences for people who read them at night.
+
+A text says what was found, with numbers; a fix says what, carried out, makes the version serve. Paths of the server are
+named only to clients who may see them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from tfs_lite.core.resources import GPU, RAM, Resource
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState
+from tfs_lite.managers.survey import LoadStage, LoadView, VersionView
+from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.server.explain.explanation import Cause, Link, Verdict
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, VersionSnapshot
+from tfs_lite.serving.server_core import Burden
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+
+MOST_SHOWN = 5
+"""Names in one text; the others are counted."""
+SHORT = {
+    Verdict.FAILED: "has failed",
+    Verdict.REFUSED: "is refused",
+    Verdict.NOT_CONFIGURED: "is not served under this name",
+    Verdict.NOT_ON_DISK: "is not on disk",
+    Verdict.REJECTED: "was rejected by a rollout",
+    Verdict.HELD_BACK: "is held back by a rollout",
+    Verdict.WAITING: "waits",
+    Verdict.LOADING: "is being loaded",
+    Verdict.SERVING_OTHER: "does not answer",
+    Verdict.LEAVING: "is being withdrawn",
+    Verdict.NOT_WANTED: "is not wanted",
+    Verdict.ENDED: "was withdrawn",
+    Verdict.SERVING: "answers",
+}
+"""What to say of a version."""
+
+
+def sentence(
+    model: ModelSnapshot,
+    version: int | None,
+    label: str | None,
+    verdict: Verdict,
+    of_version: Verdict,
+    because: Sequence[Link],
+) -> str:
+    """The first line: what is the case, and the nearest cause. ``of_version`` is the verdict of the version that the
+    sentence is about, where that is not the whole ``verdict``."""
+    what = f"version {version}" if version is not None else f"model {model.name}"
+    if label is not None:
+        what = f'label "{label}"' + (f" (version {version})" if version is not None else "")
+    reason = f": {because[0].text}" if because else ""
+    first = f"{what} {'is not known' if label is not None and version is None else SHORT[of_version]}"
+    answering = model.answering
+    if verdict is Verdict.SERVING or not answering or version in answering:
+        return first + reason
+    return f"{first}{reason}; version {max(answering)} answers instead"
+
+
+# What serves, and how it fares.
+
+
+def worker_down(model: ModelSnapshot, found: VersionSnapshot, down: Sequence[WorkerState]) -> Link:
+    total = len(found.burden.workers) if found.burden is not None else 0
+    if found.replicas and (not down or down[0].kind == "ray"):
+        text = f"its replicas in the cluster: {found.replicas}"
+        fix = "they are placed again by themselves; if that fails, give the cluster a node that has room for them"
+        cause = Cause.WORKER_RESTARTING if down and not down[0].failure else Cause.WORKER_DOWN
+        return Link(cause, text, fix)
+    first = down[0]
+    count = "its process" if total == 1 else f"{len(down)} of its {total} processes"
+    text = f"{count} ended ({first.cause or 'the cause is not known yet'}), {counted(first.restarts, 'restart')} before"
+    when = model.server.wall(first.retry_at) if first.retry_at is not None else None
+    if first.failure:
+        text += f"; it cannot be started again: {first.failure}"
+        fix = f"mend that; the next attempt is at {clock(when)}"
+        return Link(Cause.WORKER_DOWN, text, fix)
+    fix = "it is started again by itself; if it ends again and again, publish a version whose model does not end"
+    if first.cause == "signal 9":
+        fix += ", or give the machine more memory: the system ends processes with signal 9 when it has none left"
+    return Link(Cause.WORKER_RESTARTING, text, fix)
+
+
+def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
+    message = burden.refusal.message if burden.refusal is not None else ""
+    text = f"{counted(burden.pending, 'call')} waiting, and one more is refused: {message}"
+    fix = (
+        "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's config; "
+        "--max_queued_requests is the length of the queue"
+    )
+    return Link(Cause.QUEUE_FULL, text, fix, doc="serving.md")
+
+
+def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
+    fix = "correct the model's config file; what it says is followed as soon as it can be"
+    return Link(Cause.CONFIG_NOT_APPLIED, found.remark.message, fix)
+
+
+# What is on its way.
+
+
+def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
+    server = model.server
+    seconds = max(server.monotonic - load.since, 0.0)
+    attempt = f", attempt {load.failures + 1} of {load.max_attempts}" if load.failures else ""
+    text = f"version {version} has been loading for {seconds:.1f} s{attempt}"
+    return Link(Cause.LOADING, text, "wait: it serves when it has loaded and warmed up", server.wall(load.since))
+
+
+def waits_for_load_thread(model: ModelSnapshot, version: int, load: LoadView) -> Link:
+    server = model.server
+    busy = [
+        f"{servable_id.name}@{servable_id.version} for {max(server.monotonic - view.load.since, 0):.0f} s"
+        for servable_id, view in server.manager.versions.items()
+        if view.load is not None and view.load.stage is LoadStage.AT_WORK
+    ]
+    text = f"{counted(load.ahead, 'load')} before it in the queue of {counted(server.manager.load_threads, 'thread')}"
+    text += f"; loading now: {listed(busy)}" if busy else ""
+    fix = "wait until those have loaded, or start the server with a higher --num_load_threads"
+    return Link(Cause.WAITS_FOR_LOAD_THREAD, text, fix, server.wall(load.since))
+
+
+def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadView | None, failure: Status) -> Link:
+    server, needs = model.server, found.view.estimate.entries if found.view is not None else {}
+    if not needs:
+        fix = "make room: unload another version, or serve it where there is more memory"
+        return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
+    parts = [_memory_of(model, resource, wanted) for resource, wanted in needs.items()]
+    leaving = [name_of(i) for i, view in server.manager.versions.items() if view.state.state in LEAVING]
+    text = "; ".join(parts) + (f"; memory comes free when these have gone: {listed(leaving)}" if leaving else "")
+    own = any(view.answers for view in server.managed.get(model.name, {}).values())
+    flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
+    beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
+    fix = f"take another model or version out of the config (it is tried again by itself), or {flag}{beside}"
+    return Link(Cause.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
+
+
+def _memory_of(model: ModelSnapshot, resource: Resource, wanted: int) -> str:
+    server = model.server
+    same = [r for r in server.memory.entries if r.device == resource.device and r.kind == resource.kind]
+    total = sum(server.memory.entries[r] for r in same)
+    holders: list[tuple[int, str]] = []
+    for servable_id, view in server.manager.versions.items():
+        held = _held(view, resource)
+        if held and view.state.state in HOLDS_RESOURCES:
+            holders.append((held, f"{name_of(servable_id)} {size(held)}"))
+    free = max(total - sum(held for held, _ in holders), 0)
+    where = "main memory" if resource.kind == RAM and resource.device != GPU else f"memory of {resource.device}"
+    text = f"it needs {size(wanted)} of {where}; {size(free)} of {size(total)} is free"
+    largest = [shown for _, shown in sorted(holders, reverse=True)]
+    return text + (f"; held by {listed(largest)}" if largest else "")
+
+
+def _held(view: VersionView, resource: Resource) -> int:
+    return sum(q for r, q in view.estimate.entries.items() if (r.device, r.kind) == (resource.device, resource.kind))
+
+
+def _main_only(needs: Iterable[Resource]) -> bool:
+    return all(resource.device != GPU for resource in needs)
+
+
+def waits_for_models(model: ModelSnapshot, load: LoadView, verdicts: Mapping[str, Verdict]) -> Link:
+    shown = [f"{name} ({verdict.name})" for name, verdict in verdicts.items()]
+    text = f"the models of its steps have to be available first: {listed(shown)}"
+    missing = [name for name, verdict in verdicts.items() if verdict is Verdict.NOT_CONFIGURED]
+    fix = f"bring these to SERVING; it follows by itself: {listed(list(verdicts))}"
+    if missing:
+        fix = f"serve {listed(missing)} too: add it to the config or the repository; this model follows by itself"
+    return Link(Cause.WAITS_FOR_MODELS, text, fix, model.server.wall(load.since))
+
+
+def waits_for_place(model: ModelSnapshot, load: LoadView) -> Link:
+    text = load.failure.message if load.failure is not None else "the cluster has no room for its replicas"
+    fix = "add a node that has the room, or ask for less in the model's config (replicas, their CPUs and GPUs)"
+    return Link(Cause.WAITS_FOR_PLACE, text, fix, model.server.wall(load.since), "cluster.md")
+
+
+def retrying(model: ModelSnapshot, found: VersionSnapshot, load: LoadView) -> Link:
+    message = load.failure.message if load.failure is not None else ""
+    text = f"attempt {load.failures} of {load.max_attempts} failed: {message}"
+    when = f", at {clock(model.server.wall(load.retry_at))}" if load.retry_at is not None else ""
+    return Link(Cause.RETRYING, text, f"mend that before the next attempt{when}", model.server.wall(load.since))
+
+
+def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
+    others = model.server.managed.get(model.name, {})
+    leaving = [v for v, view in others.items() if v != version and view.state.state in LEAVING]
+    surplus = [v for v, view in others.items() if v != version and view.answers and not view.state.is_aspired]
+    new = [v for v, view in others.items() if v > version and view.state.state is HarnessState.NEW]
+    if leaving or surplus:
+        shown = listed([str(each) for each in leaving or surplus])
+        text = f"version {shown} has to be gone first (--aspired_version_policy={model.server.version_policy})"
+        fix = f"wait until the requests of version {shown} have been answered"
+    elif new:
+        text = f"version {max(new)} goes first"
+        fix = "wait: versions of a model are loaded one after the other, the highest first"
+    else:
+        text, fix = "it is taken on with the next look of the manager", "wait a moment"
+    return Link(Cause.WAITS_FOR_TURN, text, fix)
+
+
+def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
+    view = found.view
+    assert view is not None
+    inside = view.handles
+    text = f"{counted(inside, 'request')} inside"
+    if found.sequences is not None and found.sequences[0]:
+        count, until = found.sequences
+        text += f", of these {counted(count, 'sequence')}, which may go on until {clock(until)}"
+    if not inside:
+        text = "it is being unloaded"
+        if view.unloads_ahead is not None:
+            text = f"its unload is queued, {counted(view.unloads_ahead, 'unload')} before it"
+    else:
+        text += "; it is unloaded after the last of them"
+    fix = "wait for its requests to end" if inside else "wait"
+    if view.state.is_aspired:
+        fix += "; it is wanted again and is loaded anew then"
+    return Link(Cause.DRAINING, text, fix, found.state.time if found.state is not None else None)
+
+
+# What cannot be loaded.
+
+
+def incomplete(model: ModelSnapshot, version: int, what: Incomplete) -> Link:
+    text = f"its files are not complete: {what.reason}"
+    fix = f"finish the copy, or publish it whole: tfs-lite publish SRC --base BASE --version {version}"
+    if what.hashed is not None:
+        text += f" ({size(what.hashed[0])} of {size(what.hashed[1])} done)"
+        fix = "wait until the digests have been checked"
+    elif what.retry_at is not None:
+        text += f"; {max(what.retry_at - model.server.taken, 0):.1f} s of quiet are left"
+        fix = "wait until nothing writes there any more, or publish with tfs-lite publish, which needs no wait"
+    return Link(Cause.INCOMPLETE, text, fix, what.since)
+
+
+def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, failure: Status, *, paths: bool) -> Link:
+    since = _ended(found)
+    again = "a change of its files is noticed and tried at once"
+    if model.server.control_mode != "poll":
+        again = "then load it again"
+    other = f"publish a good one as version {max((*model.versions, version)) + 1}"
+    if failure.reason is Reason.NO_PLATFORM:
+        fix = f"put in what one of them needs, or set platform in config.pbtxt; {again}"
+        return Link(Cause.PLATFORM_UNKNOWN, failure.message, fix, since, "serving.md")
+    if failure.reason is Reason.NEEDS_TRUST:
+        text = failure.message
+        if paths:
+            trusted = listed(list(model.server.trusted)) or "none"
+            text += f"; trusted are: {trusted}"
+        where = model.base_path if paths and model.base_path else "GLOB"
+        fix = f"if you trust who writes there, start the server with --trusted_model_base_paths={where}"
+        return Link(Cause.TRUST_MISSING, text, fix, since, "serving.md")
+    refused = failure.reason is Reason.FILES_REFUSED
+    if refused or failure.code in (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT):
+        fix = f"export it anew with tfs_lite.save and {other}, or mend it in place: {again}"
+        return Link(Cause.ARTEFACT_REFUSED, failure.message, fix, since, "serving.md")
+    tries = (
+        f"{counted(found.view.attempts, 'attempt')} failed: " if found and found.view and found.view.attempts else ""
+    )
+    fix = f"mend what the message says ({again}), or {other}"
+    return Link(Cause.LOAD_FAILED, f"{tries}{failure.message}", fix, since)
+
+
+def unloaded(model: ModelSnapshot, version: int | None, found: VersionSnapshot | None) -> Link:
+    text = "it was withdrawn" if version is not None else "its last version was withdrawn"
+    if not model.configured:
+        text += " when the model left the config"
+    return Link(Cause.UNLOADED, text, _load_it(model), _ended(found))
+
+
+def passed_over(model: ModelSnapshot, version: int) -> Link:
+    on_disk = sorted((v for v, found in model.versions.items() if found.on_disk), reverse=True)
+    match model.policy:
+        case LatestPolicy(count):
+            count = max(count, 1)
+            taken = [v for v, found in model.versions.items() if found.aspired] or on_disk[:count]
+            text = (
+                f"the version policy latest {{num_versions: {count}}} takes {listed([str(v) for v in sorted(taken)])}"
+            )
+            place = on_disk.index(version) + 1 if version in on_disk else count + 1
+            fix = f"latest {{num_versions: {place}}} or specific {{versions: {version}}}"
+        case SpecificPolicy(versions):
+            text = f"the version policy specific takes {listed([str(v) for v in versions]) or 'none'}"
+            fix = f"add versions: {version} to specific"
+        case AllPolicy():
+            text, fix = "the version policy all takes it again", "nothing"
+    where = "in the model's config"
+    if model.server.source == "--model_repository":
+        how = f"set version_policy {fix} {where} (config.pbtxt beside the versions)"
+    elif model.server.source == "--model_config_file":
+        how = f"set model_version_policy {fix} {where} and reload it: tfs-lite reload FILE"
+    else:
+        how = f"reload a config with model_version_policy {fix}: tfs-lite reload FILE"
+    return Link(Cause.POLICY_PASSES_OVER, text, how)
+
+
+def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:
+    there = [str(v) for v, each in model.versions.items() if each.on_disk]
+    text = f"there is no directory {version}; there are: {listed(there) or 'none'}"
+    since = None
+    if found is not None and found.state is not None:
+        since = found.state.time
+        text += "; it was there before and its directory has gone"
+    fix = f"publish it (tfs-lite publish SRC --base BASE --version {version}), or ask for another version"
+    return Link(Cause.NOT_ON_DISK, text, fix, since)
+
+
+def seen_soon(model: ModelSnapshot, version: int) -> Link:
+    text = "its directory is there, and the next look at the disk takes it up"
+    return Link(Cause.WAITS_FOR_TURN, text, "wait a moment")
+
+
+def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
+    shown = f" ({model.base_path})" if paths and model.base_path else ""
+    text, since = f"{model.problem.message}{shown}", model.problem_since
+    if "holds no version" in text:
+        fix = "publish a version: tfs-lite publish SRC --base BASE"
+        return Link(Cause.NO_VERSIONS, text, fix, since)
+    if "lists no version" in text:
+        return Link(Cause.NO_VERSIONS, text, "name versions in model_version_policy specific, and reload", since)
+    fix = "bring the directory back (a mount that is missing, a name, its rights), or correct base_path and reload"
+    return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
+
+
+# What is not asked for rightly.
+
+
+def label_unknown(model: ModelSnapshot, label: str) -> Link:
+    known = listed(sorted(model.labels)) or "none"
+    newest = max(model.answering, default=None)
+    text = f'the model has no label "{label}"; it has: {known}'
+    example = f'version_labels {{ key: "{label}" value: {newest if newest is not None else "N"} }}'
+    fix = f"ask for one of these, or add {example} to the model's config and reload: tfs-lite reload FILE"
+    return Link(Cause.LABEL_UNKNOWN, text, fix)
+
+
+def label_to_missing(model: ModelSnapshot, label: str, verdict: Verdict) -> Link:
+    version = model.labels[label]
+    text = f'label "{label}" points to version {version}, which {SHORT[verdict]}'
+    newest = max(model.answering, default=None)
+    fix = f"make version {version} available"
+    if newest is not None:
+        fix += f", or point the label to version {newest}, which answers, and reload: tfs-lite reload FILE"
+    return Link(Cause.LABEL_TO_MISSING, text, fix)
+
+
+def not_configured(model: ModelSnapshot, paths: bool) -> Link:
+    server = model.server
+    near = difflib.get_close_matches(model.name, server.known, n=3, cutoff=0.5)
+    served = (
+        f"; did you mean {' or '.join(near)}?" if near else f"; served are: {listed(sorted(server.known)) or 'none'}"
+    )
+    text = f"no model {model.name!r} is served{served} (models come from {_origin(model)})"
+    return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
+
+
+def _origin(model: ModelSnapshot) -> str:
+    return "load calls" if model.server.control_mode == "explicit" else model.server.source
+
+
+def _load_it(model: ModelSnapshot) -> str:
+    """How a model comes to be served."""
+    if model.server.control_mode == "explicit":
+        if model.server.offered and model.name not in model.server.offered:
+            there = listed(sorted(model.server.offered))
+            return f"put it into the repository or the config file (there are: {there}), and load it by a call"
+        return f"load it: POST /v2/repository/models/{model.name}/load"
+    if model.server.source == "--model_repository":
+        return f"make a directory {model.name} with a version in it below the repository"
+    return (
+        f'add config {{ name: "{model.name}" base_path: "..." }} to the model config and reload: tfs-lite reload FILE'
+    )
+
+
+def control_mode(model: ModelSnapshot, version: int | None) -> Link:
+    mode = model.server.control_mode
+    if mode == "explicit":
+        text = "--model_control_mode=explicit: only load and unload calls change what is served"
+        fix = f"load it: POST /v2/repository/models/{model.name}/load"
+        if version is not None and model.configured:
+            fix += f", with a config whose version_policy is specific {{ versions: {version} }}"
+        return Link(Cause.CONTROL_MODE, text, fix)
+    flag = "--model_control_mode=none" if mode == "none" else "--file_system_poll_wait_seconds=0"
+    text = f"version {version} is on disk now; {flag}: the disk is not looked at again"
+    fix = "start the server again, with --model_control_mode=poll if versions are to be taken up as they come"
+    return Link(Cause.CONTROL_MODE, text, fix)
+
+
+def draining_server(model: ModelSnapshot) -> Link:
+    text = "the server is being stopped: it answers what is inside and takes nothing new"
+    return Link(Cause.DRAINING_SERVER, text, "ask another server, or start it again")
+
+
+# What happens next.
+
+
+def next_of_load(load: LoadView) -> str:
+    match load.stage:
+        case LoadStage.BETWEEN_ATTEMPTS:
+            return f"attempt {load.failures + 1} of {load.max_attempts}"
+        case LoadStage.NEEDS_MEMORY:
+            return "it is loaded when memory comes free"
+        case LoadStage.NEEDS_OTHERS:
+            return "it is loaded when these have come"
+        case LoadStage.QUEUED:
+            return "it is loaded when a thread is free"
+    return "it serves when it has loaded"
+
+
+def next_of_files(what: Incomplete) -> str:
+    return "it is looked at again" if what.retry_at is not None else "nothing happens before its files change"
+
+
+def next_of(verdict: Verdict) -> str:
+    match verdict:
+        case Verdict.SERVING:
+            return "it goes on serving"
+        case Verdict.FAILED | Verdict.REFUSED:
+            return "nothing happens before its files change"
+        case Verdict.LEAVING:
+            return "it is unloaded after its last request"
+        case Verdict.WAITING | Verdict.LOADING:
+            return "it goes on by itself"
+    return "nothing happens by itself"
+
+
+# Figures.
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_SHOWN])
+    return f"{shown} and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else shown
+
+
+def name_of(servable_id: ServableId) -> str:
+    return f"{servable_id.name}@{servable_id.version}"
+
+
+def size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def clock(seconds: float | None) -> str:
+    """The time of day in UTC."""
+    return "once" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
+
+
+def _ended(found: VersionSnapshot | None) -> float | None:
+    return found.state.time if found is not None and found.state is not None else None

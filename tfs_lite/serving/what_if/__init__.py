@@ -1,0 +1,8 @@
+"""What a config or a new version would change, found out before it is applied. Nothing is loaded, unloaded or run.
+
+forecast            the answer: the versions of each model that would load, unload or stay, and why
+plan                the decision: pure, over a snapshot of the manager and a look at the disk
+check_models        what a load of a version would say, found out from its files; also what ``tfs-lite check`` prints
+unpublished         a version that is not there yet, as the look at the disk would find it
+preview             gathers what the decision needs from a running server
+"""
