@@ -309,6 +309,33 @@ def test_a_forked_process_sends_nothing(repository: Path, collector: TraceCollec
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_texts_over_openai_have_their_prompts_and_tokens_in_the_callers_trace(
+    tmp_path: Path, collector: TraceCollector
+) -> None:
+    pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+    from tfs_lite.testing.language.language_models import publish_language
+
+    publish_language(tmp_path / "lm", 1)
+    with traced(tmp_path, collector, "rate=0") as served:
+        for stream in (False, True):
+            ids = new_parent()
+            body = {"model": "lm", "prompt": "abc", "max_tokens": 5, "stream": stream}
+            headers = {"traceparent": traceparent(ids), "x-request-id": "text"}
+            answer = httpx.post(f"{served.url}/openai/v1/completions", json=body, headers=headers, timeout=TIMEOUT)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-request-id"] == "text"
+            wait_for_servers(collector, 1 + stream)
+            found = [span for span in collector.spans if span.trace_id == ids[0]]
+            by_name = {span.name: span for span in found}
+            assert by_name["Completions lm"].parent_id == ids[1]
+            compute = by_name["compute"]
+            (prefill,) = [span for span in found if span.name == "prefill"]
+            (tokens,) = [span for span in found if span.name == "decode" and span.parent_id == compute.span_id]
+            assert prefill.parent_id == compute.span_id
+            assert (prefill.attributes["tfs_lite.tokens"], tokens.attributes["tfs_lite.tokens"]) == (3, 5)
+        check_nesting(collector.spans)
+
+
 def test_what_waits_is_sent_when_the_server_stops(repository: Path, collector: TraceCollector) -> None:
     with traced(repository, collector, "rate=1", "opentelemetry", "bsp_schedule_delay=600000") as served:
         for _ in range(3):

@@ -62,7 +62,7 @@ class V2Settings:
         self._first = _settings_of(config)
         self._least = _LEAST | ({"trace_rate": 0} if config.mode == trace_config.OPENTELEMETRY else {})
         self._on_change: Callable[[bool], None] = ignore
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below; ``_active`` is read without it
         self._global: dict[str, tuple[str, ...]] = dict(self._first)
         self._own: dict[str, dict[str, tuple[str, ...]]] = {}
         self._active: dict[str, _Active] = {}
@@ -104,30 +104,27 @@ class V2Settings:
             on_change(self._tracing)
 
     def is_on(self, model: str) -> bool:
-        """Whether requests of the model may be traced."""
-        with self._lock:
-            return self._active_of(model).on
+        """Whether requests of the model may be traced. As ``chooses``."""
+        return (self._active.get(model) or self._find_active(model)).on
 
     def chooses(self, model: str) -> bool:
-        """A request of the model has ended: whether it is one that is traced, by rate and count."""
-        with self._lock:
-            active = self._active_of(model)
-            if not (active.on and active.left and active.rate):
-                return False
-            active.seen += 1
-            if active.seen % active.rate:
-                return False
-            active.left -= active.left > 0
-            return True
+        """A request of the model has ended: whether it is one that is traced, by rate and count. For one thread at a
+        time."""
+        active = self._active.get(model) or self._find_active(model)
+        if not (active.on and active.left and active.rate):
+            return False
+        active.seen += 1
+        if active.seen % active.rate:
+            return False
+        active.left -= active.left > 0
+        return True
 
-    def _active_of(self, model: str) -> _Active:
-        """With the lock held."""
-        active = self._active.get(model)
-        if active is None:
+    def _find_active(self, model: str) -> _Active:
+        with self._lock:
             if len(self._active) >= MAX_MODELS:
                 self._active.clear()
             active = self._active[model] = _active_of(self._settings(model))
-        return active
+            return active
 
     def _settings(self, model: str | None) -> dict[str, tuple[str, ...]]:
         """With the lock held."""

@@ -145,7 +145,7 @@ def test_steps_of_an_ensemble_have_lines_of_their_own_below_that_of_the_request(
         trace = record.calls[0].trace
         assert trace is not None
         step = StepTimes(ServableId("n", 3), 100.0, 100.5, 0.1, 0.2, (0.0, 0.0), StatusCode.OK, CallTrace())
-        trace.steps.append(step)
+        trace.steps += (step,)
 
     server.metrics.off_end(server.tracer._on_end)
     server.metrics.on_end(add_step)
