@@ -188,10 +188,6 @@ class Simulation:
         """The version that answers now. NOT_FOUND if there is none."""
         return self._manager.get_servable_handle(request)
 
-    def survey(self) -> ManagerView:
-        """What the manager says of its versions."""
-        return self._manager.survey()
-
     def found(self, name: str) -> FoundVersions:
         """What the source has found of a stream."""
         return self._source.found(name)
