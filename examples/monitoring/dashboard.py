@@ -232,6 +232,33 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ),
             ),
             Panel(
+                "Memory of versions",
+                "bytes",
+                (
+                    (
+                        "sum by (model, version, device, kind) (tfs_lite_version_memory_bytes{MODEL})",
+                        "{{model}} {{version}} {{device}} {{kind}}",
+                    ),
+                ),
+                "What was reserved before the load, measured in tensors afterwards, and taken by the load.",
+            ),
+            Panel(
+                "Memory that unloads left behind",
+                "bytes",
+                (("sum by (instance, model) (tfs_lite_memory_leaked_bytes_total{MODEL})", "{{instance}} {{model}}"),),
+            ),
+            Panel(
+                "Memory of the server",
+                "bytes",
+                (("sum by (instance) (process_resident_memory_bytes{SERVER})", "{{instance}}"),),
+            ),
+            Panel(
+                "CPU of the server",
+                "none",
+                (("sum by (instance) (rate(process_cpu_seconds_total{SERVER}[RATE]))", "{{instance}} cores"),),
+            ),
+            Panel("Events", "none", (("sum by (kind) (increase(tfs_lite_events_total{SERVER}[RATE]))", "{{kind}}"),)),
+            Panel(
                 "Configs applied",
                 "none",
                 (("sum by (result) (increase(tfs_lite_config_reloads_total{SERVER}[RATE]))", "{{result}}"),),

@@ -41,7 +41,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }
 dynamic_batching { }
 response_cache { enable: true }
 """
-NAMES = re.compile(r"\b(tfs_lite_\w+)(?:\{([^}]*)\})?")
+NAMES = re.compile(r"\b((?:tfs_lite|process)_\w+)(?:\{([^}]*)\})?")
 MATCHERS = re.compile(r"(\w+)\s*(?:=~|!=|=|!~)")
 GROUPED = re.compile(r"\bby\s*\(([^)]*)\)")
 FROM_PROMETHEUS = {"job", "instance"}

@@ -455,15 +455,17 @@ def test_the_next_server_adopts_replicas_of_a_version_that_wants_more_of_them_no
     assert models.opened == ["m/1"] * 3
 
 
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_change_of_what_replicas_need_is_a_load_beside_those_that_serve(
-    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve
+    cluster: ProcessCluster, models: ReplicatedModels, serve: Serve, count: int
 ) -> None:
     cluster.add_node("a", ROOM)
-    models.publish(1, count=1)
+    models.publish(1, count=count)
     with serve() as served, Traffic(served.target, "m", CALLERS) as traffic:
         before = {process.id for process in cluster.replicas}
-        models.reconfigure(1, count=1, cpus=2)
+        models.reconfigure(1, count=count, cpus=2)
         wait_until(lambda: before.isdisjoint(process.id for process in cluster.replicas), "they were exchanged")
+        wait_ready(served, count)
         traffic.stop()
     assert (traffic.failures, traffic.wrong) == ([], [])
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfs_lite.core.resources import GPU, MAIN, ResourceAllocation, ResourceUtil
+from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import ServingError
+from tfs_lite.managers.harness import HOLDS_RESOURCES
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.serving.what_if.forecast import BEGIN, Fate
@@ -29,25 +31,44 @@ from tfs_lite.testing.lifecycle.simulation import UNROUTED, Simulation, Simulati
 
 Servables = Mapping[str, tuple[ServableToMonitor, int]]
 Change = tuple[str, str, int, Recipe, Arrival]
-NAMES = ("a", "b", "c")
+
+
+class Story(NamedTuple):
+    """A config, the ``versions`` that its models begin with, what happens on the disk; another config, and what happens
+    there before it is applied."""
+
+    policy: str
+    quiet_period: float
+    before: Servables
+    versions: set[int]
+    at_first: list[Change]
+    after: Servables
+    meanwhile: list[Change]
+
+
 TRACKER = ResourceTracker(ResourceUtil({MAIN: 1, GPU: len(TOTAL_GPU)}), TOTAL)
 POLICIES_OF_VERSIONS = st.sampled_from(
     [LatestPolicy(), LatestPolicy(), LatestPolicy(2), AllPolicy(), SpecificPolicy((1,)), SpecificPolicy((3, 2))]
 )
-RECIPES = st.builds(
-    Recipe,
-    ram=st.just(0),
-    load_failures=st.sampled_from([0, 0, 0, 1, 3]),
-    estimate_failures=st.sampled_from([0, 0, 0, 1, 3]),
-    flaw=st.sampled_from([Flaw.NONE] * 8 + list(Flaw)),
-)
+KINDS = st.sampled_from(["push", "push", "push", "delete", "overwrite", "finish", "deny", "allow", "make"])
 ARRIVALS = st.sampled_from([Arrival.RENAMED, Arrival.RENAMED, Arrival.PUBLISHED, Arrival.COPIED])
 
 
+def recipes(ram: st.SearchStrategy[int], gpu: st.SearchStrategy[int]) -> st.SearchStrategy[Recipe]:
+    return st.builds(
+        Recipe,
+        ram=ram,
+        gpu=gpu,
+        load_failures=st.sampled_from([0, 0, 0, 1, 3]),
+        estimate_failures=st.sampled_from([0, 0, 0, 1, 3]),
+        flaw=st.sampled_from([Flaw.NONE] * 8 + list(Flaw)),
+    )
+
+
 @st.composite
-def configs(draw: st.DrawFn) -> dict[str, tuple[ServableToMonitor, int]]:
+def configs(draw: st.DrawFn, names: str) -> dict[str, tuple[ServableToMonitor, int]]:
     found = {}
-    for index, name in enumerate(NAMES):
+    for index, name in enumerate(names):
         if draw(st.sampled_from([True] * 4 + [False])):
             base = draw(st.sampled_from([BASES[index]] * 4 + list(BASES)))
             port = draw(st.sampled_from([0] * 6 + [1, UNROUTED]))
@@ -55,16 +76,18 @@ def configs(draw: st.DrawFn) -> dict[str, tuple[ServableToMonitor, int]]:
     return found
 
 
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["push", "push", "push", "delete", "overwrite", "finish", "deny", "allow", "make"]),
-        st.sampled_from(BASES),
-        st.integers(1, 4),
-        RECIPES,
-        ARRIVALS,
-    ),
-    max_size=8,
-)
+@st.composite
+def stories(draw: st.DrawFn, names: str, recipes: st.SearchStrategy[Recipe]) -> Story:
+    changes = st.lists(st.tuples(KINDS, st.sampled_from(BASES), st.integers(1, 4), recipes, ARRIVALS), max_size=8)
+    return Story(
+        draw(st.sampled_from(["availability", "resource"])),
+        draw(st.sampled_from([0.0, 2.0])),
+        draw(configs(names)),
+        draw(st.sets(st.integers(1, 4), min_size=1, max_size=3)),
+        draw(changes),
+        draw(configs(names)),
+        draw(changes),
+    )
 
 
 def change(store: ModelStore, what: str, base: str, version: int, recipe: Recipe, arrival: Arrival) -> None:
@@ -107,7 +130,8 @@ def expectation(store: ModelStore, base: str, version: int, port: int) -> Expect
 
 def planned(simulation: Simulation, policy: str, servables: Servables) -> dict[ServableId, Course]:
     looks = simulation.look_ahead(servables)
-    wanted: dict[str, dict[int, str]] = {snapshot.id.name: {} for snapshot in simulation.managed()}
+    views = simulation.survey().versions
+    wanted: dict[str, dict[int, str]] = {id.name: {} for id in views}
     expected = {}
     for name, look in looks.items():
         wanted.pop(name, None)
@@ -116,8 +140,8 @@ def planned(simulation: Simulation, policy: str, servables: Servables) -> dict[S
         for item in look.aspired or ():
             servable, port = servables[name]
             expected[item.id] = expectation(simulation.store, servable.base_path, item.id.version, port)
-    held: dict[ServableId, ResourceAllocation] = {}
-    managed = Managed(simulation.managed(), held, POLICIES[policy], TRACKER)
+    held = {id: view.estimate for id, view in views.items() if view.state.state in HOLDS_RESOURCES}
+    managed = Managed([view.state for view in views.values()], held, POLICIES[policy], TRACKER)
     return plan(managed, wanted, expected)
 
 
@@ -151,33 +175,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    policy=st.sampled_from(["availability", "resource"]),
-    quiet_period=st.sampled_from([0.0, 2.0]),
-    before=configs(),
-    versions=st.sets(st.integers(1, 4), min_size=1, max_size=3),
-    at_first=CHANGES,
-    after=configs(),
-    meanwhile=CHANGES,
-)
-def test_exactly_the_versions_that_are_named_load_and_unload(
-    policy: str,
-    quiet_period: float,
-    before: Servables,
-    versions: set[int],
-    at_first: list[Change],
-    after: Servables,
-    meanwhile: list[Change],
-) -> None:
-    simulation = Simulation(SimulationOptions(policy, quiet_period), before)
+def check(story: Story, ram: int) -> None:
+    """``ram``: what the versions of the beginning need."""
+    policy, after = story.policy, story.after
+    simulation = Simulation(SimulationOptions(policy, story.quiet_period), story.before)
     for base in BASES[:3]:
-        for version in sorted(versions):
-            simulation.store.push(base, version, Recipe(ram=0), Arrival.RENAMED)
-    for one in at_first:
+        for version in sorted(story.versions):
+            simulation.store.push(base, version, Recipe(ram=ram), Arrival.RENAMED)
+    for one in story.at_first:
         change(simulation.store, *one)
     simulation.settle()
-    for one in meanwhile:
+    for one in story.meanwhile:
         change(simulation.store, *one)
     found = planned(simulation, policy, after)
     loads, unloads, states = begun(simulation, after)
@@ -188,3 +196,16 @@ def test_exactly_the_versions_that_are_named_load_and_unload(
         id for id, course in found.items() if course.fate is Fate.LOAD
     }
     simulation.close()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(stories("abc", recipes(st.just(0), st.just(0))))
+def test_exactly_the_versions_that_are_named_load_and_unload(story: Story) -> None:
+    check(story, ram=0)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(stories("a", recipes(st.sampled_from([1, 2, 3, 5, 7, 9]), st.sampled_from([0, 0, 1, 2]))))
+def test_where_memory_is_short_the_versions_without_room_are_named(story: Story) -> None:
+    """Of one model: which of several models goes without is a matter of the order in which they load."""
+    check(story, ram=1)

@@ -1,9 +1,10 @@
-"""The command line: serve, publish, status, explain, predict and others. No other package imports it.
+"""The command line, which no other package imports: serve, publish, status, explain, events, predict, record, reload,
+rollout, token, check, demo.
 
 main                        finds the command and turns failures into one line and an exit code
 serve, flags, flag_parser   the server, and its flags in one table
-publish, status, explain, predict    other commands, a module each, like
-record, reload, rollout,
+publish, status, explain,   other commands, a module each, like
+events, predict, record, reload, rollout,
 token, check, demo/
 what_if                     what ``explain --config`` and ``check --against`` ask and show
 views/                      what ``status`` and ``reload`` show

@@ -77,6 +77,11 @@ def add_credentials(parser: Parser) -> None:
     read."""
     for name, text in _TLS_FILES.items():
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", metavar="FILE", help=text)
+    add_token(parser)
+
+
+def add_token(parser: Parser) -> None:
+    """Adds the option for the token alone, which :func:`http_server` reads."""
     help_text = f"the token for a server with --access_file; {TOKEN_VARIABLE} in the environment is the default"
     parser.add_argument("--token_file", "--token-file", metavar="FILE", help=help_text)
 
@@ -94,14 +99,14 @@ def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -
     return Client(address, **files, token=token, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
 
 
-def http_server(address: str, credentials: argparse.Namespace) -> HttpServer:
-    """The same over HTTP, which has no TLS here."""
-    from tfs_lite.cli.http import HttpServer
+def http_server(address: str, credentials: argparse.Namespace, timeout: float | None = None) -> HttpServer:
+    """The same over HTTP, which has no TLS here. ``timeout``: seconds for an answer."""
+    from tfs_lite.cli.http import ANSWER_TIMEOUT, HttpServer
 
     token = read_token(credentials)
     if token:
         _warn_of_plain_text(address)
-    return HttpServer(address, token)
+    return HttpServer(address, token, timeout or ANSWER_TIMEOUT)
 
 
 def read_token(credentials: argparse.Namespace) -> str:

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser
+from tfs_lite.cli.arguments import Parser, add_token, http_server
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
-from tfs_lite.cli.what_if import of_config, over_rest, show
+from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config, show
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.status import ServingError
 
@@ -52,7 +52,9 @@ def run(argv: Sequence[str]) -> int:
         _print_files(files)
     config = _config(_path(args)) if args.path or args.model_config_file else None
     checks = _check(config, args) if config is not None else []
-    against = of_config(config, over_rest(args.against)) if args.against and config is not None else None
+    against = None
+    if args.against and config is not None:
+        against = of_config(config, http_server(args.against, args, ANSWER_TIMEOUT))
     bad_files = [f"--{file.flag}" for file in files if not file.ok]
     bad_models = [check.name for check in checks if not check.ok]
     if args.json:
@@ -90,6 +92,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     text = "read each version's batching_params.pbtxt, as serve does with this flag"
     parser.add_argument(f"--{per_model}", f"--{per_model.replace('_', '-')}", action="store_true", help=text)
     _add_option(parser, "against", "HOST:PORT", "a running server's HTTP address: what would it change?")
+    add_token(parser)
     args = parser.parse(argv)
     if args.against and not (args.path or args.model_config_file):
         raise UsageError("--against compares a config with a running server: give PATH or CONFIG")

@@ -1,4 +1,5 @@
-"""``tfs-lite explain [MODEL[@VERSION|@LABEL]]``: why a model is in its state, and what to do about it.
+"""``tfs-lite explain [MODEL[@VERSION|@LABEL]]``: why a model is in its state, and what to do about it; why a request
+has failed (``--request``); what a config or a new version would change (``--config``, ``--if-published``).
 
 Without a model it shows one line for each, worst first. It asks over HTTP; with ``--server`` over gRPC. The exit code
 is 0 if what was asked for serves, 1 if not, 2 for wrong usage, so that a script can ask.
@@ -7,20 +8,19 @@ is 0 if what was asked for serves, 1 if not, 2 for wrong usage, so that a script
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
+from tfs_lite.cli.views.failures import print_failed_requests
+from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config_file, of_published, show
 from tfs_lite.core.manifest import parse_version
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Tree: TypeAlias = dict[str, Any]
 SERVING = "SERVING"
 _ANSWER_TIMEOUT = 10.0
-_LARGEST_ANSWER = 64 * 2**20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -63,9 +62,14 @@ class Question:
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     question = read_question(args.model or "")
+    if args.request or args.config or args.if_published:
+        return _ask_once(question, args)
 
     def ask() -> Tree:
-        answer = _over_grpc(args.server, question, args) if args.server else _over_http(args.rest, question)
+        if args.server:
+            answer = _over_grpc(args.server, question, args)
+        else:
+            answer = dict(http_server(args.rest, args).json(question.path))
         return _since(answer, args.since)
 
     if not args.follow:
@@ -82,11 +86,36 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     )
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
-    add_tls(parser)
+    add_credentials(parser)
+    parser.add_argument("--request", metavar="ID", help="why this request has failed, by its id or its trace id")
+    parser.add_argument("--config", metavar="FILE", help="what a reload of this config would change; changes nothing")
+    text = "what MODEL[@VERSION] would do if these files, on the server's machine, were published; changes nothing"
+    parser.add_argument("--if-published", "--if_published", metavar="DIR", help=text)
     parser.add_argument("--since", type=duration, metavar="TIME", help="events of so long only, such as 90s, 15m, 1h")
     parser.add_argument("--follow", action="store_true", help="go on, and show each change, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
-    return parser.parse(argv)
+    args = parser.parse(argv)
+    asked = [name for name in ("request", "config", "if_published") if getattr(args, name)]
+    if len(asked) > 1 or (asked and (args.follow or args.since)):
+        raise UsageError("--request, --config and --if-published are questions of their own: ask one of them")
+    if asked and args.server:
+        raise UsageError(f"--{asked[0].replace('_', '-')} asks over HTTP: use --rest")
+    if args.model and asked in (["request"], ["config"]):
+        raise UsageError(f"--{asked[0]} asks about no model: leave it out")
+    return args
+
+
+def _ask_once(question: Question, args: Namespace) -> int:
+    """About a failed request, a config, or files that are not published yet."""
+    server = http_server(args.rest, args, ANSWER_TIMEOUT)
+    if args.request:
+        print_failed_requests(server.json(f"/v1/requests/{quote(args.request, safe='')}"), args.json)
+        return DONE
+    if args.config:
+        return show(of_config_file(args.config, server), args.json)
+    if not question.model or question.label is not None:
+        raise UsageError("--if-published needs the model: MODEL or MODEL@VERSION")
+    return show(of_published(question.model, question.version, args.if_published, server), args.json)
 
 
 def duration(text: str) -> float:
@@ -110,27 +139,6 @@ def exit_code(answer: Tree) -> int:
     """0 if what was asked for serves: one model, or all of them."""
     verdicts = [line["verdict"] for line in answer["models"]] if "models" in answer else [answer["verdict"]]
     return DONE if all(verdict == SERVING for verdict in verdicts) else FAILED
-
-
-def _over_http(address: str, question: Question) -> Tree:
-    url = f"http://{address}{question.path}"
-    try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT) as answer:
-            return dict(json.loads(answer.read(_LARGEST_ANSWER)))
-    except urllib.error.HTTPError as error:
-        with error:
-            raise CliError(_refusal(url, error), "UNAVAILABLE") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        cause = getattr(error, "reason", error)
-        hint = "start one with tfs-lite serve, or give its address with --rest"
-        raise CliError(f"no server answers at {url} ({cause}); {hint}", "UNAVAILABLE") from None
-
-
-def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    try:
-        return f"{url} answered {error.code}: {json.loads(error.read(65536))['error']}"
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"{url} answered {error.code}; is it a tfs_lite server?"
 
 
 def _over_grpc(address: str, question: Question, tls: Namespace) -> Tree:

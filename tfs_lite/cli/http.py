@@ -13,7 +13,14 @@ from tfs_lite.protocols.bearer import bearer
 
 ANSWER_TIMEOUT = 10.0
 LARGEST_ANSWER = 64 * 2**20
-_REFUSED = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED"}
+_REFUSED = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+}
 """Statuses whose sentence is for the user as it is."""
 
 

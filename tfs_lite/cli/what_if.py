@@ -1,5 +1,5 @@
-"""What a running server would do with a config or with files that are not published yet: the question and the answer of
-``explain --config``, ``explain --if-published`` and ``check --against``.
+"""What ``explain --config``, ``explain --if-published`` and ``check --against`` ask and show: what a running server
+would do with a config, or with files that are not published yet.
 
 The config is read here, so that a mistake is reported with its line and column; reasons that only the server knows get
 the line of their model.
@@ -7,29 +7,23 @@ the line of their model.
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.output import DONE, FAILED, CliError, print_json
+from tfs_lite.cli.output import DONE, FAILED, print_json
 
 if TYPE_CHECKING:
+    from tfs_lite.cli.http import HttpServer
     from tfs_lite.config.model_server import ModelServerConfig
     from tfs_lite.config.settings import Document
 
 PATH = "/v1/config:explain"
-_ANSWER_TIMEOUT = 120.0
-_LARGEST_ANSWER = 64 * 2**20
-
-Post: TypeAlias = Callable[[str, Any], Any]
-"""Sends a JSON value to a path of a server and gives the JSON of its answer. Raises CliError."""
+ANSWER_TIMEOUT = 120.0
+"""Seconds: the server looks at its disk, and into archives."""
 
 
-def of_config_file(file: str, post: Post) -> Any:
+def of_config_file(file: str, server: HttpServer) -> Any:
     """The server's answer about a config file. Raises ServingError for a mistake in the file, with its place."""
     from tfs_lite.config.model_server import ModelServerConfig
     from tfs_lite.config.settings import build
@@ -38,45 +32,18 @@ def of_config_file(file: str, post: Post) -> Any:
 
     document = read_document(read_text(Path(file), file), file, messages.ModelServerConfig)
     config = build(ModelServerConfig, document, Path.cwd())
-    return _with_lines(of_config(config, post), config, document)
+    return _with_lines(of_config(config, server), config, document)
 
 
-def of_config(config: ModelServerConfig, post: Post) -> Any:
+def of_config(config: ModelServerConfig, server: HttpServer) -> Any:
     """The server's answer about a config."""
-    return post(PATH, config.model_dump(mode="json"))
+    return server.json(PATH, config.model_dump(mode="json"))
 
 
-def of_published(model: str, version: int | None, directory: str, post: Post) -> Any:
+def of_published(model: str, version: int | None, directory: str, server: HttpServer) -> Any:
     """The server's answer about files that would be a version; None: the next one. The files are on its machine."""
     asked = {"model": model, "version": version, "directory": str(Path(directory).absolute())}
-    return post(PATH, {"publish": asked})
-
-
-def over_rest(address: str) -> Post:
-    """Asks the server at ``HOST:PORT``, or at a URL."""
-    root = address if "://" in address else f"http://{address}"
-
-    def post(path: str, value: Any) -> Any:
-        url = root.rstrip("/") + path
-        request = urllib.request.Request(url, json.dumps(value).encode(), {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT) as answer:
-                return json.loads(answer.read(_LARGEST_ANSWER))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refused(url, error.code, error.read(_LARGEST_ANSWER)) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            cause = getattr(error, "reason", error)
-            raise CliError(f"no server answers at {url} ({cause})", "UNAVAILABLE") from None
-
-    return post
-
-
-def _refused(url: str, code: int, body: bytes) -> CliError:
-    try:
-        return CliError(str(json.loads(body)["error"]), "UNKNOWN")
-    except (ValueError, KeyError, TypeError):
-        return CliError(f"{url} answered {code}; is it a tfs_lite server?", "UNAVAILABLE")
+    return server.json(PATH, {"publish": asked})
 
 
 def _with_lines(answer: Any, config: ModelServerConfig, document: Document) -> Any:

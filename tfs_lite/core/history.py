@@ -134,7 +134,8 @@ class Event:
 
     def repeats(self, before: Event) -> bool:
         """Whether it says what ``before`` said, but for numbers among the details."""
-        return _telling(self) == _telling(before)
+        same_kind = self.kind is before.kind and self.version == before.version
+        return same_kind and _telling(self) == _telling(before)
 
     def as_json(self, *, manage: bool = True) -> dict[str, Any]:
         """As it goes out and into the file; without the paths of files unless the reader may ``manage``."""
@@ -150,10 +151,16 @@ class Event:
             "by": self.by,
             "status": None if self.status.ok else status,
             "details": shown,
+            "text": self.text,
         }
         if self.count > 1:
             found |= {"count": self.count, "last": iso_time(self.last)}
         return found
+
+    @property
+    def text(self) -> str:
+        """For people, without the model: ``un-aspired by POLL: directory 8 is gone``."""
+        return _TEXTS[self.kind].format_map(_words(self))
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Event:
@@ -172,6 +179,53 @@ class Event:
             count=int(value.get("count", 1)),
             last=parse_time(value["last"]) if "last" in value else time,
         )
+
+
+_TEXTS = {
+    EventKind.SEEN: "found, not complete{why}",
+    EventKind.COMPLETE: "files complete",
+    EventKind.ASPIRED: "aspired{by}",
+    EventKind.UNASPIRED: "un-aspired{by}{why}",
+    EventKind.LOAD_BEGUN: "load begun, wanted{by}",
+    EventKind.LOAD_ATTEMPT_FAILED: "load attempt{attempt} failed{after}{status}",
+    EventKind.PARKED: "load waits{why}{status}",
+    EventKind.AVAILABLE: "AVAILABLE{after}{anew}",
+    EventKind.UNLOAD_BEGUN: "unload begun, wanted{by}",
+    EventKind.DRAINED: "DRAINED{within}",
+    EventKind.ENDED: "ENDED{status}",
+    EventKind.FILES_CHANGED: "its files were changed",
+    EventKind.CONFIG_APPLIED: "config applied{by}{why}",
+    EventKind.CONFIG_REFUSED: "config refused, wanted{by}{status}",
+    EventKind.LABEL_MOVED: "label{label} moved{by}",
+    EventKind.WORKER_LOST: "its process ended{why}",
+    EventKind.WORKER_STARTED: "its process runs again",
+    EventKind.LEAK: "memory was not given back{leaked}",
+    EventKind.ACCESS_DENIED: "access denied{to}{why}{status}",
+    EventKind.SERVER_STARTED: "server started{version}",
+    EventKind.SERVER_STOPPING: "server stops",
+}
+
+
+def _words(event: Event) -> dict[str, str]:
+    """What the texts may say, each with what stands before it; empty if it is not known."""
+    details, cause = event.details, event.cause.value if event.cause else ""
+    why = next((details[name] for name in ("why", "waits_for", "summary") if name in details), "")
+    seconds = f"{details['seconds']:.3g} s" if "seconds" in details else ""
+    leaked = ", ".join(f"{size / 2**20:.0f} MiB on {device}" for device, size in details.get("leaked", {}).items())
+    label, before = details.get("label"), details.get("from")
+    return {
+        "by": f" by {cause}{event.by and f' ({event.by})'}" if cause else "",
+        "to": f" to {event.by}" if event.by else "",
+        "why": f": {why}" if why else "",
+        "status": "" if event.status.ok else f": {event.status.message}",
+        "after": f" after {seconds}" if seconds else "",
+        "within": f" in {seconds}" if seconds else "",
+        "attempt": f" {details['attempt']}" if "attempt" in details else "",
+        "anew": ", loaded anew" if details.get("loaded_anew") else "",
+        "label": f" {label!r}{'' if before is None else f' of version {before}'}" if label else "",
+        "leaked": f": {leaked}" if leaked else "",
+        "version": f" (tfs_lite {details['version']})" if "version" in details else "",
+    }
 
 
 def iso_time(seconds: float) -> str:

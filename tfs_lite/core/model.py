@@ -197,14 +197,14 @@ class TextTimes(NamedTuple):
 
 class CallTrace:
     """What is noted of a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
-    language model, its texts."""
+    language model, its texts. One thread at a time adds to one of them."""
 
     __slots__ = ("batches", "steps", "texts")
 
     def __init__(self) -> None:
-        self.batches: list[BatchTrace] = []
-        self.steps: list[StepTimes] = []
-        self.texts: list[TextTimes] = []
+        self.batches: tuple[BatchTrace, ...] = ()
+        self.steps: tuple[StepTimes, ...] = ()
+        self.texts: tuple[TextTimes, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

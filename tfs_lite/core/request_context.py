@@ -84,6 +84,9 @@ class Carrier(Protocol):
     def mark(self, name: str, value: str) -> None:
         """Adds a header or trailer to the answer, in place of one with that name. Values are printable ASCII."""
 
+    def mark_with_new_id(self) -> None:
+        """Gives the answer an id that nobody has asked for, and that stands nowhere else."""
+
 
 def parse_traceparent(text: str, state: str = "") -> TraceContext | None:
     """None for all but version 00, lower-case hexadecimal and ids that are not zero."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
@@ -222,9 +221,6 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
         return self._manager.get_managed_servable_state_snapshot(servable_id)
-
-    def reservations(self) -> dict[ServableId, ResourceAllocation]:
-        return self._manager.reservations()
 
     def survey(self) -> ManagerView:
         """Every managed version, and what each of them waits for; see :meth:`BasicManager.survey`."""

@@ -22,14 +22,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
-from tfs_lite.managers.harness import (
-    HOLDS_RESOURCES,
-    IN_FLIGHT,
-    REMOVABLE,
-    HarnessState,
-    LoaderHarness,
-    ServableStateSnapshot,
-)
+from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
 from tfs_lite.managers.replace_flow import ReplaceFlow
@@ -191,12 +184,6 @@ class BasicManager:
         with self._registry.lock:
             harness = self._registry.harnesses.get(servable_id)
             return harness.snapshot() if harness is not None else None
-
-    def reservations(self) -> dict[ServableId, ResourceAllocation]:
-        """What each version that holds memory counts for, in the order of their ids."""
-        with self._registry.lock:
-            holders = [h for h in self._registry.harnesses.values() if h.state in HOLDS_RESOURCES]
-            return {harness.id: harness.estimate for harness in sorted(holders, key=lambda harness: harness.id)}
 
     def survey(self) -> ManagerView:
         """Every managed version, and what each of them waits for. Under the lock, which is held for as long as one

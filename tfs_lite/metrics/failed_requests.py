@@ -35,9 +35,9 @@ class FailedRequest:
     """One failed request. ``time`` is its end, in seconds since 1970; the other times are in seconds.
 
     ``stage``: ``route`` (no version answers it), ``decode``, ``check`` (its inputs), ``queue``, ``run``, ``encode``, or
-    ``send``. ``batch``: in which company it ran: ``alone``; ``guilty``, if a batch with others had failed, was tried
-    again in halves, and this one failed by itself; ``shared``, if it failed together with others; empty, if it did not
-    run. ``batch_rows`` are those of its last run; 0: not known.
+    ``send``. ``batch``: in which company its run failed: ``alone``; ``guilty``, if a batch with others had failed,
+    was tried again in halves, and this one failed by itself; ``shared``, if it failed together with others; empty, if
+    that is not known, or it did not fail there. ``batch_rows`` are those of its last run; 0: not known.
     """
 
     time: float
@@ -177,7 +177,7 @@ def _entry(ended: EndedRequest, now: float) -> FailedRequest:
     return FailedRequest(
         now,
         context.request_id,
-        context.trace.trace_id if context.trace is not None else "",
+        ended.trace_id,
         ended.method,
         _protocol(ended),
         _clean(ended.model, MAX_NAME),
@@ -205,7 +205,7 @@ def _protocol(ended: EndedRequest) -> str:
 
 
 def _batch(ended: EndedRequest) -> str:
-    if ended.stage not in ("run", "encode", "send"):
+    if ended.stage != "run" or not ended.batch_rows:
         return ""
     if ended.batch_rows > ended.rows:
         return "shared"

@@ -86,8 +86,8 @@ Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 class RequestRecord:
     """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
     ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
-    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them; ``sent_id``
-    is the id that the request names in its body."""
+    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them, ``sending``
+    whether a part of its answer has been handed on; ``sent_id`` is the id that the request names in its body."""
 
     method: str
     model: str
@@ -98,6 +98,7 @@ class RequestRecord:
     late: Reason | None = None
     calls: Sequence[ServableCall] = ()
     answered: bool = False
+    sending: bool = False
     sent_id: str = ""
 
 
@@ -119,6 +120,7 @@ class RecordedRequest(RequestRecord):
         self.late = None
         self.calls = ()
         self.answered = False
+        self.sending = False
         self.sent_id = ""
         self.trace_id = ""
         self._metrics = metrics
@@ -164,10 +166,15 @@ class RecordedRequest(RequestRecord):
         metrics.observe(self, code, seconds)
         if code is not _OK or metrics.listens:
             metrics.tell(self, code, seconds, error)
-        if carrier is not None and (
-            carrier.names_requests or carrier.marked or code is not _OK or metrics.server_timing == ALWAYS
-        ):
-            self._mark_answer(carrier, code, seconds)
+        if carrier is not None:
+            if carrier.marked or code is not _OK or metrics.server_timing == ALWAYS:
+                self._mark_answer(carrier, code, seconds)
+            elif not carrier.names_requests:
+                pass
+            elif self._context is None and not self.sent_id:
+                carrier.mark_with_new_id()
+            else:
+                carrier.mark(REQUEST_ID, self.context.request_id)
         self.calls = ()  # they refer to the request, and so to this record
 
     def _mark_answer(self, carrier: Carrier, code: StatusCode, seconds: float) -> None:
@@ -206,10 +213,10 @@ class EndedRequest:
     """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
     and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
 
-    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``; ``done`` for a
-    success. ``message`` and ``reason`` are empty and None for a success. ``queue_seconds`` is the longest wait of its
-    calls, ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not
-    have been recorded; empty if it belongs to none."""
+    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
+    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
+    ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not have
+    been recorded; empty if it belongs to none."""
 
     method: str
     model: str
@@ -294,6 +301,8 @@ def _stage(record: RequestRecord, code: StatusCode) -> str:
     """Where a request has ended."""
     if code is _OK:
         return "done"
+    if record.sending:
+        return "send" if code is StatusCode.CANCELLED else "run"
     if record.answered:
         return "encode"
     calls = record.calls

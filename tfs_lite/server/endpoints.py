@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
+from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestRecord
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
+from tfs_lite.server.access.events import DenialEvents
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
 from tfs_lite.server.access_log import AccessLog
 from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.server.admin.events import EventFeed
+from tfs_lite.server.admin.events_grpc import EventsMethod
+from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
@@ -62,7 +67,7 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.table import Method, Scope
+from tfs_lite.transport.table import CallContext, Method, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +158,7 @@ class Endpoints:
         self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
         AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
-        self._access = _make_access(options, settings.access_file)
+        self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
         shows = options.dashboard and options.rest_api_port is not None
         self._dashboard = Dashboard(core, self.admin, health, self._may) if shows else None
@@ -169,6 +174,8 @@ class Endpoints:
         options = self._core.options
         if self._dashboard is not None:
             self._dashboard.start()
+        self._events = EventFeed(self._core.history, self._health, self._questions)
+        self._core.changes.listen(self._events.wake)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -254,7 +261,8 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
-            AdminService(self.admin, self._questions),
+            AdminService(self.admin, self._questions, self._manages_call),
+            EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
         methods += ReflectionService(method.service for method in methods).methods()
@@ -266,7 +274,8 @@ class Endpoints:
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
-            AdminApi(self.admin, self._questions, http.bodies),
+            EventsApi(self._events, self._manages),
+            AdminApi(self.admin, self._questions, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
@@ -279,12 +288,18 @@ class Endpoints:
         """What the client may do."""
         return self._access.may(self._access.http(request.peer, request.headers.find))
 
+    def _manages(self, request: Request) -> bool:
+        return self._access.manages_all(self._access.http(request.peer, request.headers.find))
+
+    def _manages_call(self, context: CallContext) -> bool:
+        return self._access.manages_all(self._access.grpc(context))
+
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
         self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
 
 
-def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
+def _make_access(options: ServerOptions, file: AccessFile | None, history: History) -> Access:
     manage = options.management_access
     if manage == AUTO and file is None and not is_loopback(options.host):
         logger.info(
@@ -292,4 +307,4 @@ def _make_access(options: ServerOptions, file: AccessFile | None) -> Access:
             "elsewhere, --management_access=open everybody"
         )
     policy = Policy(options.predict_access, options.read_access, manage, has_file=file is not None)
-    return Access(policy, file, options.allowed_hosts)
+    return Access(policy, file, options.allowed_hosts, on_denied=DenialEvents(history, time.monotonic).append)

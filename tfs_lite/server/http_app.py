@@ -11,6 +11,7 @@ from typing import Any
 from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.server.access.access import Access
+from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.http_app import AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.http.compression import GZIP
@@ -104,7 +105,14 @@ class Pages(_PlainPages):
         return Response(self._document, media_type=JSON.media_type)
 
 
-DESCRIBED = (*RestApi.routes, *AdminApi.routes, *Dashboard.routes, *Pages.routes, _tensorflow_route(DEFAULT_PATH))
+DESCRIBED = (
+    *RestApi.routes,
+    *AdminApi.routes,
+    *EventsApi.routes,
+    *Dashboard.routes,
+    *Pages.routes,
+    _tensorflow_route(DEFAULT_PATH),
+)
 """The routes in the description of the API."""
 
 

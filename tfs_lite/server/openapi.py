@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from tfs_lite import __version__
+from tfs_lite.core.history import Cause, EventKind
 from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.server.http.router import About, Route
@@ -27,6 +28,7 @@ _MEANINGS = {
     "404": "No such model or version is being served.",
     "405": "The page answers GET only.",
     "408": "The body did not arrive in time, or the time for a request that goes item by item is over.",
+    "409": "There is a version of this number already.",
     "413": "The body is too large, packed or unpacked.",
     "415": "The body is encoded in a way that is not understood.",
     "422": "The model's own rules refuse an item of the request.",
@@ -311,6 +313,31 @@ def _what_if() -> Tree:
     return {"WhatIf": answer, "WhatIfBody": {"oneOf": [config, _object(("publish",), publish=publish)]}}
 
 
+def _events() -> Tree:
+    """The answer of the route of events."""
+    text: Tree = {"type": "string"}
+    number: Tree = {"type": "integer"}
+    status = _object(("code", "message"), code=text, message=text)
+    event = _object(
+        ("seq", "time", "kind", "model", "version", "cause", "by", "status", "details", "text"),
+        seq=number,
+        time=text,
+        kind={"enum": [kind.value for kind in EventKind]},
+        model=text,
+        version={"type": ["integer", "null"]},
+        cause={"enum": [*(cause.value for cause in Cause), None]},
+        by=text,
+        status={"anyOf": [status, {"type": "null"}]},
+        details={"type": "object"},
+        text=text,
+        count=number,
+        last=text,
+    )
+    return _object(
+        ("events", "next", "first", "dropped"), events=_list(event), next=number, first=number, dropped=number
+    )
+
+
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
@@ -353,4 +380,5 @@ def _schemas() -> Tree:
         **_overview(),
         **_what_if(),
         "FailedRequests": _failed_requests(),
+        "Events": _events(),
     }

@@ -64,12 +64,14 @@ class ModelOpener:
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
         """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
         none."""
-        groups = _joined(request.settings.instance_group) or (InstanceGroup(),)
+        joined = _joined(request.settings.instance_group)
+        groups = joined or (InstanceGroup(),)
         replicas = replica_options(groups, self._worker)
         if replicas is not None:
             if self._cluster is None:
                 raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
-            return self._cluster.open(platform, request, replicas)
+            settings = request.settings.model_copy(update={"instance_group": joined})
+            return self._cluster.open(platform, replace(request, settings=settings), replicas)
         count = request.beside + sum(group.count for group in groups)
         models: list[OpenedModel] = []
         try:

@@ -172,7 +172,7 @@ class ServerCore:
             StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
-        self.registry.register(HistoryCollector(self._accounts, self._dropped_events))
+        self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
         self._event_file = self._open_event_file()
@@ -502,13 +502,13 @@ class ServerCore:
         return {version: attempt for version, attempt in found if attempt is not None}
 
     def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
-        """How far the load of the version is, also of one that is loaded beside itself; None while no loader is at
-        work on it, or where its loader cannot tell."""
-        return self._journal.progress(servable_id)
+        """How far the load of the version is, also of one that is loaded beside itself, and the check of its digests
+        before; None while nothing is done for it, or where its loader cannot tell."""
+        return self._journal.progress(servable_id) or self.sources.checking().get(servable_id)
 
     def loads(self) -> dict[ServableId, LoadProgress]:
         """How far every load is that :meth:`load_progress` could tell of."""
-        return self._journal.running()
+        return self.sources.checking() | self._journal.running()
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that has replicas in a cluster, also while it is loaded."""

@@ -18,7 +18,7 @@ from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adap
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.loader import Loader
+from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
@@ -135,9 +135,9 @@ class SourceChain:
         """What the source has found of the model; None where it does not look at the disk."""
         return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
 
-    def hashing(self) -> tuple[str, int, int]:
-        """The version directory whose digests are being checked, with the bytes done and of all."""
-        return self._source.hashing() if isinstance(self._source, FileSystemStoragePathSource) else ("", 0, 0)
+    def checking(self) -> dict[ServableId, LoadProgress]:
+        """How far the versions are whose files are checked before anything is loaded."""
+        return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
 
     @property
     def configs(self) -> Mapping[str, ModelConfig]:

@@ -8,14 +8,17 @@ then on it stays offered for as long as its directory exists, whatever happens t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, PoolExecutor
+from tfs_lite.core.loader import LoadProgress
+from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.servable import StoragePath
+from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.sources.disk import Disk
@@ -121,9 +124,20 @@ class FileSystemStoragePathSource:
             stream = self._streams.get(name)
         return stream.found if stream is not None else FoundVersions()
 
-    def hashing(self) -> tuple[str, int, int]:
-        """See :meth:`VersionInspector.hashing`. Any thread."""
-        return self._inspector.hashing()
+    def checking(self) -> dict[ServableId, LoadProgress]:
+        """How far the versions are whose digests are being checked before they are offered."""
+        found = self._inspector.hashing
+        if not found:
+            return {}
+        with self._lock:
+            servables = self._config.servables
+        return {
+            ServableId(servable.name, version): progress
+            for path, progress in found.items()
+            for servable in servables
+            if path == os.path.join(servable.base_path, os.path.basename(path))
+            and (version := parse_version(os.path.basename(path))) is not None
+        }
 
     def poll(self) -> None:
         """Looks at every stream once and emits. Stops early when the config is replaced meanwhile."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, PoolExecutor, Task
+from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
 from tfs_lite.core.status import ServingError
 from tfs_lite.sources.base_config import BaseConfigs
@@ -54,9 +55,9 @@ class VersionInspector:
         self._on_progress = on_progress
         self._records: dict[str, _Record] = {}  # by path; only the poll touches it
         self._configs = BaseConfigs(disk)  # like it
-        self._lock = threading.Lock()  # guards _hashed
+        self._lock = threading.Lock()  # guards the two below
         self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
-        self._hashing: tuple[str, int, int] = ("", 0, 0)  # path, bytes done and of all; replaced as a whole
+        self._meters: dict[str, LoadMeter] = {}  # by path, while its files are hashed
 
     def inspect(self, path: str, quiet_period: float) -> Complete | Waiting:
         """The verdict about the version at ``path``, as of now. Never raises for what is on the disk."""
@@ -82,10 +83,11 @@ class VersionInspector:
             other._hashed = dict(self._hashed)
         return other
 
-    def hashing(self) -> tuple[str, int, int]:
-        """The version directory whose files are being hashed, or were last, with the bytes done and of all. Any
-        thread."""
-        return self._hashing
+    @property
+    def hashing(self) -> dict[str, LoadProgress]:
+        """By path, how far the versions are whose files are being hashed. Any thread."""
+        with self._lock:
+            return {path: meter.progress for path, meter in self._meters.items()}
 
     def keep_only(self, paths: set[str]) -> None:
         """Forgets every other version and stops hashing it."""
@@ -164,10 +166,15 @@ class VersionInspector:
         problems: list[str] = []
 
         def work() -> None:
-            problems.append(self._digest_problem(key, files, manifest))
+            meter = LoadMeter()
+            meter.begin(LoadPhase.CHECKING, sum(file.size for file in files))
+            with self._lock:
+                self._meters[key[0]] = meter
+            problems.append(self._digest_problem(key, files, manifest, meter))
 
         def done(error: BaseException | None) -> None:
             with self._lock:
+                self._meters.pop(key[0], None)
                 wanted = key in self._hashed
                 if wanted:
                     self._hashed[key] = problems[0] if error is None else _as_os_error(error)
@@ -176,18 +183,12 @@ class VersionInspector:
 
         return Task(f"digests of {os.path.basename(key[0])}", lambda: self._is_wanted(key), work, done)
 
-    def _digest_problem(self, key: _Key, files: Sequence[FileStat], manifest: Manifest) -> str:
-        size, done = sum(stat.size for stat in files), 0
-
-        def cancelled() -> bool:
-            self._hashing = (key[0], done + file.tell(), size)
-            return not self._is_wanted(key)
-
+    def _digest_problem(self, key: _Key, files: Sequence[FileStat], manifest: Manifest, meter: LoadMeter) -> str:
         for stat in files:
             with self._disk.open(os.path.join(key[0], stat.name)) as file:
-                if sha256_of(file, cancelled) != manifest.files[stat.name].sha256:
+                digest = sha256_of(file, lambda: not self._is_wanted(key), meter.add)
+                if digest != manifest.files[stat.name].sha256:
                     return f"{stat.name} does not have the sha256 digest that the manifest lists"
-            done += stat.size
         return ""
 
     def _is_wanted(self, key: _Key) -> bool:

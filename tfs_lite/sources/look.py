@@ -27,11 +27,11 @@ AspiredList = list[ServableData[StoragePath]]
 
 @dataclass(frozen=True, slots=True)
 class FoundVersions:
-    """What the last look has found: every version directory, and those that are not complete, with their paths and the
-    time, in seconds of ``monotonic``, when the verdict may change by itself (None: it does not)."""
+    """What the last look has found: every version directory, and for each that is not complete the time, in seconds
+    of ``monotonic``, when the verdict may change by itself (None: it does not)."""
 
     versions: frozenset[int] = frozenset()
-    unfinished: Mapping[int, tuple[str, float | None]] = field(default_factory=dict)
+    unfinished: Mapping[int, float | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ def look_at(
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
     beside, configs = _states_of_files(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
-    unfinished: dict[int, tuple[str, float | None]] = {}
+    unfinished: dict[int, float | None] = {}
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -86,7 +86,7 @@ def look_at(
             stream.offered[version] = _revision(verdict.revision + beside, verdict.configs + configs)
             return True
         look.unfinished.append(path)
-        unfinished[version] = path, None if verdict.retry_in is None else now + verdict.retry_in
+        unfinished[version] = None if verdict.retry_in is None else now + verdict.retry_in
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered

@@ -87,6 +87,9 @@ class CallContext:
         """What the client's metadata says under this name."""
         return self.metadata.get(name)
 
+    def mark_with_new_id(self) -> None:
+        """Does nothing: a call that was not named needs no name in its trailers."""
+
     def mark(self, name: str, value: str) -> None:
         """Adds a trailer, in place of one with this name."""
         self.trailers[:] = [(other, text) for other, text in self.trailers if other != name]

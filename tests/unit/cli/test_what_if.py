@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tfs_lite.cli.http import HttpServer
 from tfs_lite.cli.main import main
-from tfs_lite.cli.output import CliError
-from tfs_lite.cli.what_if import lines, of_config_file, of_published, over_rest, show
+from tfs_lite.cli.what_if import lines, of_config_file, show
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
@@ -60,7 +62,7 @@ def test_check_against_a_server_is_in_the_json_too(
     server: Server, published: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     file = write(tmp_path / "models.config", entry("other", published))
-    assert main(["check", file, f"--against=http://{address(server)}/", "--json"]) == 0
+    assert main(["check", file, f"--against={address(server)}", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is True
     assert {model["name"]: model["change"] for model in answer["against"]["models"]} == {
@@ -74,7 +76,7 @@ def test_a_config_that_a_server_would_refuse_fails_with_the_line_of_each_model(
 ) -> None:
     label = 'version_labels { key: "stable" value: 7 }'
     file = write(tmp_path / "models.config", entry("b", base), entry("tagged", base, label))
-    answer = of_config_file(file, over_rest(address(server)))
+    answer = of_config_file(file, HttpServer(address(server)))
     told = list(lines(answer))
     assert told[0].startswith(f'refused: {file}:3:3: Request to assign label "stable" to version 7 of model "tagged"')
     assert told[1:] == ["nothing would change"]
@@ -84,27 +86,62 @@ def test_a_config_that_a_server_would_refuse_fails_with_the_line_of_each_model(
 def test_a_mistake_in_the_file_is_found_before_the_server_is_asked(tmp_path: Path) -> None:
     file = write(tmp_path / "models.config", '  config { name: "m" base_pth: "/m" }')
     with pytest.raises(ServingError, match=rf"{file}:2:\d+: .*base_pth"):
-        of_config_file(file, over_rest("127.0.0.1:1"))
+        of_config_file(file, HttpServer("127.0.0.1:1"))
 
 
 def test_files_that_are_not_published_yet_are_told(
     server: Server, archives: TaggedArchives, tmp_path: Path, capsys: Captured
 ) -> None:
     directory = archives.write_version(5, tmp_path)
-    answer = of_published("tagged", None, str(directory), over_rest(address(server)))
-    assert show(answer) == 0
+    assert main(["explain", "tagged", f"--if-published={directory}", f"--rest={address(server)}"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "tagged (unchanged)"
     assert told[1].startswith("  version 3 is loaded; it reserves ")
     assert told[2] == "  version 2 is unloaded; after tagged@3: the version policy (latest 1) takes others"
-    with pytest.raises(CliError, match="has a version 2 on disk already"):
-        of_published("tagged", 2, str(directory), over_rest(address(server)))
+    assert main(["explain", "tagged@2", f"--if-published={directory}", f"--rest={address(server)}"]) == 1
+    assert "has a version 2 on disk already" in capsys.readouterr().err
 
 
 def test_a_config_that_changes_nothing_says_so(server: Server, base: Path, tmp_path: Path, capsys: Captured) -> None:
     file = write(tmp_path / "models.config", entry("tagged", base))
-    assert show(of_config_file(file, over_rest(address(server)))) == 0
+    assert main(["explain", f"--config={file}", f"--rest={address(server)}"]) == 0
     assert capsys.readouterr().out == "1 model stays as it is\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--request=x", "--config=y"],
+        ["m", "--config=y"],
+        ["--if-published=d"],
+        ["m@stable", "--if-published=d"],
+        ["--request=x", "--server=h:1"],
+        ["--config=y", "--follow"],
+    ],
+)
+def test_questions_that_do_not_go_together_are_wrong_usage(words: list[str], capsys: Captured) -> None:
+    assert main(["explain", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_failed_request_is_shown_by_its_id(server: Server, capsys: Captured) -> None:
+    body = json.dumps({"instances": [[1.0]]}).encode()
+    parent = f"00-{'ab' * 16}-{'cd' * 8}-00"
+    headers = {"content-type": "application/json", "x-request-id": "bad-1", "traceparent": parent}
+
+    request = urllib.request.Request(f"http://{address(server)}/v1/models/tagged:predict", body, headers)
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=30)
+    assert main(["explain", "--request=bad-1", f"--rest={address(server)}"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("bad-1: INVALID_ARGUMENT in check: ")
+    assert told[1].startswith("  Predict of tagged@2, REST from 127.0.0.1, 2")
+    assert told[2].startswith("  stage check: its inputs do not fit the model; ")
+    assert told[3] == f"  trace {'ab' * 16}"
+    assert main(["explain", f"--request={'ab' * 16}", f"--rest={address(server)}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"][0]["request_id"] == "bad-1"
+    assert main(["explain", "--request=nobody", f"--rest={address(server)}"]) == 1
+    assert "no failed request with the id 'nobody' was kept; the ring reaches back to " in capsys.readouterr().err
 
 
 def test_no_server_and_no_config_are_one_line(tmp_path: Path, published: Path, capsys: Captured) -> None:

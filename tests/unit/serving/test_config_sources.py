@@ -11,7 +11,7 @@ import pytest
 from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.status import StatusCode, invalid_argument
+from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_sources import QUIET_SECONDS, ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
@@ -40,7 +40,7 @@ class Target:
         if self.refuse:
             raise invalid_argument(self.refuse)
 
-    def on_unreadable(self) -> None:
+    def on_unreadable(self, status: Status) -> None:
         self.unreadable += 1
 
     def wait_for(self, names: list[str]) -> None:

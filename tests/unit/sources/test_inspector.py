@@ -54,8 +54,10 @@ def test_a_copied_version_is_complete_as_soon_as_its_digests_are_checked(fixture
     assert isinstance(verdict, Waiting)
     assert verdict.reason.startswith("checking the digests of ")
     assert len(fixture.hashing.queued) == 1
+    assert fixture.inspector.hashing == {}
     fixture.hashing.run_all()
     assert fixture.progress == 1
+    assert fixture.inspector.hashing == {}
     assert isinstance(fixture.look(), Complete)
     assert isinstance(fixture.look(), Complete)
     assert fixture.disk.opened.count(f"{PATH}/model.onnx") == 1

@@ -59,7 +59,7 @@ class Execution:
         if traces:
             batch = BatchTrace(report, started, len(traces))
             for trace in traces:
-                trace.batches.append(batch)
+                trace.batches += (batch,)
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:

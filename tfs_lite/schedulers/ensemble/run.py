@@ -235,7 +235,7 @@ class EnsembleRun:
             code = result.code if isinstance(result, Status) else StatusCode.OK
             waited, ran, copied = step_call.queue_seconds, step_call.run_seconds, step_call.copy_seconds
             step = StepTimes(servable_id, step_call.arrived, self._now(), waited, ran, copied, code, step_call.trace)
-            call.trace.steps.append(step)
+            call.trace.steps += (step,)
         call.queue_seconds += step_call.queue_seconds
         call.run_seconds += step_call.run_seconds
         before, behind = step_call.copy_seconds

@@ -257,7 +257,7 @@ class GenerativeServable(FixedInstances, JudgesCalls):
             return
         arrived, usage = started - report.queue_seconds, report.usage
         first, ended = arrived + report.first_seconds, arrived + report.seconds
-        trace.texts.append(TextTimes(started, first, ended, usage.prompt, usage.cached, usage.output))
+        trace.texts += (TextTimes(started, first, ended, usage.prompt, usage.cached, usage.output),)
 
     def _pass_on(self, task: GenerationTask, index: int, piece: Piece) -> None:
         on_piece = task.call.on_piece

@@ -5,4 +5,5 @@ access_file   the tokens and certificates of ``--access_file``, read again when 
 guesses       how many wrong tokens one peer may send
 access        the one object that both protocols ask
 metrics       how many callers were denied
+events        the same in the server's history
 """

@@ -21,6 +21,7 @@ from tfs_lite.server.access.rules import (
     Header,
     Policy,
     Reason,
+    find_entries,
     grpc_caller,
     http_caller,
     may,
@@ -31,11 +32,11 @@ from tfs_lite.transport.table import CallContext, Grant, Scope
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What listeners are told. ``address`` is that of the peer."""
+    """What listeners are told. ``caller`` is a name of the access file, else the peer's address."""
 
     scope: Scope
     reason: Reason
-    address: str
+    caller: str
     message: str
 
 
@@ -80,23 +81,34 @@ class Access:
         return grpc_caller(context.peer, context.metadata)
 
     def may(self, caller: Caller) -> frozenset[Scope]:
-        """The scopes that the caller has, for every model or some; nothing is counted."""
+        """The scopes that the caller has, for every model or some. A wrong token counts as a guess, for else this would
+        tell whether it is one; nothing else is counted."""
+        caller, _ = self._with_token(caller)
+        if caller.token and self._file is not None and not find_entries(caller, self._file.entries):
+            self._guesses.wrong(caller.peer.address)
         found = (scope for scope in CLOSABLE if isinstance(self._decide(scope, caller), Grant))
         return frozenset((*found, Scope.OPEN))
+
+    def manages_all(self, caller: Caller) -> bool:
+        """Whether the caller may manage every model; then paths of the server are shown to it."""
+        if Scope.MANAGE not in self.may(caller):
+            return False
+        decision = self._decide(Scope.MANAGE, caller)
+        return isinstance(decision, Grant) and decision.models is None
 
     def check(self, scope: Scope, caller: Caller) -> Grant:
         """What the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED, UNAUTHENTICATED for
         a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
-        blocked = self._guesses.seconds_blocked(caller.peer.address) if caller.token else 0.0
-        decision = self._decide(scope, replace(caller, token="") if blocked else caller)
+        caller, blocked = self._with_token(caller)
+        decision = self._decide(scope, caller)
         if isinstance(decision, Grant):
             return decision
         if blocked:
-            message = f"too many wrong tokens came from here; tokens are looked at again in {math.ceil(blocked)} s"
+            message = f"too many wrong tokens came from here; tokens are looked at again in {blocked} s"
             decision = Denial(StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, message)
         elif decision.reason is Reason.WRONG_TOKEN:
             self._guesses.wrong(caller.peer.address)
-        raise self._deny(scope, caller, decision, math.ceil(blocked))
+        raise self._deny(scope, caller, decision, blocked)
 
     def check_models(self, scope: Scope, caller: Caller, grant: Grant, models: Sequence[str]) -> None:
         """Raises NOT_FOUND for a model that the grant does not allow, PERMISSION_DENIED for a call that concerns all
@@ -105,24 +117,23 @@ class Access:
             if grant.allows(model):
                 continue
             if model != ALL_MODELS:
-                self._count(
-                    Denied(
-                        scope,
-                        Reason.MODELS,
-                        caller.peer.address,
-                        f"{grant.name!r} may not see the model {model[:200]!r}",
-                    )
-                )
-                raise not_found(f"no model {model[:200]!r} is among those that {grant.name!r} may see")
+                message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
+                self._count(Denied(scope, Reason.MODELS, grant.name, message))
+                raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
-            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message))
+            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message, grant.name))
+
+    def _with_token(self, caller: Caller) -> tuple[Caller, int]:
+        """The caller; after too many wrong tokens without its token, and for how many seconds yet."""
+        blocked = self._guesses.seconds_blocked(caller.peer.address) if caller.token else 0.0
+        return (replace(caller, token=""), math.ceil(blocked)) if blocked else (caller, 0)
 
     def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
         entries: Sequence[Entry] = self._file.entries if self._file is not None else ()
         return may(scope, caller, self._policy, entries)
 
     def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:
-        self._count(Denied(scope, denial.reason, caller.peer.address, denial.message))
+        self._count(Denied(scope, denial.reason, denial.name or caller.peer.address, denial.message))
         return AccessDenied(denial, retry_after)
 
     def _count(self, denied: Denied) -> None:

@@ -28,6 +28,8 @@ MAX_LINES, MAX_BYTES = 1000, 256 * 1024
 MIN_TOKEN = 32
 """Characters of a token that stands in the file itself."""
 MAX_NAME = 100
+MAX_SHOWN = 12
+"""Characters of a wrong scope that a message repeats."""
 CHECK_SECONDS = 1.0
 """Between two looks at the file."""
 _HASHED, _CERTIFICATE, _MODELS = "sha256:", "tls:", "models="
@@ -76,7 +78,8 @@ def _rights(text: str) -> tuple[frozenset[Scope], str | None]:
     scopes = rights.split(",")
     for scope in scopes:
         if scope not in _SCOPES:
-            raise ValueError(f"unknown scope {scope[:MAX_NAME]!r}, expected one of: {', '.join(_SCOPES)}")
+            shown = f" {scope!r}" if len(scope) <= MAX_SHOWN else ""  # else it may be a secret in the wrong place
+            raise ValueError(f"unknown scope{shown}, expected one of: {', '.join(_SCOPES)}")
     return frozenset(_SCOPES[scope] for scope in scopes), models if comma else None
 
 

@@ -12,7 +12,7 @@ import enum
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -27,7 +27,7 @@ CLOSABLE = (Scope.PREDICT, Scope.READ, Scope.MANAGE)
 FLAGS = {Scope.PREDICT: "--predict_access", Scope.READ: "--read_access", Scope.MANAGE: "--management_access"}
 ALL_MODELS = ""
 """Stands for every model, and for the server as a whole."""
-PROXY_HEADERS = ("x-forwarded-for", "forwarded", "via", "x-real-ip")
+PROXY_HEADERS = ("x-forwarded-for", "forwarded", "via", "x-real-ip", "x-forwarded-proto", "x-forwarded-host")
 """Headers of proxies, which make every client look as if it were on the proxy's machine."""
 JSON_TYPE = "application/json"
 _SAME_SITE = ("same-origin", "none")
@@ -69,9 +69,12 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Denial:
+    """``name`` is that of the caller in the access file, empty if it is not in there."""
+
     code: StatusCode
     reason: Reason
     message: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ def may(scope: Scope, caller: Caller, policy: Policy, entries: Sequence[Entry]) 
     mode = policy.mode(scope)
     if scope is Scope.MANAGE and caller.forged:
         return Denial(StatusCode.PERMISSION_DENIED, Reason.BROWSER, f"{_what(scope)} is refused: {caller.forged}")
-    known = [entry for entry in entries if _fits(entry, caller)]
+    known = find_entries(caller, entries)
     for entry in known:
         if scope in entry.scopes and entry.digest:
             return entry.grant
@@ -181,17 +184,21 @@ def may(scope: Scope, caller: Caller, policy: Policy, entries: Sequence[Entry]) 
     return _denial(scope, caller, policy, known)
 
 
-def _fits(entry: Entry, caller: Caller) -> bool:
-    if entry.certificate:
-        return entry.certificate in caller.peer.names
-    return bool(caller.token) and hmac.compare_digest(entry.digest, sha256(caller.token.encode()).digest())
+def find_entries(caller: Caller, entries: Iterable[Entry]) -> list[Entry]:
+    """Those that the caller's token or certificate is for. A token takes as long as any other."""
+    digest = sha256(caller.token.encode()).digest() if caller.token else b""
+    return [entry for entry in entries if _fits(entry, digest, caller.peer.names)]
+
+
+def _fits(entry: Entry, digest: bytes, names: Collection[str]) -> bool:
+    return entry.certificate in names if entry.certificate else hmac.compare_digest(entry.digest, digest)
 
 
 def _denial(scope: Scope, caller: Caller, policy: Policy, known: Sequence[Entry]) -> Denial:
     what, flag = _what(scope), f"{FLAGS[scope]}={policy.mode(scope)}"
     if known:
         message = f"{what} is not among the scopes of {known[0].name!r} in the server's access file ({flag})"
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.SCOPE, message)
+        return Denial(StatusCode.PERMISSION_DENIED, Reason.SCOPE, message, known[0].name)
     here = "works from the server's own machine only" if policy.mode(scope) == AUTO else "needs a token"
     if policy.mode(scope) == AUTO and caller.forwarded:
         here += ", and this request came through a proxy"

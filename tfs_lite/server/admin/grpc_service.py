@@ -15,9 +15,10 @@ from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.admin.questions import read_body
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.transport.table import CallContext, Method, unary
+from tfs_lite.transport.table import CallContext, Method, Scope, unary
 
 SERVICE = "/tfs_lite.AdminService"
+_FIELDS = ("model", "version", "label")
 
 
 class AdminService:
@@ -35,11 +36,14 @@ class AdminService:
         self._may_see_paths = may_see_paths
 
     def methods(self) -> list[Method]:
-        return [unary(f"{SERVICE}/Explain", self.explain), unary(f"{SERVICE}/WhatIf", self.what_if)]
+        return [
+            unary(f"{SERVICE}/Explain", self.explain, scope=Scope.READ, models=_models),
+            unary(f"{SERVICE}/WhatIf", self.what_if, scope=Scope.MANAGE),
+        ]
 
     async def explain(self, data: bytes, context: CallContext) -> bytes:
         """Of the model, version or label that the request names; without a model, one line for each."""
-        asked = read_question(data, ("model", "version", "label"))
+        asked = read_question(data, _FIELDS)
         ref, control = read_ref(asked), self._control
         if not ref.name:
             return await self._answer(lambda: {"models": [line.as_json for line in control.verdicts()]})
@@ -54,6 +58,11 @@ class AdminService:
     async def _answer(self, answer: Callable[[], Any]) -> bytes:
         """Of a function that gives a JSON value and runs on a thread."""
         return await self._background.run(lambda: _encode(answer()))
+
+
+def _models(data: bytes) -> list[str]:
+    """The model that a question to ``Explain`` is about; the empty name stands for all."""
+    return [read_ref(read_question(data, _FIELDS)).name]
 
 
 def _encode(value: Any) -> bytes:

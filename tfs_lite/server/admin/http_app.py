@@ -64,7 +64,7 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
 
     about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
     yield _route("/v1/requests/{request}", _failed_request, about, scope=Scope.READ)
-    refused = ("400", "404", "405", "408", "413", "415", "429", "503")
+    refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
     yield Route(
         "/v1/config:explain",
@@ -125,6 +125,9 @@ class AdminApi(Api[AdminQuery]):
             None if label is None else unquote(label),
         )
         return AdminQuery(model, {name: unquote(value) for name, value in names.items()}, {})
+
+    def model_of(self, target: AdminQuery) -> str:
+        return target.model.name
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
         shown = ", ".join(allowed or ())

@@ -10,6 +10,7 @@ Everything here is used on the event loop only.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from random import getrandbits
 from typing import Any, TypeAlias
 
 from tfs_lite.core import request_context
@@ -145,6 +146,10 @@ class Request:
 
     def header(self, name: str) -> str | None:
         return self.headers.find(name)
+
+    def mark_with_new_id(self) -> None:
+        if not self.marks:
+            self.marks = b"x-request-id: %016x\r\n" % getrandbits(64)
 
     def mark(self, name: str, value: str) -> None:
         line = f"{name}: {value}\r\n".encode()

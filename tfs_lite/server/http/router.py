@@ -238,7 +238,7 @@ class Router:
         elif found.packs and len(result.body) > SMALLEST_ANSWER:
             done(self._packed(request, found, result))
         else:
-            done(self._open(found.shared, result))
+            done(self._open(True, result) if found.shared else result)
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""

@@ -259,7 +259,7 @@ class PendingRequest(OneWaiter):
         if not self._waiting:
             self.check()
             return None
-        self._taken = True
+        self._taken = self._record.sending = True
         return self._pop()
 
     def keep(self) -> Callable[[], None]:
@@ -282,6 +282,8 @@ class PendingRequest(OneWaiter):
 
     def take(self) -> list[Part]:
         """Every part that waits, of a model that is not to wait for the client."""
+        if self._waiting and not self._over:
+            self._record.sending = True
         return [self._pop() for _ in range(len(self._waiting))]
 
     @property

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode
@@ -29,14 +30,14 @@ class BackgroundRunner:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tfs-{what}")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns the result of ``work``. RESOURCE_EXHAUSTED when too much is waiting. When the caller is cancelled,
-        work that has begun goes on, and work that has not is dropped."""
+        """Returns the result of ``work``, which runs with the caller's context variables. RESOURCE_EXHAUSTED when too
+        much is waiting. When the caller is cancelled, work that has begun goes on, and work that has not is dropped."""
         if self._pending >= self._max_pending:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED, f"{self._pending} {self._what} requests are pending, no more are taken"
             )
         self._pending += 1
-        queued = self._executor.submit(work)
+        queued = self._executor.submit(copy_context().run, work)
         future = asyncio.wrap_future(queued)
         future.add_done_callback(self._finished)
         try:

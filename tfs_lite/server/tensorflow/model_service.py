@@ -43,7 +43,8 @@ class ModelService:
         message = parse(ReloadConfigRequest, data)
         if message.config.WhichOneof("config") != "model_config_list":
             raise invalid_argument("Only ModelConfigList is currently supported")
-        answer, applied = await self._background.run(lambda: self._reload(message))
+        with acting(Origin(Cause.RELOAD_RPC, context.caller)):
+            answer, applied = await self._background.run(lambda: self._reload(message))
         context.trailers.append((APPLIED, encode_trailer(applied)))
         return answer
 
@@ -51,13 +52,12 @@ class ModelService:
         """The answer, with the increase of each counter that the client named, and what was applied."""
         core = self._core
         before = {name: core.counter_value(name) for name in message.metric_names}
-        with acting(Origin(Cause.RELOAD_RPC)):
-            try:
-                config = from_proto(message.config, base_directory(core.options))
-            except ServingError as error:
-                core.config_refused(error.status)
-                raise
-            applied = core.reload(config)
+        try:
+            config = from_proto(message.config, base_directory(core.options))
+        except ServingError as error:
+            core.config_refused(error.status)
+            raise
+        applied = core.reload(config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
             response.metric.add(name=name, int64_value_increase=int(core.counter_value(name) - value))

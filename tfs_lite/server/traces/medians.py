@@ -8,9 +8,11 @@ WINDOW = 30.0
 """Seconds of each of the two halves that the median looks back on."""
 LEAST = 20
 """Requests without which there is no median."""
+MANY, EVERY = 500, 8
+"""Of a model with many requests in a minute, every eighth is counted from then on."""
 MAX_MODELS = 1000
 _STEPS = 4
-"""Buckets for each power of two: a median is exact to 19 percent."""
+"""Buckets for each power of two: a median is at most a quarter too high."""
 _LOWEST = -24
 """The power of two of the first bucket: 60 ns."""
 _BUCKETS = 40 * _STEPS
@@ -35,18 +37,22 @@ class Medians:
 class _Recent:
     """Counts by length, of this half of a minute and of the one before."""
 
-    __slots__ = ("_before", "_counts", "_due", "_median", "_since", "_total")
+    __slots__ = ("_before", "_counts", "_due", "_left", "_median", "_since", "_total")
 
     def __init__(self, now: float) -> None:
         self._counts = [0] * _BUCKETS
         self._before = [0] * _BUCKETS
         self._since = now
         self._total = 0
+        self._left = 1
         self._due = LEAST
         self._median: float | None = None
 
     def add(self, seconds: float, now: float) -> float | None:
-        median = self._median
+        median, self._left = self._median, self._left - 1
+        if self._left > 0:
+            return median
+        self._left = EVERY if self._total > MANY else 1
         if now - self._since >= WINDOW:
             stale = now - self._since >= 2 * WINDOW
             self._before = [0] * _BUCKETS if stale else self._counts

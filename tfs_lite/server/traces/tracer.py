@@ -22,6 +22,7 @@ from itertools import count
 from typing import Protocol
 
 from tfs_lite.core.model import CallTrace
+from tfs_lite.core.request_context import TraceContext
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import PREDICTIONS, RecordedRequest, RequestMetrics, ended_request
 from tfs_lite.server.traces.medians import Medians
@@ -104,23 +105,24 @@ class Tracer:
             else:
                 self._offer(self._sink, record, code, seconds, error)
         for call in record.calls:
-            if call.trace is not None:
-                _count_down(call.trace)
+            trace = call.trace
+            if trace is not None and (trace.batches or trace.steps):
+                _count_down(trace)
 
     def _offer(
         self, sink: Sink, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
     ) -> None:
-        why = self._choose(record, code, seconds)
+        caller = record.caller
+        why = self._choose(record, caller, code, seconds)
         if not why:
             return
-        caller = record.caller
         found = SpanId(new_trace() if caller is None else int(caller.trace_id, 16), new_span())
         record.trace_id = f"{found.trace:032x}"
         sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
 
-    def _choose(self, record: RecordedRequest, code: StatusCode, seconds: float) -> str:
+    def _choose(self, record: RecordedRequest, caller: TraceContext | None, code: StatusCode, seconds: float) -> str:
         """Why the request is traced; empty if it is not."""
-        model, caller, now = record.model, record.caller, record.started + seconds
+        model, now = record.model, record.started + seconds
         failed = code is not StatusCode.OK
         median = None if failed else self._medians.add(model, seconds, now)
         by_rate = self._settings.chooses(model) if caller is None or caller.sampled else False

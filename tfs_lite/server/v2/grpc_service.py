@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
+from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import GRPC, RecordedRequest
@@ -194,10 +195,11 @@ def _no_model(data: bytes) -> tuple[str, ...]:
 
 
 def _method(kind: Any, answer: Callable[[Message], Awaitable[Message]], rights: Rights) -> Method:
-    """The method that answers requests of this kind."""
+    """The method that answers requests of this kind. What one changes is the caller's wish."""
 
     async def handle(data: bytes, context: CallContext) -> bytes:
-        encoded: bytes = (await answer(parse(kind, data))).SerializeToString()
+        with acting(Origin(Cause.REPOSITORY_CALL, context.caller)):
+            encoded: bytes = (await answer(parse(kind, data))).SerializeToString()
         return encoded
 
     return unary(f"{SERVICE}/{kind.DESCRIPTOR.name.removesuffix('Request')}", handle, **rights)

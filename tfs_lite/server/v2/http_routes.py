@@ -10,6 +10,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.values import read_base64, shorten, type_name
 from tfs_lite.protocols.v2.json_values import TOO_DEEP, Members, read_object, read_parameters, read_size, read_text
@@ -68,7 +69,8 @@ class V2HttpRoutes:
 
     async def load(self, request: Request, target: Target) -> Response:
         parameters = await self._bodies.read(request, _read_load)
-        await self._control.load(target.name, parameters)
+        with acting(Origin(Cause.REPOSITORY_CALL, request.caller)):
+            await self._control.load(target.name, parameters)
         return Response()
 
     async def unload(self, request: Request, target: Target) -> Response:
@@ -78,7 +80,8 @@ class V2HttpRoutes:
             raise invalid_argument(
                 f"parameter 'unload_dependents' has invalid type {type_name(dependents)}, expected a boolean"
             )
-        await self._control.unload(target.name, dependents)
+        with acting(Origin(Cause.REPOSITORY_CALL, request.caller)):
+            await self._control.unload(target.name, dependents)
         return Response()
 
     async def named_repository(self, request: Request, target: Target) -> Response:

@@ -45,10 +45,17 @@ class EventMetrics:
 class HistoryCollector(Collector):
     """Reads the accounts once per page, on the thread that makes the page."""
 
-    def __init__(self, accounts: MemoryAccounts, dropped: Callable[[], Mapping[str, int]]) -> None:
-        """``dropped``: how many events were let go of, by what is full."""
+    def __init__(
+        self,
+        accounts: MemoryAccounts,
+        dropped: Callable[[], Mapping[str, int]],
+        configured: Callable[[], Iterable[str]],
+    ) -> None:
+        """``dropped``: how many events were let go of, by what is full. ``configured``: the models of the config; the
+        leaks of each begin with 0."""
         self._accounts = accounts
         self._dropped = dropped
+        self._configured = configured
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -67,7 +74,7 @@ class HistoryCollector(Collector):
         leaked = CounterMetricFamily(
             "tfs_lite_memory_leaked_bytes", "Memory that loads took and unloads did not give back.", labels=("model",)
         )
-        for model, quantity in self._accounts.leaked().items():
+        for model, quantity in (dict.fromkeys(self._configured(), 0) | self._accounts.leaked()).items():
             leaked.add_metric((model,), quantity)
         yield leaked
         dropped = CounterMetricFamily(

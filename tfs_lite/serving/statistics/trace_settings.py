@@ -40,7 +40,7 @@ LOG_DEFAULTS: Mapping[str, bool | int | str] = {
 LOG_FORMATS = ("default", "ISO8601")
 MAX_MODELS = 10_000
 _NUMBER = re.compile("-?[0-9]{1,20}")
-_LEAST = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
+_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 
 
@@ -60,8 +60,9 @@ class V2Settings:
     def __init__(self, knows: Callable[[str], bool], config: TraceConfig = trace_config.DEFAULT) -> None:
         self._knows = knows
         self._first = _settings_of(config)
+        self._least = _LEAST | ({"trace_rate": 0} if config.mode == trace_config.OPENTELEMETRY else {})
         self._on_change: Callable[[bool], None] = ignore
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below; ``_active`` is read without it
         self._global: dict[str, tuple[str, ...]] = dict(self._first)
         self._own: dict[str, dict[str, tuple[str, ...]]] = {}
         self._active: dict[str, _Active] = {}
@@ -78,7 +79,7 @@ class V2Settings:
 
     def update_trace_settings(self, model: str | None, changes: Mapping[str, tuple[str, ...]]) -> TraceSettings:
         self._check_model(model)
-        checked = {name: _checked(name, values) for name, values in changes.items()}
+        checked = {name: _checked(name, values, self._least) for name, values in changes.items()}
         with self._lock:
             if model is not None and model not in self._own and len(self._own) >= MAX_MODELS:
                 raise ServingError(StatusCode.RESOURCE_EXHAUSTED, f"{MAX_MODELS} models have trace settings")
@@ -103,30 +104,27 @@ class V2Settings:
             on_change(self._tracing)
 
     def is_on(self, model: str) -> bool:
-        """Whether requests of the model may be traced."""
-        with self._lock:
-            return self._active_of(model).on
+        """Whether requests of the model may be traced. As ``chooses``."""
+        return (self._active.get(model) or self._find_active(model)).on
 
     def chooses(self, model: str) -> bool:
-        """A request of the model has ended: whether it is one that is traced, by rate and count."""
-        with self._lock:
-            active = self._active_of(model)
-            if not (active.on and active.left and active.rate):
-                return False
-            active.seen += 1
-            if active.seen % active.rate:
-                return False
-            active.left -= active.left > 0
-            return True
+        """A request of the model has ended: whether it is one that is traced, by rate and count. For one thread at a
+        time."""
+        active = self._active.get(model) or self._find_active(model)
+        if not (active.on and active.left and active.rate):
+            return False
+        active.seen += 1
+        if active.seen % active.rate:
+            return False
+        active.left -= active.left > 0
+        return True
 
-    def _active_of(self, model: str) -> _Active:
-        """With the lock held."""
-        active = self._active.get(model)
-        if active is None:
+    def _find_active(self, model: str) -> _Active:
+        with self._lock:
             if len(self._active) >= MAX_MODELS:
                 self._active.clear()
             active = self._active[model] = _active_of(self._settings(model))
-        return active
+            return active
 
     def _settings(self, model: str | None) -> dict[str, tuple[str, ...]]:
         """With the lock held."""
@@ -203,7 +201,7 @@ def _active_of(settings: TraceSettings) -> _Active:
     return _Active(settings["trace_level"] != ("OFF",), int(settings["trace_rate"][0]), int(settings["trace_count"][0]))
 
 
-def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+def _checked(name: str, values: tuple[str, ...], least: Mapping[str, int]) -> tuple[str, ...]:
     if name not in DEFAULTS:
         raise invalid_argument(f"unknown trace setting '{name:.200}'; known: {', '.join(DEFAULTS)}")
     if name == "trace_file":
@@ -213,7 +211,7 @@ def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
         raise ServingError(StatusCode.UNIMPLEMENTED, "trace mode can not be updated through network protocol")
     if not values:
         return ()
-    return _levels(values) if name == "trace_level" else (_number(name, values),)
+    return _levels(values) if name == "trace_level" else (_number(name, values, least[name]),)
 
 
 def _levels(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -224,14 +222,14 @@ def _levels(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _number(name: str, values: tuple[str, ...]) -> str:
+def _number(name: str, values: tuple[str, ...], least: int) -> str:
     if len(values) != 1:
         raise invalid_argument(f"trace setting '{name}' takes one value, got {len(values)}")
     if not _NUMBER.fullmatch(values[0]):
         raise invalid_argument(f"trace setting '{name}' is no whole number: '{values[0]:.100}'")
     number = int(values[0])
-    if not _LEAST[name] <= number < 2**63:
-        raise invalid_argument(f"trace setting '{name}' is {number}, expected {_LEAST[name]} or more")
+    if not least <= number < 2**63:
+        raise invalid_argument(f"trace setting '{name}' is {number}, expected {least} or more")
     return str(number)
 
 

@@ -83,21 +83,13 @@ class ModelForecast:
     gap: str = ""
     remarks: tuple[str, ...] = ()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing would happen to the model."""
-        calm = (Fate.STAY, Fate.FINISH, Fate.LEAVE, Fate.FAILED, Fate.WAIT, Fate.KEEP)
-        return self.change == "unchanged" and not self.labels and all(v.fate in calm for v in self.versions)
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the config would be refused. ``model`` is empty if the reason is none of one model; ``where`` is
-    ``file:line:column: `` if that is known."""
+    """Why the config would be refused. ``model`` is empty if the reason is none of one model."""
 
     model: str
     status: Status
-    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +114,7 @@ class WhatIf:
         return {
             "ok": self.ok,
             "refused": [
-                {"model": r.model, "code": r.status.code.name, "text": f"{r.where}{r.status.message}"}
-                for r in self.refusals
+                {"model": r.model, "code": r.status.code.name, "text": r.status.message} for r in self.refusals
             ],
             "models": [_model_json(model) for model in self.models],
         }

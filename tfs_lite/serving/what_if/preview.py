@@ -17,7 +17,7 @@ from tfs_lite.config.model_server import All, Latest, ModelConfig, ModelServerCo
 from tfs_lite.core.servable import MAX_VERSION, ServableData, ServableId, StoragePath
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found, status_of
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
-from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
+from tfs_lite.managers.harness import HOLDS_RESOURCES, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.serving.config_checks import below_allowed_roots
@@ -104,9 +104,10 @@ class Preview:
     ) -> WhatIf:
         """With ``unpublished`` the models that ``new`` does not have stay as they are."""
         looks = self._sources.look_ahead(new, unpublished)
+        views = self._manager.survey().versions
         managed = Managed(
-            self._manager.get_managed_servable_state_snapshots(),
-            self._manager.reservations(),
+            [view.state for view in views.values()],
+            {id: view.estimate for id, view in views.items() if view.state.state in HOLDS_RESOURCES},
             POLICIES[self._options.aspired_version_policy],
             self._tracker,
         )

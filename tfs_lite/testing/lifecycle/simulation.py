@@ -24,12 +24,12 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, Unar
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.harness import ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.managers.survey import ManagerView
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
-from tfs_lite.sources.look import Look
+from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -122,9 +122,9 @@ class Simulation:
         """What the poll after a reload of this config would find; no step."""
         return self._source.look_ahead(self._config(servables))
 
-    def managed(self) -> list[ServableStateSnapshot]:
+    def survey(self) -> ManagerView:
         """Every version that the manager has; no step."""
-        return self._manager.get_managed_servable_state_snapshots()
+        return self._manager.survey()
 
     def come_to_rest(self) -> None:
         """Everything runs that runs by itself; nothing is polled, and faults go on."""
@@ -183,6 +183,14 @@ class Simulation:
             self.checker.handles.append(handle)
             expected = max(ready, default=None)
             self.checker.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
+
+    def lookup(self, request: ModelRef) -> ServableHandle:
+        """The version that answers now. NOT_FOUND if there is none."""
+        return self._manager.get_servable_handle(request)
+
+    def found(self, name: str) -> FoundVersions:
+        """What the source has found of a stream."""
+        return self._source.found(name)
 
     def release_handle(self, index: int) -> None:
         """A request ends."""

@@ -156,7 +156,7 @@ def headers(**fields: str) -> Any:
     return {name.replace("_", "-"): value for name, value in fields.items()}.get
 
 
-@pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "via", "x-real-ip"])
+@pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "via", "x-real-ip", "x-forwarded-proto"])
 def test_headers_of_proxies_end_the_trust_in_loopback(name: str) -> None:
     assert of_grpc(HERE, {}).is_local
     assert not of_grpc(HERE, {name: ""}).is_local

@@ -205,7 +205,7 @@ def test_callers_are_checked_before_the_handler_begins(
     assert code(channel, kind, metadata=(FORWARDED, *token(SECRET))) is OK
     assert service.contexts[-1].caller == "deploy"
     assert [one.reason for one in denied] == [Reason.NO_TOKEN, Reason.WRONG_TOKEN]
-    assert {one.address for one in denied} == {"127.0.0.1"}
+    assert {one.caller for one in denied} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

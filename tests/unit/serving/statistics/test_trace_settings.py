@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.serving.statistics.trace_settings import DEFAULTS, LOG_DEFAULTS, V2Settings
 from tfs_lite.testing.errors import refusal
-
-M1 = ServableId("m", 1)
 
 
 @pytest.fixture
@@ -24,42 +20,40 @@ def settings() -> Iterator[V2Settings]:
     found.close()
 
 
-def ask(settings: V2Settings, times: int, result: object = None) -> None:
-    for _ in range(times):
-        call = PredictCall("serving_default", {}, (), None, lambda answer: None)
-        call.arrived, call.queue_seconds, call.run_seconds = 1.0, 0.25, 0.5
-        settings.on_call(M1, call, result or {})
+def chosen(settings: V2Settings, times: int, model: str = "m") -> list[int]:
+    """Which of so many requests are traced, from 1."""
+    return [number for number in range(1, times + 1) if settings.chooses(model)]
 
 
-def traced(caplog: pytest.LogCaptureFixture) -> list[dict]:
-    return [json.loads(record.message) for record in caplog.records if record.name == "tfs_lite.trace"]
+def test_nothing_is_traced_by_default(settings):
+    assert chosen(settings, 2000) == []
+    assert not settings.is_on("m")
 
 
-def test_nothing_is_traced_by_default(settings, caplog):
-    caplog.set_level(logging.INFO)
-    ask(settings, 2000)
-    assert traced(caplog) == []
-
-
-def test_every_nth_request_is_traced_until_the_count_is_used_up(settings, caplog):
-    caplog.set_level(logging.INFO)
+def test_every_nth_request_is_traced_until_the_count_is_used_up(settings):
     settings.update_trace_settings("m", {"trace_level": ("TIMESTAMPS",), "trace_rate": ("3",), "trace_count": ("2",)})
-    ask(settings, 20)
-    found = traced(caplog)
-    assert len(found) == 2
-    moments = {one["name"]: one["ns"] for one in found[0]["timestamps"]}
-    order = list(moments)
-    assert (order[0], order[-1]) == ("REQUEST_START", "REQUEST_END")
-    assert moments["COMPUTE_START"] - moments["QUEUE_START"] == pytest.approx(0.25e9, rel=1e-3)
-    assert moments["COMPUTE_END"] - moments["COMPUTE_START"] == pytest.approx(0.5e9, rel=1e-3)
-    assert (found[0]["model_name"], found[0]["model_version"], found[0]["code"]) == ("m", 1, "OK")
+    assert chosen(settings, 20) == [3, 6]
+    assert chosen(settings, 20, "n") == []
+    assert (settings.is_on("m"), settings.is_on("n")) == (True, False)
 
 
-def test_failed_requests_are_traced_with_their_code(settings, caplog):
-    caplog.set_level(logging.INFO)
-    settings.update_trace_settings(None, {"trace_level": ("TIMESTAMPS",), "trace_rate": ("1",)})
-    ask(settings, 1, Status(StatusCode.INTERNAL, "broken"))
-    assert [one["code"] for one in traced(caplog)] == ["INTERNAL"]
+def test_settings_begin_as_the_command_line_has_them_and_return_to_that():
+    words = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=2", "count=5")
+    settings = V2Settings(lambda name: True, read_trace_config(words))
+    begun = settings.trace_settings(None)
+    assert (begun["trace_mode"], begun["trace_level"]) == (("opentelemetry",), ("TIMESTAMPS",))
+    assert settings.update_trace_settings(None, {"trace_rate": ("0",)})["trace_rate"] == ("0",)
+    assert chosen(settings, 10) == []
+    assert settings.update_trace_settings(None, {"trace_rate": ()}) == begun
+    assert chosen(settings, 4) == [2, 4]
+
+
+def test_listeners_are_told_at_once_and_at_each_change_whether_anything_is_traced(settings):
+    told: list[bool] = []
+    settings.listen(told.append)
+    settings.update_trace_settings("m", {"trace_level": ("TIMESTAMPS",)})
+    settings.update_trace_settings("m", {"trace_level": ()})
+    assert told == [False, True, False]
 
 
 def test_models_keep_what_they_set_and_follow_the_server_in_the_rest(settings):
