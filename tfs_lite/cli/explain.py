@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
@@ -21,6 +20,7 @@ from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_se
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config_file, of_published, show
+from tfs_lite.core.history import parse_time
 from tfs_lite.core.manifest import parse_version
 
 if TYPE_CHECKING:
@@ -150,16 +150,9 @@ def _since(answer: Tree, seconds: float | None) -> Tree:
     """With the events of the last ``seconds`` only."""
     if seconds is None or "events" not in answer:
         return answer
-    oldest = datetime.fromtimestamp(time.time() - seconds, UTC)
-    events = [event for event in answer["events"] or () if _time_of(event) >= oldest]
+    oldest = time.time() - seconds
+    events = [event for event in answer["events"] if parse_time(event.get("last", event["time"])) >= oldest]
     return {**answer, "events": events}
-
-
-def _time_of(event: Tree) -> datetime:
-    when = event.get("last") or event.get("time")
-    if isinstance(when, int | float):
-        return datetime.fromtimestamp(when, UTC)
-    return datetime.fromisoformat(str(when).replace("Z", "+00:00"))
 
 
 def _follow(ask: Callable[[], Tree], question: Question, args: Namespace) -> int:
@@ -188,7 +181,7 @@ def _signature(answer: Tree) -> str:
         return json.dumps([(line["model"], line["verdict"], line["cause"]) for line in answer["models"]])
     causes = [(link["cause"], link["since"]) for link in answer["because"]]
     versions = [(line["version"], line["verdict"]) for line in answer["versions"]]
-    return json.dumps([answer["verdict"], causes, versions, len(answer.get("events") or ())])
+    return json.dumps([answer["verdict"], causes, versions, len(answer["events"])])
 
 
 def _show(question: Question, answer: Tree, as_json: bool) -> None:
@@ -225,7 +218,7 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     if answer["answers_now"]:
         shown = [f"version {each['version']} answers {_reference(each)}" for each in answer["answers_now"]]
         lines.append(f"  meanwhile: {', '.join(shown)}" if answer["verdict"] != SERVING else f"  {', '.join(shown)}")
-    lines += [f"  event: {_event(event)}" for event in answer.get("events") or ()]
+    lines += [f"  {_event(event)}" for event in answer["events"]]
     return lines
 
 
@@ -236,17 +229,11 @@ def _reference(answers: Tree) -> str:
 
 
 def _event(event: Tree) -> str:
-    parts = [_clock(event.get("time")), event.get("kind")]
-    if event.get("version") is not None:
-        parts.append(f"version {event['version']}")
-    if event.get("cause"):
-        parts.append(f"by {event.get('by') or event['cause']}")
-    parts.append(event.get("status") if isinstance(event.get("status"), str) else None)
-    return " ".join(str(part) for part in parts if part)
+    version = f" version {event['version']}" if event["version"] is not None else ""
+    times = f" ({event['count']} times)" if event.get("count", 1) > 1 else ""
+    return f"{_clock(event.get('last', event['time']))}{version}: {event['text']}{times}"
 
 
 def _clock(when: Any) -> str:
-    """The time of day in UTC, of an RFC 3339 text or of seconds since 1970."""
-    if isinstance(when, int | float):
-        when = datetime.fromtimestamp(when, UTC).isoformat()
+    """The time of day in UTC, of an RFC 3339 text."""
     return str(when)[11:19]

@@ -21,6 +21,8 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 
 _WORST_FIRST = {verdict: place for place, verdict in enumerate(Verdict)}
+SHOWN_EVENTS = 20
+"""The latest events in an explanation."""
 SHOWN_REQUESTS = 10
 """Failed requests in an explanation."""
 MOST_WITH_ONE_ID = 100
@@ -39,8 +41,15 @@ class AdminControl:
         """Why the model, its version or its label is in its state, and what to do. A model that is not served has an
         explanation too. ``paths``: whether the reader may see paths of the server."""
         found = explain(self._snapshots.of_model(ref), ref, paths=paths)
-        failed = self._core.failed_requests.of_model(ref.name, SHOWN_REQUESTS)
-        return replace(found, more={**found.more, "requests": [request.as_json for request in failed]})
+        core, version = self._core, found.version
+        events = [event for event in core.history.of_model(ref.name) if version in (None, event.version)]
+        memory = [account for account in core.memory(ref.name) if version in (None, account.version)]
+        return replace(
+            found,
+            memory=[account.as_json() for account in memory],
+            events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
+            requests=[request.as_json for request in core.failed_requests.of_model(ref.name, SHOWN_REQUESTS)],
+        )
 
     def failed_request(self, id: str) -> dict[str, Any]:
         """The failed requests with this request id or trace id. NOT_FOUND for one that was not kept, with the time that

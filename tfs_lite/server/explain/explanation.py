@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -127,8 +127,9 @@ class VersionLine:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``memory``,
-    ``events`` and ``requests`` are JSON values that the owners of those give (B.3, B.4 and B.5 of the answer)."""
+    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``memory``
+    has the byte accounts of its versions, ``events`` the latest events and ``requests`` the latest failed requests, all
+    as JSON values."""
 
     model: str
     version: int | None
@@ -140,7 +141,9 @@ class Explanation:
     next: Next = Next("")
     answers_now: tuple[AnswersNow, ...] = ()
     versions: tuple[VersionLine, ...] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
+    memory: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    requests: Sequence[Mapping[str, Any]] = ()
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -159,9 +162,9 @@ class Explanation:
             ],
             "versions": [line.as_json for line in self.versions],
             "rollout": None,
-            "memory": None,
-            "events": [],
-            **self.more,
+            "memory": list(self.memory),
+            "events": list(self.events),
+            "requests": list(self.requests),
         }
 
 
