@@ -115,6 +115,7 @@ def _parameters() -> Tree:
         "version": {"type": "integer", "format": "int64", "minimum": 0, "maximum": MAX_VERSION},
         "label": {"type": "string", "minLength": 1},
         "request": {"type": "string", "minLength": 1},
+        "file": {"type": "string", "minLength": 1},
     }
     return {name: {"name": name, "in": "path", "required": True, "schema": value} for name, value in schemas.items()}
 
@@ -174,7 +175,10 @@ def _explained() -> Tree:
     )
     answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
     explanation = _object(
-        ("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now", "versions"),
+        (
+            *("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now"),
+            *("versions", "memory", "events", "requests"),
+        ),
         model=text,
         version=version,
         label=perhaps,
@@ -185,6 +189,9 @@ def _explained() -> Tree:
         next=_object(("at", "what"), at=perhaps, what=text),
         answers_now=_list(answers),
         versions=_list(line),
+        memory=_list({"type": "object"}),
+        events=_list(_event()),
+        requests=_list(_failed_request()),
     )
     model = _object(
         ("model", "verdict", "sentence", "version", "cause", "fix"),
@@ -257,8 +264,7 @@ def _overview() -> Tree:
     return {"Overview": overview}
 
 
-def _failed_requests() -> Tree:
-    """The answer about a failed request."""
+def _failed_request() -> Tree:
     text: Tree = {"type": "string"}
     seconds: Tree = {"type": "number", "minimum": 0}
     count: Tree = {"type": "integer", "minimum": 0}
@@ -271,11 +277,16 @@ def _failed_requests() -> Tree:
         **dict.fromkeys(("seconds", "queue_seconds", "run_seconds"), seconds),
         **dict.fromkeys(("rows", "batch_rows"), count),
     }
+    return _object(tuple(failed), **failed)
+
+
+def _failed_requests() -> Tree:
+    """The answer about a failed request."""
     return _object(
         ("requests", "reaches_back_to", "left_out"),
-        requests=_list(_object(tuple(failed), **failed)),
-        reaches_back_to=text,
-        left_out=count,
+        requests=_list(_failed_request()),
+        reaches_back_to={"type": "string"},
+        left_out={"type": "integer", "minimum": 0},
     )
 
 
@@ -313,12 +324,11 @@ def _what_if() -> Tree:
     return {"WhatIf": answer, "WhatIfBody": {"oneOf": [config, _object(("publish",), publish=publish)]}}
 
 
-def _events() -> Tree:
-    """The answer of the route of events."""
+def _event() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "integer"}
     status = _object(("code", "message"), code=text, message=text)
-    event = _object(
+    return _object(
         ("seq", "time", "kind", "model", "version", "cause", "by", "status", "details", "text"),
         seq=number,
         time=text,
@@ -333,8 +343,13 @@ def _events() -> Tree:
         count=number,
         last=text,
     )
+
+
+def _events() -> Tree:
+    """The answer of the route of events."""
+    number: Tree = {"type": "integer"}
     return _object(
-        ("events", "next", "first", "dropped"), events=_list(event), next=number, first=number, dropped=number
+        ("events", "next", "first", "dropped"), events=_list(_event()), next=number, first=number, dropped=number
     )
 
 

@@ -1,8 +1,8 @@
 """The routes of :class:`AdminControl` over HTTP. They are exact, and tried before TensorFlow Serving's grammar, which
 stays as strict as it is. No other origin is ever allowed to read them.
 
-A route is a row of the table below: its path, the fields that its query may have, and a function from what was asked to
-a JSON value, which runs on a thread of its own.
+A route is a row of the table below: its path, and a function from what was asked to a JSON value, which runs on a thread
+of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import orjson
 
@@ -24,9 +24,9 @@ from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, POST, About, Api, Route
+from tfs_lite.server.http.router import GET, POST, About, Api, Route, RouteHandler
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.transport.table import Scope
+from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
 MAX_PENDING_QUESTIONS = 64
 """More than these are refused."""
@@ -34,36 +34,39 @@ MAX_PENDING_QUESTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class AdminQuery:
-    """What a route was asked: the model of its path, its other names, the fields of its query, and its body. ``paths``:
-    whether the client may see paths of the server."""
+    """What a route was asked: the model of its path, its other names, and its body. ``paths``:
+    whether the client may see paths of the server; ``grant``: which models it may see."""
 
     model: ModelRef
     names: Mapping[str, str]
-    fields: Mapping[str, str]
     body: bytes = b""
     paths: bool = False
+    grant: Grant = EVERYTHING
 
 
 Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
 """From a question to a JSON value. Raises ServingError."""
 
 
-def _route(
-    path: str, answer: Answer, about: About, query: tuple[str, ...] = (), scope: Scope = Scope.READ
-) -> Route[AdminApi, AdminQuery]:
-    return Route(path, GET, lambda api: partial(api.answer, answer, query), packs=True, about=about, scope=scope)
+def _route(path: str, answer: Answer, about: About, checks_models: bool = False) -> Route[AdminApi, AdminQuery]:
+    handler = partial(_handler, answer)
+    return Route(path, GET, handler, packs=True, about=about, scope=Scope.READ, checks_models=checks_models)
+
+
+def _handler(answer: Answer, api: AdminApi) -> RouteHandler[AdminQuery]:
+    return partial(api.answer, answer)
 
 
 def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
     about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
-    yield _route("/v1/models:explain", _verdicts, about)
+    yield _route("/v1/models:explain", _verdicts, about, checks_models=True)
     errors = ("400", "405", "429")
     for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
         about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
         yield _route("/v1/models/{model}" + version + ":explain", _explain, about)
 
     about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
-    yield _route("/v1/requests/{request}", _failed_request, about, scope=Scope.READ)
+    yield _route("/v1/requests/{request}", _failed_request, about)
     refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
     yield Route(
@@ -85,7 +88,7 @@ def _what_if(control: AdminControl, query: AdminQuery) -> Any:
 
 
 def _verdicts(control: AdminControl, query: AdminQuery) -> Any:
-    return {"models": [line.as_json for line in control.verdicts()]}
+    return {"models": [line.as_json for line in control.verdicts() if query.grant.allows(line.model)]}
 
 
 def _explain(control: AdminControl, query: AdminQuery) -> Any:
@@ -124,7 +127,7 @@ class AdminApi(Api[AdminQuery]):
             None if version is None else _version(version),
             None if label is None else unquote(label),
         )
-        return AdminQuery(model, {name: unquote(value) for name, value in names.items()}, {})
+        return AdminQuery(model, {name: unquote(value) for name, value in names.items()})
 
     def model_of(self, target: AdminQuery) -> str:
         return target.model.name
@@ -140,22 +143,14 @@ class AdminApi(Api[AdminQuery]):
     async def answer_body(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
         """To a question that is in the body."""
         body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
-        return await self.answer(answer, (), request, replace(query, body=body))
+        return await self.answer(answer, request, replace(query, body=body))
 
-    async def answer(self, answer: Answer, allowed: tuple[str, ...], request: Request, query: AdminQuery) -> Response:
-        asked = replace(query, fields=_fields(request, allowed), paths=self._may_see_paths(request))
+    async def answer(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
+        if request.head.query:
+            raise invalid_argument(f"this page takes no query, got {request.head.query:.50}")
+        asked = replace(query, paths=self._may_see_paths(request), grant=request.grant)
         body = await self._background.run(lambda: orjson.dumps(answer(self._control, asked)))
         return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
-
-
-def _fields(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
-    """Of the query; of a field that comes twice, the last counts."""
-    fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
-    for name in fields:
-        if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise invalid_argument(f"the query has the field {name[:50]!r}; this page knows: {known}")
-    return fields
 
 
 def _version(digits: str) -> int:

@@ -5,7 +5,7 @@ answers meanwhile. Values only; ``as_json`` is the schema that every way of aski
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
