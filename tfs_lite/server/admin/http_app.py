@@ -1,8 +1,8 @@
 """The routes of :class:`AdminControl` over HTTP. They are exact, and tried before TensorFlow Serving's grammar, which
 stays as strict as it is. No other origin is ever allowed to read them.
 
-A route is a row of the table below: its path, and a function from what was asked to a JSON value, which runs on a thread
-of its own.
+A route is a row of the table below: its path, and a function from what was asked to a JSON value, which runs on a
+thread of its own.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
         refused = http.post("/v1/models/m:explain")
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
         assert http.get(f"/v1/models/m/versions/{MAX_VERSION + 1}:explain").status_code == 400
-        assert "this page knows: none" in http.get("/v1/models/m:explain?a=1").json()["error"]
+        assert "this page takes no query" in http.get("/v1/models/m:explain?a=1").json()["error"]
         for path in ("/v1/models/m:Explain", "/v1/Models/m:explain", "/v1/models/m:explain/", "/v1/models/m/:explain"):
             assert http.get(path).status_code == 400, path
             assert "Malformed request" in http.get(path).json()["error"]
