@@ -9,6 +9,7 @@ It needs grpc, numpy and the protocols of this package, but neither torch nor th
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from tfs_lite.protocols.trailers import APPLIED, decode_trailer
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 _STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+_EXPLAIN = "/tfs_lite.AdminService/Explain"
 _RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -178,6 +180,17 @@ class Client:
         """The states of all versions that the server knows, highest first, or of the given version or label."""
         request = messages.GetModelStatusRequest(model_spec=serving.model_spec(_reference(model, version, label)))
         return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
+
+    def explain(
+        self, model: str = "", *, version: int | None = None, label: str | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Why the model, its version or its label is in its state, and what to do about it, as ``:explain`` answers
+        over HTTP; without a model one line for each, under ``models``. Only our servers answer."""
+        ref = _reference(model, version, label)
+        asked = {"model": ref.name, "version": ref.version, "label": ref.label}
+        text = json.dumps({name: value for name, value in asked.items() if value not in (None, "")})
+        answer = self._call(_EXPLAIN, messages.AdminRequest(json=text.encode()), messages.AdminResponse, timeout)
+        return dict(json.loads(answer.json))
 
     def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:
         """Replaces the server's whole config, and returns when every new model is available: a text that says what was

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "serve models; takes tensorflow_model_server's flags",
     "publish": "copy a model into a base directory as its next version, whole or not at all",
     "status": "show the models of a running server, their versions, states and reasons",
+    "explain": "say why a model or a version is in its state, and what to do about it",
     "events": "show what happened on a running server, and who wanted it",
     "predict": "send one request to a running server",
     "record": "make a file of requests that a version answers before it becomes available",

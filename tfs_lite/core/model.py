@@ -48,8 +48,8 @@ class WorkerBusy(ServingError):
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
     started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
-    host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could not
-    be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``."""
+    host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could
+    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``."""
 
     kind: str = "thread"
     up: bool = True

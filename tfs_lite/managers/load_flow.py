@@ -13,7 +13,7 @@ unloaded unseen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tfs_lite.core.clock import Clock
@@ -167,14 +167,15 @@ class LoadFlow:
 
     def views(self) -> dict[ServableId, LoadView]:
         """Every load that is not decided for good. Called with the registry's lock held."""
-        queued = sorted(load.order for load in self._active.values() if load.order)
+        orders = sorted(load.order for load in self._active.values() if load.order)
+        queued = {order: place for place, order in enumerate(orders)}
         return {servable_id: self._view(load, queued) for servable_id, load in self._active.items()}
 
-    def _view(self, load: _Load, queued: Sequence[int]) -> LoadView:
+    def _view(self, load: _Load, queued: Mapping[int, int]) -> LoadView:
         return LoadView(
             self._stage(load),
             load.since,
-            queued.index(load.order) if load.order else 0,
+            queued.get(load.order, 0),
             load.retry_at if load.waiting else None,
             load.failures,
             self._settings.retry.max_attempts,

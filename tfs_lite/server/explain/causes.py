@@ -28,7 +28,6 @@ from tfs_lite.server.explain.explanation import (
 from tfs_lite.server.explain.snapshot import ModelSnapshot, VersionSnapshot, waited_for
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
-POLICY_EXPLICIT, POLICY_NONE = "explicit", "none"
 REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, StatusCode.DATA_LOSS})
 """Codes of files that another attempt would refuse again."""
 
@@ -76,9 +75,10 @@ def verdict_of_version(model: ModelSnapshot, version: int) -> Verdict:
 def _verdict_of_unknown(model: ModelSnapshot) -> Verdict:
     if not model.configured:
         return Verdict.NOT_CONFIGURED
-    if model.server.control_mode == POLICY_EXPLICIT:
+    if _by_calls(model):
         return Verdict.NOT_WANTED
-    return Verdict.WAITING if model.exists and _will_look(model) else Verdict.NOT_ON_DISK
+    unseen = model.exists or not model.looked
+    return Verdict.WAITING if unseen and _will_look(model) else Verdict.NOT_ON_DISK
 
 
 def _verdict_of_managed(found: VersionSnapshot) -> Verdict | None:
@@ -127,9 +127,7 @@ def verdict_of_model(model: ModelSnapshot) -> Verdict:
     """That of the newest version that is wanted, unless another one answers meanwhile."""
     newest = newest_wanted(model)
     if newest is None:
-        verdict = Verdict.NOT_ON_DISK if model.configured else Verdict.NOT_CONFIGURED
-        if model.configured and model.server.control_mode == POLICY_EXPLICIT:
-            verdict = Verdict.ENDED
+        verdict = Verdict.ENDED if model.configured and _by_calls(model) else _verdict_of_unknown(model)
     else:
         verdict = verdict_of_version(model, newest)
     others = [version for version in model.answering if verdict_of_version(model, version) is Verdict.SERVING]
@@ -162,6 +160,10 @@ def failure_of(found: VersionSnapshot) -> Status:
 def _is_down(found: VersionSnapshot) -> bool:
     workers = found.burden.workers if found.burden is not None else ()
     return bool(workers) and not any(worker.up for worker in workers)
+
+
+def _by_calls(model: ModelSnapshot) -> bool:
+    return model.server.control_mode == "explicit"
 
 
 def _will_look(model: ModelSnapshot) -> bool:
@@ -234,13 +236,21 @@ def _retrying(case: Case) -> Link | None:
 
 
 def _turn(case: Case) -> Link | None:
+    if case.found is None or not _is_idle(case) or not _is_taken_on(case.found):
+        return None
+    return words.waits_for_turn(case.model, case.found.version)
+
+
+def _is_taken_on(found: VersionSnapshot) -> bool:
+    """Whether it is wanted, and what comes next is the manager's."""
+    return found.aspired or (found.view is not None and found.view.state.state is HarnessState.NEW)
+
+
+def _is_idle(case: Case) -> bool:
+    """Whether it waits, and nothing is known that it waits for."""
     found = case.found
-    if found is None or case.verdict is not Verdict.WAITING or found.answers or found.incomplete is not None:
-        return None
-    new = found.view is not None and found.view.state.state is HarnessState.NEW
-    if not new and not (found.aspired and case.load is None and case.failure.ok):
-        return None
-    return words.waits_for_turn(case.model, found.version)
+    nothing = found is None or not (found.answers or found.incomplete is not None)
+    return case.verdict is Verdict.WAITING and case.load is None and nothing
 
 
 def _draining(case: Case) -> Link | None:
@@ -303,7 +313,7 @@ def _passed_over(case: Case) -> Link | None:
     found = case.found
     if case.version is None or case.verdict not in (Verdict.NOT_WANTED, Verdict.LEAVING):
         return None
-    if case.model.server.control_mode == POLICY_EXPLICIT or not case.model.configured:
+    if _by_calls(case.model) or not case.model.configured:
         return None
     if found is not None and (found.aspired or found.on_disk is False):
         return None
@@ -320,11 +330,9 @@ def _not_on_disk(case: Case) -> Link | None:
 
 
 def _seen_soon(case: Case) -> Link | None:
-    found = case.found
-    if case.version is None or case.verdict is not Verdict.WAITING or case.model.server.draining:
+    if not _is_idle(case) or (case.found is not None and _is_taken_on(case.found)):
         return None
-    unseen = found is None or (found.view is None and found.incomplete is None and not found.aspired)
-    return words.seen_soon(case.model, case.version) if unseen else None
+    return words.seen_soon(case.model)
 
 
 def _base_path(case: Case) -> Link | None:
@@ -340,8 +348,7 @@ def _not_configured(case: Case) -> Link | None:
 
 
 def _control_mode(case: Case) -> Link | None:
-    mode = case.model.server.control_mode
-    if mode == POLICY_EXPLICIT and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
+    if _by_calls(case.model) and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
         return words.control_mode(case.model, case.version)
     unseen = case.version is not None and case.model.exists and case.found is None
     if case.verdict is Verdict.NOT_ON_DISK and unseen and not _will_look(case.model):

@@ -8,14 +8,15 @@ manager as the version's state.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import OK, Status
-from tfs_lite.managers.survey import ManagerView, VersionView
+from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
+from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.config_sources import ModelLocator
@@ -67,6 +68,35 @@ class VersionSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Overview:
+    """A manager's versions as a whole: by model and number, those that are at work with their loads, those that are
+    leaving, and who holds how much of which kind of memory (by device and resource), the largest first."""
+
+    by_model: Mapping[str, Mapping[int, VersionView]] = field(default_factory=dict)
+    at_work: Mapping[ServableId, LoadView] = field(default_factory=dict)
+    leaving: tuple[ServableId, ...] = ()
+    holders: Mapping[tuple[str, str], Sequence[tuple[int, ServableId]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: ManagerView) -> Overview:
+        by_model: dict[str, dict[int, VersionView]] = {}
+        at_work, leaving = {}, []
+        holders: dict[tuple[str, str], list[tuple[int, ServableId]]] = {}
+        for servable_id, found in view.versions.items():
+            by_model.setdefault(servable_id.name, {})[servable_id.version] = found
+            if found.load is not None and found.load.stage is LoadStage.AT_WORK:
+                at_work[servable_id] = found.load
+            if found.state.state in LEAVING:
+                leaving.append(servable_id)
+            if found.state.state in HOLDS_RESOURCES:
+                for each, count in found.estimate.entries.items():
+                    holders.setdefault((each.device, each.kind), []).append((count, servable_id))
+        for of_kind in holders.values():
+            of_kind.sort(reverse=True)
+        return cls(by_model, at_work, tuple(leaving), holders)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load."""
@@ -83,8 +113,7 @@ class ServerSnapshot:
     known: tuple[str, ...] = ()
     offered: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
-    managed: Mapping[str, Mapping[int, VersionView]] = field(default_factory=dict)
-    """The manager's versions by model."""
+    overview: Overview = field(default_factory=lambda: Overview())
 
     def wall(self, monotonic: float) -> float:
         """Seconds since 1970."""
@@ -93,9 +122,9 @@ class ServerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """One model. ``versions`` has every version of which anything is known. ``exists``: the asked version has a
-    directory now, which the source has not seen. ``others`` are the models that its versions wait for. ``refused``: why
-    the last load call began nothing, by version."""
+    """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
+    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``refused``: why
+    the last load call began nothing, by version. ``others``: the models that its versions wait for."""
 
     name: str
     server: ServerSnapshot
@@ -106,6 +135,7 @@ class ModelSnapshot:
     labels: Mapping[str, int] = field(default_factory=dict)
     problem: Status = OK
     problem_since: float | None = None
+    looked: bool = True
     exists: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
@@ -152,7 +182,7 @@ class Snapshots:
         """Of every model of the config, and of each other that still has a version. They share one look at the
         manager."""
         shared = self._shared(None)
-        for name in dict.fromkeys((*shared.server.known, *sorted(shared.server.managed))):
+        for name in dict.fromkeys((*shared.server.known, *sorted(shared.server.overview.by_model))):
             yield self._model(name, shared)
 
     def _shared(self, name: str | None) -> _Shared:
@@ -181,7 +211,7 @@ class Snapshots:
             core.states.configured,
             (),
             options.trusted_model_base_paths,
-            by_model(view),
+            Overview.of(view),
         )
 
     def _model(self, name: str, shared: _Shared) -> ModelSnapshot:
@@ -197,6 +227,7 @@ class Snapshots:
             core.labels.get(name, {}),
             report.problem if report is not None else OK,
             since.get(None),
+            report is not None,
             refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
         )
 
@@ -205,13 +236,11 @@ class Snapshots:
         report, found = core.states.source_report(name), core.sources.found(name)
         states, remarks = core.states.version_states(name), core.states.remarks(name)
         aspired = {item.version for item in core.states.aspired(name)}
-        managed = server.managed.get(name, {})
+        managed = server.overview.by_model.get(name, {})
         waiting = dict(report.waiting) if report is not None else {}
         on_disk = found.versions if found is not None else frozenset()
-        known = {*managed, *states, *aspired, *waiting}
-        known |= set(sorted(on_disk - known, reverse=True)[:MAX_UNKNOWN])
         versions = {}
-        for version in sorted(known, reverse=True):
+        for version in known_versions(managed, states, aspired, waiting, on_disk):
             servable_id = ServableId(name, version)
             incomplete = None
             if version in waiting:
@@ -256,12 +285,16 @@ class Snapshots:
         return replace(snapshot, others=followed)
 
 
-def by_model(view: ManagerView) -> dict[str, dict[int, VersionView]]:
-    """The versions of a manager, by model and number."""
-    found: dict[str, dict[int, VersionView]] = {}
-    for servable_id, version in view.versions.items():
-        found.setdefault(servable_id.name, {})[servable_id.version] = version
-    return found
+def known_versions(
+    managed: Iterable[int],
+    states: Iterable[int],
+    aspired: Iterable[int],
+    waiting: Iterable[int],
+    on_disk: frozenset[int],
+) -> list[int]:
+    """The versions of which anything is known, the highest first; of those that are only on disk, a few."""
+    known = {*managed, *states, *aspired, *waiting}
+    return sorted(known | set(sorted(on_disk - known, reverse=True)[:MAX_UNKNOWN]), reverse=True)
 
 
 def waited_for(versions: Iterable[VersionSnapshot]) -> list[str]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tfs_lite.core.resources import GPU, RAM, Resource
+from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState
-from tfs_lite.managers.survey import LoadStage, LoadView, VersionView
+from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, VersionSnapshot
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.server_core import Burden
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
@@ -115,9 +116,8 @@ def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
 def waits_for_load_thread(model: ModelSnapshot, version: int, load: LoadView) -> Link:
     server = model.server
     busy = [
-        f"{servable_id.name}@{servable_id.version} for {max(server.monotonic - view.load.since, 0):.0f} s"
-        for servable_id, view in server.manager.versions.items()
-        if view.load is not None and view.load.stage is LoadStage.AT_WORK
+        f"{name_of(servable_id)} for {max(server.monotonic - at_work.since, 0):.0f} s"
+        for servable_id, at_work in server.overview.at_work.items()
     ]
     text = f"{counted(load.ahead, 'load')} before it in the queue of {counted(server.manager.load_threads, 'thread')}"
     text += f"; loading now: {listed(busy)}" if busy else ""
@@ -130,34 +130,42 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
     if not needs:
         fix = "make room: unload another version, or serve it where there is more memory"
         return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
-    parts = [_memory_of(model, resource, wanted) for resource, wanted in needs.items()]
-    leaving = [name_of(i) for i, view in server.manager.versions.items() if view.state.state in LEAVING]
-    text = "; ".join(parts) + (f"; memory comes free when these have gone: {listed(leaving)}" if leaving else "")
-    own = any(view.answers for view in server.managed.get(model.name, {}).values())
+    figures = [_Memory.of(server, resource, wanted) for resource, wanted in needs.items()]
+    text = "; ".join(map(str, figures))
+    leaving = list(map(name_of, server.overview.leaving))
+    if leaving:
+        text += f"; memory comes free when these have gone: {listed(leaving)}"
+    elif load is None and all(each.free >= each.wanted for each in figures):
+        text += ": there is room now"
+    own = any(view.answers for view in server.overview.by_model.get(model.name, {}).values())
     flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
     beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
     fix = f"take another model or version out of the config (it is tried again by itself), or {flag}{beside}"
     return Link(Cause.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
 
 
-def _memory_of(model: ModelSnapshot, resource: Resource, wanted: int) -> str:
-    server = model.server
-    same = [r for r in server.memory.entries if r.device == resource.device and r.kind == resource.kind]
-    total = sum(server.memory.entries[r] for r in same)
-    holders: list[tuple[int, str]] = []
-    for servable_id, view in server.manager.versions.items():
-        held = _held(view, resource)
-        if held and view.state.state in HOLDS_RESOURCES:
-            holders.append((held, f"{name_of(servable_id)} {size(held)}"))
-    free = max(total - sum(held for held, _ in holders), 0)
-    where = "main memory" if resource.kind == RAM and resource.device != GPU else f"memory of {resource.device}"
-    text = f"it needs {size(wanted)} of {where}; {size(free)} of {size(total)} is free"
-    largest = [shown for _, shown in sorted(holders, reverse=True)]
-    return text + (f"; held by {listed(largest)}" if largest else "")
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Of one kind: how much is wanted, free and there, and who holds it, the largest first."""
 
+    resource: Resource
+    wanted: int
+    free: int
+    total: int
+    holders: tuple[str, ...]
 
-def _held(view: VersionView, resource: Resource) -> int:
-    return sum(q for r, q in view.estimate.entries.items() if (r.device, r.kind) == (resource.device, resource.kind))
+    @classmethod
+    def of(cls, server: ServerSnapshot, resource: Resource, wanted: int) -> _Memory:
+        kind = resource.device, resource.kind
+        total = sum(count for each, count in server.memory.entries.items() if (each.device, each.kind) == kind)
+        held = server.overview.holders.get(kind, ())
+        holders = tuple(f"{name_of(servable_id)} {size(count)}" for count, servable_id in held)
+        return cls(resource, wanted, max(total - sum(count for count, _ in held), 0), total, holders)
+
+    def __str__(self) -> str:
+        where = "main memory" if self.resource.device == MAIN else f"memory of {self.resource.device}"
+        text = f"it needs {size(self.wanted)} of {where}; {size(self.free)} of {size(self.total)} is free"
+        return text + (f"; held by {listed(self.holders)}" if self.holders else "")
 
 
 def _main_only(needs: Iterable[Resource]) -> bool:
@@ -188,7 +196,7 @@ def retrying(model: ModelSnapshot, found: VersionSnapshot, load: LoadView) -> Li
 
 
 def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
-    others = model.server.managed.get(model.name, {})
+    others = model.server.overview.by_model.get(model.name, {})
     leaving = [v for v, view in others.items() if v != version and view.state.state in LEAVING]
     surplus = [v for v, view in others.items() if v != version and view.answers and not view.state.is_aspired]
     new = [v for v, view in others.items() if v > version and view.state.state is HarnessState.NEW]
@@ -311,8 +319,10 @@ def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | Non
     return Link(Cause.NOT_ON_DISK, text, fix, since)
 
 
-def seen_soon(model: ModelSnapshot, version: int) -> Link:
+def seen_soon(model: ModelSnapshot) -> Link:
     text = "its directory is there, and the next look at the disk takes it up"
+    if not model.looked:
+        text = "its base path has not been looked at yet"
     return Link(Cause.WAITS_FOR_TURN, text, "wait a moment")
 
 

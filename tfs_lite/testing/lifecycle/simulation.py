@@ -28,7 +28,9 @@ from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, A
 from tfs_lite.managers.policies import POLICIES, Action, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.managers.survey import ManagerView
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.look import FoundVersions
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -169,6 +171,18 @@ class Simulation:
             self.checker.handles.append(handle)
             expected = max(ready, default=None)
             self.checker.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
+
+    def lookup(self, request: ModelRef) -> ServableHandle:
+        """The version that answers now. NOT_FOUND if there is none."""
+        return self._manager.get_servable_handle(request)
+
+    def survey(self) -> ManagerView:
+        """What the manager says of its versions."""
+        return self._manager.survey()
+
+    def found(self, name: str) -> FoundVersions:
+        """What the source has found of a stream."""
+        return self._source.found(name)
 
     def release_handle(self, index: int) -> None:
         """A request ends."""

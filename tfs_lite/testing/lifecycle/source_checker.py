@@ -36,6 +36,11 @@ class SourceChecker:
         self._offered: dict[str, dict[int, str]] = {}  # stream -> version -> base path it was offered from
         self._reports: dict[str, SourceReport] = {}
 
+    @property
+    def reports(self) -> Mapping[str, SourceReport]:
+        """The last one of each stream."""
+        return self._reports
+
     def on_report(self, report: SourceReport) -> None:
         self._reports[report.name] = report
 

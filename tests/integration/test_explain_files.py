@@ -1,0 +1,256 @@
+"""Each cause that lies in files, configs or references: a real server in that state names it, and its fix, carried out,
+leads to SERVING."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tfs_lite.core.servable import ModelRef
+from tfs_lite.testing.servers.explanations import Explanations, link_of
+from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
+from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
+from tfs_lite.testing.servers.process import wait_until
+
+BROKEN = "raise ValueError('the weights are not there')"
+GOOD = "class Model:\n    def __init__(self, context):\n        pass\n\n    def predict(self, inputs):\n"
+GOOD += "        return {'y': inputs['x'] + 1}\n"
+
+
+@contextmanager
+def started(root: Path, *models: str, **options: Any) -> Iterator[tuple[ServerFixture, Explanations]]:
+    """A server with a config file of these entries."""
+    file = root / "models.config"
+    file.write_text(config_text(root, *models))
+    with serving(root, model_config_file=str(file), **options) as served:
+        yield served, Explanations(served, root)
+
+
+def test_a_model_that_is_not_in_the_config(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "ranker")
+    archives.write_version(1, tmp_path / "other")
+    with started(tmp_path, entry("ranker")) as (served, explain):
+        answer = explain.wait("rankr", "NOT_CONFIGURED", "!NOT_CONFIGURED", "did you mean ranker")
+        assert "--model_config_file" in answer["sentence"]
+        assert "tfs-lite reload" in link_of(explain.ask("other"), "NOT_CONFIGURED")["fix"]
+        served.reload(entry("ranker"), entry("other"))
+        explain.wait("other", "SERVING")
+
+
+def test_a_base_path_that_is_not_there(tmp_path: Path, archives: TaggedArchives) -> None:
+    with started(tmp_path, entry("m")) as (_, explain):
+        answer = explain.wait("m", "NOT_ON_DISK", "!BASE_PATH_PROBLEM", "does not exist")
+        assert link_of(answer, "BASE_PATH_PROBLEM")["since"]
+        archives.write_version(1, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_a_base_path_that_goes_while_a_version_serves(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        (tmp_path / "m").rename(tmp_path / "away")
+        explain.wait("m", "SERVING", "!BASE_PATH_PROBLEM", "does not exist")
+        (tmp_path / "away").rename(tmp_path / "m")
+        wait_until(lambda: not explain.ask("m")["because"], "all is well again")
+
+
+def test_a_base_path_without_versions(tmp_path: Path, archives: TaggedArchives) -> None:
+    (tmp_path / "m").mkdir()
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m", "NOT_ON_DISK", "!NO_VERSIONS", "holds no version")
+        archives.write_version(1, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_a_version_that_was_never_there_and_one_that_has_gone(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m/versions/2", "SERVING")
+        answer = explain.wait("m/versions/7", "NOT_ON_DISK", "!NOT_ON_DISK", "there are: 2, 1")
+        assert answer["answers_now"] == [{"reference": "unversioned", "version": 2, "weight": 1.0}]
+        shutil.rmtree(tmp_path / "m" / "2")
+        explain.wait("m/versions/1", "SERVING")
+        explain.wait("m/versions/2", "NOT_ON_DISK", "!NOT_ON_DISK", "it was there before")
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m/versions/2", "SERVING")
+
+
+def test_a_version_that_the_policy_passes_over(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (served, explain):
+        answer = explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER", "latest {num_versions: 1} takes 2")
+        assert "version 2 answers instead" in answer["sentence"]
+        assert "latest {num_versions: 2}" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        served.reload(entry("m", "model_version_policy { latest { num_versions: 2 } }"))
+        explain.wait("m/versions/1", "SERVING")
+        served.reload(entry("m", "model_version_policy { specific { versions: 2 } }"))
+        answer = explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER", "specific takes 2")
+        assert "versions: 1" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+
+
+def test_a_version_that_is_asked_for_by_number_and_missing(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    with started(tmp_path, entry("m", "model_version_policy { specific { versions: [1, 4] } }")) as (_, explain):
+        explain.wait("m/versions/1", "SERVING")
+        explain.wait("m/versions/4", "NOT_ON_DISK", "!NOT_ON_DISK")
+        explain.wait("m", "SERVING_OTHER", "!NOT_ON_DISK")
+        archives.write_version(4, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_half_a_copy(tmp_path: Path, archives: TaggedArchives) -> None:
+    whole = archives.write(1, tmp_path / "whole").read_bytes()
+    archive = tmp_path / "m" / "1" / "model.pt2"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(whole[: len(whole) // 2])
+    with started(tmp_path, entry("m"), ready=False) as (_, explain):
+        answer = explain.wait("m", "WAITING", "!INCOMPLETE", "model.pt2")
+        assert answer["next"]["what"] == "nothing happens before its files change"
+        archive.write_bytes(whole)
+        explain.wait("m", "SERVING")
+
+
+def test_files_that_have_not_been_quiet_for_long_enough(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    quiet = {"version_quiet_period_seconds": 4.0}
+    with started(tmp_path, entry("m"), ready=False, **quiet) as (_, explain):
+        answer = explain.wait("m", "WAITING", "!INCOMPLETE", "s of quiet are left")
+        assert answer["next"]["at"]
+        explain.wait("m", "SERVING")
+
+
+def test_files_that_nothing_loads(tmp_path: Path, archives: TaggedArchives) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "notes.txt").write_text("the weights follow")
+    with started(tmp_path, entry("m"), max_num_load_retries=0) as (_, explain):
+        explain.wait("m", "FAILED", "!PLATFORM_UNKNOWN", "notes.txt")
+        archives.write(1, tmp_path / "m" / "1" / "model.pt2")
+        explain.wait("m", "SERVING")
+
+
+def test_an_archive_that_holds_a_pickle(tmp_path: Path, archives: TaggedArchives) -> None:
+    archive = archives.write_version(1, tmp_path / "m") / "model.pt2"
+    with zipfile.ZipFile(archive, "a") as file:
+        first = file.namelist()[0].partition("/")[0]
+        file.writestr(f"{first}/data/x.pkl", b"\x80\x04N.")
+    with started(tmp_path, entry("m")) as (_, explain):
+        answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "x.pkl")
+        assert "publish a good one as version 2" in link_of(answer, "ARTEFACT_REFUSED")["fix"]
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_code_that_is_not_trusted(tmp_path: Path) -> None:
+    write_python_version(tmp_path / "m", 1, GOOD)
+    with started(tmp_path, entry("m")) as (served, explain):
+        answer = explain.wait("m", "REFUSED", "!TRUST_MISSING", "model.py")
+        assert "--trusted_model_base_paths" in link_of(answer, "TRUST_MISSING")["fix"]
+        link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
+        assert str(tmp_path) in link.fix
+    with started(tmp_path, entry("m"), trusted_model_base_paths=(str(tmp_path / "m"),)) as (_, explain):
+        explain.wait("m", "SERVING")
+
+
+def trusting(root: Path, **options: Any) -> dict[str, Any]:
+    return {"trusted_model_base_paths": (str(root),), **options}
+
+
+def test_a_load_that_is_tried_again(tmp_path: Path) -> None:
+    model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
+    often = trusting(tmp_path, max_num_load_retries=10_000, load_retry_interval_micros=1_000_000)
+    with started(tmp_path, entry("m"), ready=False, **often) as (_, explain):
+        answer = explain.wait("m", "WAITING", "!RETRYING", "the weights are not there")
+        assert answer["next"]["at"]
+        assert "of 10001" in answer["next"]["what"]
+        model.write_text(GOOD)
+        explain.wait("m", "SERVING")
+
+
+def test_a_load_that_has_failed_for_good(tmp_path: Path) -> None:
+    model = write_python_version(tmp_path / "m", 1, BROKEN) / "model.py"
+    with started(tmp_path, entry("m"), **trusting(tmp_path, max_num_load_retries=0)) as (_, explain):
+        answer = explain.wait("m", "FAILED", "!LOAD_FAILED", "1 attempt failed")
+        assert "the weights are not there" in answer["sentence"]
+        model.write_text(GOOD)
+        explain.wait("m", "SERVING")
+
+
+def test_a_label_that_is_not_known_and_one_of_a_version_that_fails(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "notes.txt").write_text("nothing")
+    both = 'model_version_policy { all {} } version_labels { key: "next" value: 2 }'
+    with started(tmp_path, entry("m", both), max_num_load_retries=0) as (served, explain):
+        answer = explain.wait("m/labels/stable", "NOT_CONFIGURED", "!LABEL_UNKNOWN", "it has: next")
+        assert 'key: "stable" value: 1' in link_of(answer, "LABEL_UNKNOWN")["fix"]
+        answer = explain.wait("m/labels/next", "FAILED", "!LABEL_TO_MISSING", "version 2, which has failed")
+        assert answer["because"][1]["cause"] == "PLATFORM_UNKNOWN"
+        label = 'version_labels { key: "stable" value: 1 } version_labels { key: "next" value: 1 }'
+        served.reload(entry("m", f"model_version_policy {{ all {{}} }} {label}"))
+        explain.wait("m/labels/stable", "SERVING")
+        explain.wait("m/labels/next", "SERVING")
+
+
+def test_a_config_that_is_wrong_beside_a_version_that_serves(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        config = tmp_path / "m" / "config.pbtxt"
+        config.write_text("max_batch_size: -3")
+        explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED")
+        config.write_text("max_batch_size: 4")
+        wait_until(lambda: not explain.ask("m")["because"], "the config is in force")
+
+
+def test_a_server_that_looks_at_the_disk_once(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    with started(tmp_path, entry("m"), model_control_mode="none") as (_, explain):
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m/versions/2", "NOT_ON_DISK", "CONTROL_MODE", "--model_control_mode=none")
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m/versions/2", "SERVING")
+
+
+def test_models_that_are_loaded_by_calls(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(1, tmp_path / "other")
+    options: dict[str, Any] = {"model_control_mode": "explicit", "model_repository": str(tmp_path)}
+    with serving(tmp_path, load_model=("m",), **options) as served:
+        explain = Explanations(served, tmp_path)
+        explain.wait("m", "SERVING")
+        answer = explain.wait("other", "NOT_CONFIGURED", "CONTROL_MODE")
+        assert "POST /v2/repository/models/other/load" in link_of(answer, "NOT_CONFIGURED")["fix"]
+        repository = served.server._lifecycle.repository
+        repository.load("other", {})
+        explain.wait("other", "SERVING")
+        repository.unload("m")
+        explain.wait("m", "NOT_CONFIGURED", "!NOT_CONFIGURED")
+        repository.load("m", {})
+        explain.wait("m", "SERVING")
+
+
+def test_the_list_has_the_worst_first(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "a")
+    archives.write_version(1, tmp_path / "z")
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "notes.txt").write_text("nothing")
+    with started(tmp_path, *map(entry, "azm"), max_num_load_retries=0) as (_, explain):
+        explain.wait("m", "FAILED")
+        explain.wait("z", "SERVING")
+        explain.wait("a", "SERVING")
+        assert list(explain.verdicts().items()) == [("m", "FAILED"), ("a", "SERVING"), ("z", "SERVING")]
+
+
+@pytest.mark.parametrize("name", ["<b>x</b>", "a b", "ü" * 200, "%00\n"])
+def test_hostile_names_are_answered_in_bounds(tmp_path: Path, archives: TaggedArchives, name: str) -> None:
+    archives.write_version(1, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        assert explain.ask(quote(name, safe=""))["verdict"] == "NOT_CONFIGURED"

@@ -1,0 +1,256 @@
+"""Each cause that lies in what else goes on: a real server in that state names it, and what the fix says leads to
+SERVING."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.cluster.process_cluster import PRELOAD, ProcessCluster
+from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
+from tfs_lite.testing.servers.explanations import Explanations, Tree, link_of
+from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
+from tfs_lite.testing.servers.models import TaggedArchives, gated_source, waiting_source, write_python_version
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.replicas import ReplicaHost
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+ensemble_scheduling {
+  step { model_name: "STEP" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
+}
+"""
+
+
+@contextmanager
+def started(root: Path, *models: str, **options: Any) -> Iterator[tuple[ServerFixture, Explanations]]:
+    """A server with a config file of these entries, whose code is trusted, and which need not be ready."""
+    file = root / "models.config"
+    file.write_text(config_text(root, *models))
+    fields = {"ready": False, "trusted_model_base_paths": (str(root),), "num_initial_load_threads": 1, **options}
+    with serving(root, model_config_file=str(file), **fields) as served:
+        yield served, Explanations(served, root)
+
+
+@contextmanager
+def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -> Iterator[None]:
+    """Requests of a gated model, all answered at the end."""
+
+    def ask() -> None:
+        try:
+            served.predict(version=version)
+        except ServingError:
+            pass
+
+    with ThreadPoolExecutor(requests) as pool:
+        for _ in range(requests):
+            pool.submit(ask)
+        wait_until(lambda: (gate / f"entered-{version}").exists(), "a request is inside")
+        try:
+            yield
+        finally:
+            (gate / "open").touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    path = tmp_path / "gate"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+def test_a_load_behind_another_one(root: Path, gate: Path, archives: TaggedArchives) -> None:
+    write_python_version(root / "a", 1, waiting_source(1, gate))
+    archives.write_version(1, root / "m")
+    with started(root, entry("a"), entry("m")) as (_, explain):
+        wait_until(lambda: (gate / "loading-1").exists(), "the first load is under way")
+        explain.wait("a", "LOADING", "!LOADING", "has been loading for")
+        answer = explain.wait("m", "WAITING", "!WAITS_FOR_LOAD_THREAD", "loading now: a@1 for")
+        assert "--num_load_threads" in link_of(answer, "WAITS_FOR_LOAD_THREAD")["fix"]
+        (gate / "open").touch()
+        explain.wait("m", "SERVING")
+
+
+def test_two_models_where_there_is_room_for_one(root: Path) -> None:
+    large = TaggedArchives(megabytes=8)
+    large.write_version(1, root / "a")
+    with started(root, entry("a"), ready=True) as (served, explain):
+        explain.wait("a", "SERVING")
+        needs = sum(served.server.core.survey().versions[ServableId("a", 1)].estimate.entries.values())
+    large.write_version(1, root / "m")
+    limit = {"total_model_memory_limit_bytes": needs + needs // 2, "max_num_load_retries": 0}
+    with started(root, entry("a"), **limit) as (served, explain):
+        explain.wait("a", "SERVING")
+        with pytest.raises(ServingError):
+            served.reload(entry("a"), entry("m"))
+        answer = explain.wait("m", "FAILED", "!WAITS_FOR_MEMORY", "held by a@1")
+        text = link_of(answer, "WAITS_FOR_MEMORY")["text"]
+        assert "of main memory" in text
+        assert "is free" in text
+        served.reload(entry("m"))
+        explain.wait("m", "SERVING")
+        explain.wait("a", "NOT_CONFIGURED", "!NOT_CONFIGURED")
+
+
+def test_memory_that_comes_free_with_the_last_request_of_another_version(root: Path, gate: Path) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    (root / "m" / "1" / "weights").write_bytes(bytes(8_000_000))
+    with started(root, entry("m"), total_model_memory_limit_bytes=30_000_000) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            TaggedArchives(megabytes=20).write_version(1, root / "b")
+            reload = threading.Thread(target=_reload, args=(served, entry("b")))
+            reload.start()
+            explain.wait("m/versions/1", "LEAVING", "DRAINING", "1 request inside")
+            explain.wait("b", "WAITING", "!WAITS_FOR_MEMORY", "memory comes free when these have gone: m@1")
+        explain.wait("b", "SERVING")
+        reload.join()
+
+
+def _reload(served: ServerFixture, *models: str) -> None:
+    try:
+        served.reload(*models)
+    except ServingError:
+        pass
+
+
+def test_an_ensemble_without_one_of_its_steps(root: Path, archives: TaggedArchives) -> None:
+    for name, step in (("e", "f"), ("f", "g")):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(ENSEMBLE.replace("STEP", step))
+    archives.write_version(1, root / "g")
+    with started(root, entry("e"), entry("f")) as (served, explain):
+        answer = explain.wait("e", "WAITING", "!WAITS_FOR_MODELS", "f (WAITING)")
+        assert answer["waits_for"] == ["f"]
+        causes = [link["cause"] for link in answer["because"]]
+        assert causes[:2] == ["WAITS_FOR_MODELS", "WAITS_FOR_MODELS"], "the chain goes on with what f waits for"
+        answer = explain.wait("e", "WAITING", "NOT_CONFIGURED", "'g'")
+        served.reload(entry("e"), entry("f"), entry("g"))
+        explain.wait("e", "SERVING")
+
+
+def test_a_version_whose_predecessor_has_to_go_first(root: Path, gate: Path, archives: TaggedArchives) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    with started(root, entry("m"), aspired_version_policy="resource") as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            archives.write_version(2, root / "m")
+            explain.wait("m", "WAITING", "!WAITS_FOR_TURN", "version 1 has to be gone first")
+            explain.wait("m/versions/1", "LEAVING", "!DRAINING", "1 request inside")
+        explain.wait("m", "SERVING")
+
+
+def test_a_withdrawn_version_with_requests_inside(root: Path, gate: Path, archives: TaggedArchives) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    with started(root, entry("m")) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            archives.write_version(2, root / "m")
+            answer = explain.wait("m/versions/1", "LEAVING", "!DRAINING", "1 request inside")
+            assert answer["answers_now"][0]["version"] == 2
+            assert [link["cause"] for link in answer["because"]] == ["DRAINING", "POLICY_PASSES_OVER"]
+        explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER")
+        served.reload(entry("m", "model_version_policy { all {} }"))
+        explain.wait("m/versions/1", "SERVING")
+
+
+def test_a_full_queue(root: Path, gate: Path) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    with started(root, entry("m"), max_queued_requests=2) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1, requests=8):
+            answer = explain.wait("m", "SERVING", "!QUEUE_FULL", "one more is refused")
+            assert "--max_queued_requests" in link_of(answer, "QUEUE_FULL")["fix"]
+        wait_until(lambda: not explain.ask("m")["because"], "the queue is empty again")
+
+
+def pid_of(served: ServerFixture) -> int:
+    workers = [worker for _, burden in served.server.core.burdens("m") for worker in burden.workers]
+    wait_until(lambda: workers[0].pid is not None, "there is a process")
+    return workers[0].pid or 0
+
+
+def test_a_process_that_is_started_again(root: Path, gate: Path) -> None:
+    write_python_version(root / "m", 1, waiting_source(1, gate))
+    (gate / "open").touch()
+    with started(root, entry("m"), worker="process") as (served, explain):
+        explain.wait("m", "SERVING")
+        (gate / "open").unlink()
+        os.kill(pid_of(served), signal.SIGKILL)
+        answer = explain.wait("m", "WAITING", "!WORKER_RESTARTING", "signal 9")
+        assert "memory" in link_of(answer, "WORKER_RESTARTING")["fix"]
+        (gate / "open").touch()
+        explain.wait("m", "SERVING")
+
+
+def test_a_process_that_cannot_be_started_again(root: Path, gate: Path) -> None:
+    model = write_python_version(root / "m", 1, waiting_source(1, gate)) / "model.py"
+    (gate / "open").touch()
+    with started(root, entry("m"), worker="process") as (served, explain):
+        explain.wait("m", "SERVING")
+        good = model.read_text()
+        model.write_text("raise ValueError('its disk is away')")
+        os.kill(pid_of(served), signal.SIGKILL)
+        answer = explain.wait("m", "WAITING", "!WORKER_DOWN", "its disk is away")
+        assert "the next attempt is at" in link_of(answer, "WORKER_DOWN")["fix"]
+        model.write_text(good)
+        explain.wait("m", "SERVING")
+
+
+def test_replicas_without_room_in_the_cluster(root: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    ReplicatedModels(root, scratch).publish(1, count=2, cpus=4)
+    with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
+        cluster.add_node("small", {"num_cpus": 1, "memory": 1e12})
+        options: dict[str, Any] = {"model_repository": str(root), "trusted_model_base_paths": (str(root),)}
+        with serving(root, engine=cluster.connect(), cluster="auto", ready=False, **options) as served:
+            explain = Explanations(served, root)
+            answer = explain.wait("m", "WAITING", "!WAITS_FOR_PLACE")
+            assert "add a node" in link_of(answer, "WAITS_FOR_PLACE")["fix"]
+            cluster.add_node("large", {"num_cpus": 16, "memory": 1e12})
+            explain.wait("m", "SERVING")
+
+
+def test_a_server_that_stops(root: Path, gate: Path) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    with started(root, entry("m")) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            stopping = threading.Thread(target=served.server.stop)
+            stopping.start()
+            explain.wait("m", "SERVING", "DRAINING_SERVER", "is being stopped")
+        stopping.join()
+
+
+def test_grpc_answers_what_http_answers(root: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, root / "m")
+    with started(root, entry("m", 'version_labels { key: "stable" value: 1 }')) as (served, explain):
+        over_http = explain.wait("m", "SERVING")
+        assert _plain(served.client.explain("m")) == _plain(over_http)
+        assert served.client.explain("m", label="stable")["version"] == 1
+        assert served.client.explain("m", version=1)["verdict"] == "SERVING"
+        assert served.client.explain()["models"][0]["model"] == "m"
+
+
+def _plain(answer: Tree) -> Tree:
+    return {name: value for name, value in answer.items() if name != "next"}

@@ -1,0 +1,244 @@
+"""``tfs-lite explain [MODEL[@VERSION|@LABEL]]``: why a model is in its state, and what to do about it.
+
+Without a model it shows one line for each, worst first. It asks over HTTP; with ``--server`` over gRPC. The exit code
+is 0 if what was asked for serves, 1 if not, 2 for wrong usage, so that a script can ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
+
+from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_seconds
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
+from tfs_lite.core.manifest import parse_version
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+Tree: TypeAlias = dict[str, Any]
+SERVING = "SERVING"
+_ANSWER_TIMEOUT = 10.0
+_LARGEST_ANSWER = 64 * 2**20
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about; no name: every model."""
+
+    model: str = ""
+    version: int | None = None
+    label: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the HTTP route."""
+        if not self.model:
+            return "/v1/models:explain"
+        which = ""
+        if self.version is not None:
+            which = f"/versions/{self.version}"
+        elif self.label is not None:
+            which = f"/labels/{quote(self.label, safe='')}"
+        return f"/v1/models/{quote(self.model, safe='')}{which}:explain"
+
+    @property
+    def name(self) -> str:
+        if self.version is not None:
+            return f"{self.model}@{self.version}"
+        return self.model if self.label is None else f"{self.model}@{self.label}"
+
+
+def run(argv: Sequence[str]) -> int:
+    args = _arguments(argv)
+    question = read_question(args.model or "")
+
+    def ask() -> Tree:
+        answer = _over_grpc(args.server, question, args) if args.server else _over_http(args.rest, question)
+        return _since(answer, args.since)
+
+    if not args.follow:
+        answer = ask()
+        _show(question, answer, args.json)
+        return exit_code(answer)
+    return _follow(ask, question, args)
+
+
+def _arguments(argv: Sequence[str]) -> Namespace:
+    parser = Parser("explain", "Says why a model or a version is in its state, and what to do about it.")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL[@VERSION|@LABEL]", help="only this one; else all, worst first"
+    )
+    parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
+    parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
+    add_credentials(parser)
+    parser.add_argument("--since", type=duration, metavar="TIME", help="events of so long only, such as 90s, 15m, 1h")
+    parser.add_argument("--follow", action="store_true", help="go on, and show each change, until Ctrl-C")
+    parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
+    return parser.parse(argv)
+
+
+def duration(text: str) -> float:
+    """An argparse type: seconds, from a number with a unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 15m, 1h or 2d, got {text!r}")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def read_question(text: str) -> Question:
+    """``MODEL``, ``MODEL@8`` or ``MODEL@stable``. UsageError without a name or after an @ without anything."""
+    model, at, which = text.partition("@")
+    if at and not (model and which):
+        raise UsageError(f"expected MODEL, MODEL@VERSION or MODEL@LABEL, got {text!r}")
+    version = parse_version(which) if at else None
+    return Question(model, version, which if at and version is None else None)
+
+
+def exit_code(answer: Tree) -> int:
+    """0 if what was asked for serves: one model, or all of them."""
+    verdicts = [line["verdict"] for line in answer["models"]] if "models" in answer else [answer["verdict"]]
+    return DONE if all(verdict == SERVING for verdict in verdicts) else FAILED
+
+
+def _over_http(address: str, question: Question) -> Tree:
+    url = f"http://{address}{question.path}"
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT) as answer:
+            return dict(json.loads(answer.read(_LARGEST_ANSWER)))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise CliError(_refusal(url, error), "UNAVAILABLE") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        cause = getattr(error, "reason", error)
+        hint = "start one with tfs-lite serve, or give its address with --rest"
+        raise CliError(f"no server answers at {url} ({cause}); {hint}", "UNAVAILABLE") from None
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> str:
+    try:
+        return f"{url} answered {error.code}: {json.loads(error.read(65536))['error']}"
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{url} answered {error.code}; is it a tfs_lite server?"
+
+
+def _over_grpc(address: str, question: Question, tls: Namespace) -> Tree:
+    with grpc_client(address, _ANSWER_TIMEOUT, tls) as client:
+        return client.explain(question.model, version=question.version, label=question.label)
+
+
+def _since(answer: Tree, seconds: float | None) -> Tree:
+    """With the events of the last ``seconds`` only."""
+    if seconds is None or "events" not in answer:
+        return answer
+    oldest = datetime.fromtimestamp(time.time() - seconds, UTC)
+    events = [event for event in answer["events"] or () if _time_of(event) >= oldest]
+    return {**answer, "events": events}
+
+
+def _time_of(event: Tree) -> datetime:
+    when = event.get("last") or event.get("time")
+    if isinstance(when, int | float):
+        return datetime.fromtimestamp(when, UTC)
+    return datetime.fromisoformat(str(when).replace("Z", "+00:00"))
+
+
+def _follow(ask: Callable[[], Tree], question: Question, args: Namespace) -> int:
+    """Shows every change until Ctrl-C, and waits for a server that is away."""
+    code, shown = FAILED, ""
+    try:
+        while True:
+            try:
+                answer = ask()
+                code, seen = exit_code(answer), _signature(answer)
+                if seen != shown:
+                    _show(question, answer, args.json)
+            except CliError as error:
+                code, seen = FAILED, str(error)
+                if seen != shown:
+                    print(seen, flush=True)
+            shown = seen
+            time.sleep(args.interval)
+    except KeyboardInterrupt:
+        return code
+
+
+def _signature(answer: Tree) -> str:
+    """Equal for answers that say the same; figures in texts change with every look."""
+    if "models" in answer:
+        return json.dumps([(line["model"], line["verdict"], line["cause"]) for line in answer["models"]])
+    causes = [(link["cause"], link["since"]) for link in answer["because"]]
+    versions = [(line["version"], line["verdict"]) for line in answer["versions"]]
+    return json.dumps([answer["verdict"], causes, versions, len(answer.get("events") or ())])
+
+
+def _show(question: Question, answer: Tree, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    elif "models" in answer:
+        print("\n".join(_list_lines(answer["models"])) or "the server has no models", flush=True)
+    else:
+        print("\n".join(lines_of(question, answer)), flush=True)
+
+
+def _list_lines(models: Sequence[Tree]) -> list[str]:
+    """The verdict, the model, and what is the case; what to do below, where there is something to do."""
+    lines = []
+    width = max((len(line["verdict"]) for line in models), default=0)
+    for line in models:
+        lines.append(f"{line['verdict']:{width}}  {line['model']}: {line['sentence']}")
+        if line["fix"] and line["verdict"] != SERVING:
+            lines.append(f"{'':{width}}  do: {line['fix']}")
+    return lines
+
+
+def lines_of(question: Question, answer: Tree) -> list[str]:
+    """As a terminal shows an explanation."""
+    lines = [f"{question.name} ({answer['verdict']}): {answer['sentence']}"]
+    for link in answer["because"]:
+        since = f" (since {_clock(link['since'])})" if link["since"] else ""
+        lines.append(f"  {link['cause']}: {link['text']}{since}")
+        if link["fix"]:
+            lines.append(f"    do: {link['fix']}")
+    then = answer["next"]
+    if then["what"] and answer["verdict"] != SERVING:
+        lines.append(f"  next: {then['what']}" + (f" at {_clock(then['at'])}" if then["at"] else ""))
+    if answer["answers_now"]:
+        shown = [f"version {each['version']} answers {_reference(each)}" for each in answer["answers_now"]]
+        lines.append(f"  meanwhile: {', '.join(shown)}" if answer["verdict"] != SERVING else f"  {', '.join(shown)}")
+    lines += [f"  event: {_event(event)}" for event in answer.get("events") or ()]
+    return lines
+
+
+def _reference(answers: Tree) -> str:
+    name = answers["reference"]
+    what = "requests that name no version" if name == "unversioned" else f'the label "{name}"'
+    return what if answers["weight"] == 1.0 else f"{what} ({answers['weight']:.0%})"
+
+
+def _event(event: Tree) -> str:
+    parts = [_clock(event.get("time")), event.get("kind")]
+    if event.get("version") is not None:
+        parts.append(f"version {event['version']}")
+    if event.get("cause"):
+        parts.append(f"by {event.get('by') or event['cause']}")
+    parts.append(event.get("status") if isinstance(event.get("status"), str) else None)
+    return " ".join(str(part) for part in parts if part)
+
+
+def _clock(when: Any) -> str:
+    """The time of day in UTC, of an RFC 3339 text or of seconds since 1970."""
+    if isinstance(when, int | float):
+        when = datetime.fromtimestamp(when, UTC).isoformat()
+    return str(when)[11:19]
