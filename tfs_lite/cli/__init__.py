@@ -1,22 +1,12 @@
-<<<<<<< HEAD
 """The command line, which no other package imports: serve, publish, status, explain, events, predict, record, reload,
 rollout, token, check, demo.
-=======
-"""The command line: serve, publish, status, explain, events, predict and others. No other package imports it.
->>>>>>> history
 
 main                        finds the command and turns failures into one line and an exit code
 serve, flags, flag_parser   the server, and its flags in one table
 publish, status, explain,   other commands, a module each, like
-<<<<<<< HEAD
 events, predict, record, reload, rollout,
 token, check, demo/
 what_if                     what ``explain --config`` and ``check --against`` ask and show
-=======
-events, predict, record,
-reload, rollout, token,
-check, demo/
->>>>>>> history
 views/                      what ``status`` and ``reload`` show
 record_live, warmup_file    where ``record`` gets requests, and the file that it writes
 arguments, output, http     what the commands share

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-<<<<<<< HEAD
 from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
-=======
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_seconds
->>>>>>> history
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config_file, of_published, show
@@ -91,13 +87,10 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
     add_credentials(parser)
-<<<<<<< HEAD
     parser.add_argument("--request", metavar="ID", help="why this request has failed, by its id or its trace id")
     parser.add_argument("--config", metavar="FILE", help="what a reload of this config would change; changes nothing")
     text = "what MODEL[@VERSION] would do if these files, on the server's machine, were published; changes nothing"
     parser.add_argument("--if-published", "--if_published", metavar="DIR", help=text)
-=======
->>>>>>> history
     parser.add_argument("--since", type=duration, metavar="TIME", help="events of so long only, such as 90s, 15m, 1h")
     parser.add_argument("--follow", action="store_true", help="go on, and show each change, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
