@@ -96,6 +96,7 @@ class Adder:
         for thread in threads:
             thread.start()
         try:
+            wait_until(lambda: faults or seen, "one was answered before anything changes", TIMEOUT)
             yield seen
             asked = len(seen)
             wait_until(lambda: faults or len(seen) > asked + CLIENTS, "one is asked and answered now", TIMEOUT)
