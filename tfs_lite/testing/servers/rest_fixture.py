@@ -22,6 +22,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, Traits
 from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
@@ -252,6 +253,9 @@ class RestFixture:
 
     def replicas(self) -> list[ReplicaReport]:
         return self.replica_reports
+
+    def loads(self) -> dict[ServableId, LoadProgress]:
+        return {}
 
     def count(self, code: str, method: str, model: str = "m", version: str = "7") -> float:
         """How many requests were counted so."""
