@@ -16,6 +16,10 @@ from tfs_lite.testing.servers.process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
+SOURCE = """class Model:
+    def __init__(self, context): pass
+    def predict(self, x): return {"y": x}
+"""
 Open = Callable[..., Any]
 Publish = Callable[..., Path]
 
@@ -108,9 +112,7 @@ def test_three_hundred_models_are_pages_of_a_table_with_a_search(
 ) -> None:
     root = tmp_path / "models"
     for number in range(300):
-        write_python_version(
-            root / f"model_{number:03}", 1, "class Model:\n    def predict(self, x): return {'y': x}\n"
-        )
+        write_python_version(root / f"model_{number:03}", 1, SOURCE)
     publish(root, "ranker", 1, b"no archive")
     options: dict[str, Any] = {"trusted_model_base_paths": (f"{root}/*",), "num_initial_load_threads": 4}
     with serving(root, ready=False, model_repository=str(root), **options) as served, viewer(served.url) as seen:
