@@ -263,7 +263,8 @@ def test_request_whose_time_is_up_in_the_queue(fixture: ServerFixture, gate: Pat
         request = failed(fixture, "late")
         (gate / "open").touch()
         runs.result(30)
-    assert (request["stage"], request["code"], request["batch"]) == ("queue", "DEADLINE_EXCEEDED", "")
+    assert (request["stage"], request["batch"]) == ("queue", "")
+    assert request["code"] in ("DEADLINE_EXCEEDED", "CANCELLED")  # the client's own clock may be the first
     assert request["run_seconds"] == 0
 
 
