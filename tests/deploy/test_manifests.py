@@ -298,7 +298,7 @@ OF_DOCKER = (
     *("--build", "--build-arg", "--entrypoint", "--file", "--publish", "--read-only", "--rm", "--stop-timeout"),
     *("--tag", "--tmpfs", "--volume", "--wait"),
 )
-OF_OTHER_COMMANDS = ("--base", "--help", "--servers", "--timeout", "--verbose")
+OF_OTHER_COMMANDS = ("--base", "--help", "--servers", "--timeout", "--token_file", "--verbose")
 
 
 def test_the_page_names_flags_that_exist() -> None:

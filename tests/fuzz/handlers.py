@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
@@ -293,6 +294,11 @@ class _Core:
 
     def replicas(self) -> list[ReplicaReport]:
         return []
+
+    def loads(self) -> dict[ServableId, LoadProgress]:
+        return {}
+
+    def config_refused(self, status: Status) -> None: ...
 
     def counter_value(self, name: str) -> float:
         return 0.0

@@ -25,6 +25,7 @@ import numpy as np
 from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, answer_to, parse_http, reply_of
 
 from tfs_lite.config.model_export import config_message
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
@@ -181,6 +182,7 @@ class LoadChecks(RepositoryControl):
             is_idle=lambda name: True,
             live_versions=lambda name: set(),
             available_versions=lambda name: set(),
+            config_refused=ignore,
         )
         super().__init__(cast("ServerCore", core), ModelLocator(options))
         self.loaded: list[tuple[LoadedModel, list[FoundVersion]]] = []

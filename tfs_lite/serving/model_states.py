@@ -101,15 +101,11 @@ class ModelStates:
     def on_source_report(self, report: SourceReport) -> None:
         now = self._clock.time()
         with self._lock:
-            before = self._source.get(report.name) or SourceReport(report.name)
             known = self._since.get(report.name, {})
-            self._since[report.name] = {
-                version: known.get(version, now) if reason == before.waiting.get(version) else now
-                for version, reason in report.waiting.items()
-            }
+            since: dict[int | None, float] = {version: known.get(version, now) for version in report.waiting}
             if not report.problem.ok:
-                same = report.problem == before.problem
-                self._since[report.name][None] = known.get(None, now) if same else now
+                since[None] = known.get(None, now)
+            self._since[report.name] = since
             self._source[report.name] = report
         self._changes.notify()
 

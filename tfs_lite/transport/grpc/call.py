@@ -226,12 +226,17 @@ class Call(CallContext):
             self._cancel(code)
 
     def finish(self, code: int, text: str = "") -> None:
-        """Sends the status after what was sent before, unless the call has one already."""
+        """Sends the status after what was sent before, unless the call has one already. Trailers that are no headers
+        are left out: the status is worth more."""
         if self.done:
             return
         self._set_status(code)
         if not self.stream.dead:
-            block = (trailers if self._headers_sent else trailers_only)(code, text, self.trailers)
+            block_of = trailers if self._headers_sent else trailers_only
+            try:
+                block = block_of(code, text, self.trailers)
+            except ValueError:
+                block = block_of(code, text)
             self.connection.headers(self.stream, block, True)
 
     def answer(self, message: bytes) -> None:
