@@ -50,12 +50,7 @@ _PAGES: Mapping[str, Tree] = {
     "Metrics": {"200": {"description": "Prometheus text.", "content": _TEXT}},
     "Page": {"200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}},
     "File": {"200": {"description": "The file.", "content": {"*/*": {}}}},
-    "Feed": {
-        "200": {
-            "description": "Server-sent events, each a JSON object.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
+    "Feed": {"200": {"description": "Server-sent events, each a JSON object.", "content": {"text/event-stream": {}}}},
     "Document": {
         "200": {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
     },
