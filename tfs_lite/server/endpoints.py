@@ -161,7 +161,7 @@ class Endpoints:
         self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
         shows = options.dashboard and options.rest_api_port is not None
-        self._dashboard = Dashboard(core, self.admin, health, self._may) if shows else None
+        self._dashboard = Dashboard(core, self.admin, health, self._may, self._manages) if shows else None
         self._backlog = Backlog()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None

@@ -37,6 +37,8 @@ _EVENTS = (EVENT_TYPE.partition(";")[0],)
 
 May = Callable[[Request], Collection[Scope]]
 """What the client of a request may do."""
+SeesPaths = Callable[[Request], bool]
+"""Whether the client of a request may see paths of the server."""
 
 
 def _routes() -> Iterator[Route[Dashboard, str]]:
@@ -60,8 +62,9 @@ class Dashboard(Api[str]):
     cross_origin = False
     encodings = GZIP
 
-    def __init__(self, core: ServerCore, admin: AdminControl, health: Health, may: May) -> None:
+    def __init__(self, core: ServerCore, admin: AdminControl, health: Health, may: May, sees_paths: SeesPaths) -> None:
         self._may = may
+        self._sees_paths = sees_paths
         self._page = Page()
         self._background = BackgroundRunner("dashboard", 1, MAX_PENDING)
         self.series = Series(Counters(core).read)
@@ -97,10 +100,10 @@ class Dashboard(Api[str]):
     async def overview(self, request: Request, target: str) -> Response:
         fields = _fields(request)
         may = self._names(request)
-        model, span = fields.get("model"), fields.get("range", "10m")
+        model, span, paths = fields.get("model"), fields.get("range", "10m"), self._sees_paths(request)
 
         def answer() -> bytes:
-            return dumps({"may": may, **self._details.answer(model, span, "manage" in may, request.grant)})
+            return dumps({"may": may, **self._details.answer(model, span, paths, request.grant)})
 
         return Response(await self._background.run(answer), 200, JSON.media_type, DATA_HEADERS)
 

@@ -32,8 +32,8 @@ class Details:
         self._series = series
         self._overview = overview
 
-    def answer(self, model: str | None, span: str, manage: bool, grant: Grant = EVERYTHING) -> dict[str, Any]:
-        """The whole overview, or that of one model with everything about it. ``manage``: paths may be shown.
+    def answer(self, model: str | None, span: str, paths: bool, grant: Grant = EVERYTHING) -> dict[str, Any]:
+        """The whole overview, or that of one model with everything about it. ``paths``: those of the server may be shown.
         ``grant``: other models than its own are not told of. INVALID_ARGUMENT for an unknown range, NOT_FOUND for a
         model that may not be seen."""
         if span not in RANGES:
@@ -45,14 +45,14 @@ class Details:
         if model is None:
             sparks = [spark for spark in self._sparks() if grant.allows(spark["name"])]
             return {**found, "series": self._of_total(span), "sparks": sparks}
-        return {**found, "details": self._of_model(model, span, manage)}
+        return {**found, "details": self._of_model(model, span, paths)}
 
-    def _of_model(self, name: str, span: str, manage: bool) -> dict[str, Any]:
+    def _of_model(self, name: str, span: str, paths: bool) -> dict[str, Any]:
         core = self._core
-        explanation = self._admin.explain(ModelRef(name), paths=manage).as_json
+        explanation = self._admin.explain(ModelRef(name), paths=paths).as_json
         return {
             "explanation": explanation,
-            "events": [event.as_json(manage=manage) for event in core.history.of_model(name)],
+            "events": [event.as_json(manage=paths) for event in core.history.of_model(name)],
             "failures": explanation.get("requests", []),
             "codes": error_codes(core.request_metrics.totals(), name),
             "memory": [memory.as_json() for memory in core.memory(name)],
