@@ -34,8 +34,8 @@ class Details:
 
     def answer(self, model: str | None, span: str, paths: bool, grant: Grant = EVERYTHING) -> dict[str, Any]:
         """The whole overview, or that of one model with everything about it. ``paths``: those of the server may be
-        shown. ``grant``: other models than its own are not told of. INVALID_ARGUMENT for an unknown range, NOT_FOUND for
-        a model that may not be seen."""
+        shown. ``grant``: other models than its own are not told of. INVALID_ARGUMENT for an unknown range, NOT_FOUND
+        for a model that may not be seen."""
         if span not in RANGES:
             raise invalid_argument(f"range is {span[:50]!r}, expected one of: {', '.join(RANGES)}")
         if model is not None and not grant.allows(model):
