@@ -21,9 +21,9 @@ from tfs_lite.server.access.rules import (
     Header,
     Policy,
     Reason,
-    find_entries,
     grpc_caller,
     http_caller,
+    is_wrong_token,
     may,
 )
 from tfs_lite.transport.peer import Peer
@@ -84,8 +84,7 @@ class Access:
         """The scopes that the caller has, for every model or some. A wrong token counts as a guess, for else this would
         tell whether it is one; nothing else is counted."""
         caller, _ = self._with_token(caller)
-        if caller.token and self._file is not None and not find_entries(caller, self._file.entries):
-            self._guesses.wrong(caller.peer.address)
+        self._count_guess(caller)
         found = (scope for scope in CLOSABLE if isinstance(self._decide(scope, caller), Grant))
         return frozenset((*found, Scope.OPEN))
 
@@ -106,8 +105,8 @@ class Access:
         if blocked:
             message = f"too many wrong tokens came from here; tokens are looked at again in {blocked} s"
             decision = Denial(StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, message)
-        elif decision.reason is Reason.WRONG_TOKEN:
-            self._guesses.wrong(caller.peer.address)
+        else:
+            self._count_guess(caller)
         raise self._deny(scope, caller, decision, blocked)
 
     def check_models(self, scope: Scope, caller: Caller, grant: Grant, models: Sequence[str]) -> None:
@@ -127,6 +126,11 @@ class Access:
         """The caller; after too many wrong tokens without its token, and for how many seconds yet."""
         blocked = self._guesses.seconds_blocked(caller.peer.address) if caller.token else 0.0
         return (replace(caller, token=""), math.ceil(blocked)) if blocked else (caller, 0)
+
+    def _count_guess(self, caller: Caller) -> None:
+        """A wrong token counts whatever else is wrong, for a right one might have had another answer."""
+        if self._file is not None and is_wrong_token(caller, self._file.entries):
+            self._guesses.wrong(caller.peer.address)
 
     def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
         entries: Sequence[Entry] = self._file.entries if self._file is not None else ()

@@ -190,6 +190,11 @@ def find_entries(caller: Caller, entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if _fits(entry, digest, caller.peer.names)]
 
 
+def is_wrong_token(caller: Caller, entries: Iterable[Entry]) -> bool:
+    """Whether the caller has sent a token that no entry is for, whatever its certificate is for."""
+    return bool(caller.token) and not any(entry.digest for entry in find_entries(caller, entries))
+
+
 def _fits(entry: Entry, digest: bytes, names: Collection[str]) -> bool:
     return entry.certificate in names if entry.certificate else hmac.compare_digest(entry.digest, digest)
 

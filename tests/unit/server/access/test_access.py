@@ -111,6 +111,31 @@ def test_asking_what_one_may_is_no_way_around_the_limit(access: Access) -> None:
     assert Scope.MANAGE not in access.may(Caller(ELSEWHERE, token=SECRET))
 
 
+def test_names_of_the_server_that_are_not_its_own_are_no_way_around_the_limit(access: Access) -> None:
+    """A right token would be let in."""
+    for _ in range(MOST):
+        with pytest.raises(AccessDenied):
+            access.check(Scope.MANAGE, Caller(HERE, token=WRONG, rebound="the server is called 'x'"))
+    with pytest.raises(AccessDenied) as caught:
+        access.check(Scope.MANAGE, Caller(HERE, token=SECRET, rebound="the server is called 'x'"))
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_certificate_is_no_way_around_the_limit(tmp_path: Path, clock: Clock) -> None:
+    """One without the scope: a right token beside it would be let in."""
+    path = tmp_path / "both"
+    digest = sha256(SECRET.encode()).hexdigest()
+    path.write_text(f"mesh read tls:spiffe://cluster/mesh\ndeploy manage sha256:{digest}")
+    access = Access(Policy(has_file=True), AccessFile(str(path), clock), clock=clock)
+    mesh = peer_at("10.0.0.7", frozenset(["spiffe://cluster/mesh"]))
+    for _ in range(MOST):
+        with pytest.raises(AccessDenied):
+            access.check(Scope.MANAGE, Caller(mesh, token=WRONG))
+    with pytest.raises(AccessDenied) as caught:
+        access.check(Scope.MANAGE, Caller(mesh, token=SECRET))
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_right_token_without_the_scope_is_no_guess(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "reader"
     path.write_text(f"reader read sha256:{sha256(SECRET.encode()).hexdigest()}")
