@@ -63,6 +63,8 @@ def test_token_for_some_models_sees_no_others(start: Callable[..., Any]) -> None
         assert [model["name"] for model in listed] == ["a-one"]
         assert server.ask("GET", "/v1/models/m", LIMITED).status_code == 404
         assert server.ask("GET", "/v1/models/a-one", LIMITED).status_code == 200
+        assert server.ask("GET", "/v1/overview?model=m", LIMITED).status_code == 404
+        assert server.ask("GET", "/v1/overview?model=a-one", LIMITED).status_code == 200
         assert server.ask("GET", "/v2/models/a-one/stats", LIMITED).status_code == 200
         assert server.ask("GET", "/v2/models/stats", LIMITED).status_code == 403
         assert server.ask("GET", "/metrics", LIMITED).status_code == 403

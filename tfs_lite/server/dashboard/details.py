@@ -39,7 +39,7 @@ class Details:
         if span not in RANGES:
             raise invalid_argument(f"range is {span[:50]!r}, expected one of: {', '.join(RANGES)}")
         if model is not None and not grant.allows(model):
-            raise not_found(f"no model named {model:.200!r} is among those that this token may see")
+            raise not_found(f"no model named {model[:200]!r} is among those that this token may see")
         models = [found for found in self._overview.models(model) if grant.allows(found["name"])]
         found = {"server": self._overview.server(), "models": models}
         if model is None:
