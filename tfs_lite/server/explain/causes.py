@@ -483,9 +483,11 @@ def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:
 
 
 def _answers(model: ModelSnapshot) -> list[AnswersNow]:
-    answering = model.answering
-    found = [AnswersNow("unversioned", max(answering))] if answering else []
-    return found + [AnswersNow(label, at) for label, at in sorted(model.labels.items()) if at in answering]
+    """A lookup may find a version whose process is down: that one answers nothing."""
+    newest = max(model.answering, default=None)
+    asked = [("unversioned", newest)] if newest is not None else []
+    asked += [(label, at) for label, at in sorted(model.labels.items()) if at in model.answering]
+    return [AnswersNow(what, at) for what, at in asked if verdict_of_version(model, at) is Verdict.SERVING]
 
 
 def _next(case: Case, because: Sequence[Link]) -> Next:

@@ -58,6 +58,8 @@ def sentence(
     reason = f": {because[0].text}" if because else ""
     first = f"{what} {'is not known' if label is not None and version is None else SHORT[of_version]}"
     answering = model.answering
+    if verdict is Verdict.SERVING and because:
+        return f"{first}, but {because[0].text}"
     if verdict is Verdict.SERVING or not answering or version in answering:
         return first + reason
     return f"{first}{reason}; version {max(answering)} answers instead"
@@ -99,6 +101,8 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
 
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     fix = "correct the model's config file; what it says is followed as soon as it can be"
+    if found.remark.code is StatusCode.UNAVAILABLE:
+        fix = "wait: it is loaded anew by itself"
     return Link(Cause.CONFIG_NOT_APPLIED, found.remark.message, fix)
 
 
@@ -237,7 +241,8 @@ def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
 
 def incomplete(model: ModelSnapshot, version: int, what: Incomplete) -> Link:
     text = f"its files are not complete: {what.reason}"
-    fix = f"finish the copy, or publish it whole: tfs-lite publish SRC --base BASE --version {version}"
+    other = max((*model.versions, version)) + 1
+    fix = f"finish the copy, or publish it whole as version {other}: tfs-lite publish SRC --base BASE --version {other}"
     if what.hashed is not None:
         text += f" ({size(what.hashed[0])} of {size(what.hashed[1])} done)"
         fix = "wait until the digests have been checked"
@@ -292,10 +297,10 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
                 f"the version policy latest {{num_versions: {count}}} takes {listed([str(v) for v in sorted(taken)])}"
             )
             place = on_disk.index(version) + 1 if version in on_disk else count + 1
-            fix = f"latest {{num_versions: {place}}} or specific {{versions: {version}}}"
+            fix = f"{{ latest {{num_versions: {place}}} }} or {{ specific {{versions: {version}}} }}"
         case SpecificPolicy(versions):
             text = f"the version policy specific takes {listed([str(v) for v in versions]) or 'none'}"
-            fix = f"add versions: {version} to specific"
+            fix = f"{{ specific {{ {' '.join(f'versions: {v}' for v in (*versions, version))} }} }}"
         case AllPolicy():
             text, fix = "the version policy all takes it again", "nothing"
     where = "in the model's config"

@@ -11,6 +11,7 @@ from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionVi
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
+from tfs_lite.sources.version_scan import SpecificPolicy
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
@@ -76,3 +77,40 @@ def test_a_model_says_that_another_version_answers_meanwhile() -> None:
     assert (line.verdict, line.version) == (Verdict.SERVING_OTHER, 1)
     assert line.sentence.endswith("version 1 answers instead")
     assert line.cause is not None
+
+
+def serving(version: int, **rest: object) -> VersionSnapshot:
+    ready = ServableStateSnapshot(ServableId("m", version), HarnessState.READY, True)
+    view = VersionView(ready, answers=True)
+    return replace(VersionSnapshot(version, view, aspired=True, on_disk=True), **rest)  # type: ignore[arg-type]
+
+
+def test_a_remark_about_a_version_that_serves_does_not_read_like_its_answer() -> None:
+    missing = Status(StatusCode.NOT_FOUND, "model m: its base path does not exist")
+    assert ask(model(serving(1), problem=missing)).sentence.startswith("version 1 answers, but model m: its base path")
+
+
+def test_half_a_copy_is_not_to_be_published_as_a_version_that_exists() -> None:
+    """``tfs-lite publish`` never overwrites one."""
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    fix = ask(model(half, serving(1)), 2).because[0].fix
+    assert "--version 2" not in fix
+    assert "as version 3: tfs-lite publish SRC --base BASE --version 3" in fix
+
+
+def test_the_fix_of_a_policy_can_be_copied_into_the_config() -> None:
+    found = VersionSnapshot(2, on_disk=True)
+    fix = ask(model(found, serving(1), policy=SpecificPolicy((1,))), 2).because[0].fix
+    assert "model_version_policy { specific { versions: 1 versions: 2 } }" in fix
+
+
+def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
+    assert ask(model(serving(1))).answers_now
+    assert not ask(model(serving(1, can_be_asked=False, replicas="none of 1 is up"))).answers_now
+
+
+def test_a_config_that_is_only_waiting_for_its_load_is_not_to_be_corrected() -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the old")
+    assert ask(model(serving(1, remark=waits))).because[0].fix.startswith("wait")
+    wrong = Status(StatusCode.INVALID_ARGUMENT, "config.pbtxt:1:1: no such field")
+    assert ask(model(serving(1, remark=wrong))).because[0].fix.startswith("correct")
