@@ -11,9 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
+from tfs_lite.core.history import iso_time
 from tfs_lite.metrics.requests import REST, UNKNOWN, EndedRequest
 
 KEPT_OF_MODEL, KEPT, MOST_BYTES = 100, 2000, 4 * 2**20
@@ -61,7 +61,7 @@ class FailedRequest:
     @property
     def as_json(self) -> dict[str, Any]:
         return {
-            "time": time_text(self.time),
+            "time": iso_time(self.time),
             "request_id": self.request_id,
             "trace_id": self.trace_id,
             "method": self.method,
@@ -165,11 +165,6 @@ class FailedRequests:
         entry = self._entries.pop(number)
         self._bytes -= _size(entry)
         self._dropped_until = max(self._dropped_until, entry.time)
-
-
-def time_text(seconds: float) -> str:
-    """RFC 3339 in UTC, with milliseconds."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _entry(ended: EndedRequest, now: float) -> FailedRequest:
