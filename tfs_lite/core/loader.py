@@ -161,3 +161,35 @@ class Loader(ABC):
     def progress(self) -> LoadProgress | None:
         """How far ``load`` is; None while it does not run, and of a loader that cannot tell. Any thread."""
         return None
+
+
+class LoaderAround(Loader):
+    """A loader around another one that it passes every call on to. One with an idea of its own overrides the calls that
+    this is about; the loader inside is ``_inner``."""
+
+    def __init__(self, inner: Loader) -> None:
+        self._inner = inner
+
+    def estimate_resources(self) -> ResourceAllocation:
+        return self._inner.estimate_resources()
+
+    def load(self, servable_id: ServableId) -> None:
+        self._inner.load(servable_id)
+
+    def unload(self) -> None:
+        self._inner.unload()
+
+    def resize(self, settings: Any) -> bool:
+        return self._inner.resize(settings)
+
+    @property
+    def servable(self) -> Any:
+        return self._inner.servable
+
+    @property
+    def file_bytes(self) -> int | None:
+        return self._inner.file_bytes
+
+    @property
+    def progress(self) -> LoadProgress | None:
+        return self._inner.progress

@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from tfs_lite.core.loader import Loader, LoadProgress
+from tfs_lite.core.loader import Loader, LoaderAround, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, ServingError, Status, status_of
@@ -100,12 +99,12 @@ class LoadJournal:
             self._last.pop(servable_id, None)
 
 
-class JournaledLoader(Loader):
+class JournaledLoader(LoaderAround):
     """A loader that records each attempt of the loader inside, a failed estimate too."""
 
     def __init__(self, servable_id: ServableId, inner: Loader, journal: LoadJournal) -> None:
         self._id = servable_id
-        self._inner = inner
+        super().__init__(inner)
         self._journal = journal
 
     def estimate_resources(self) -> ResourceAllocation:
@@ -130,21 +129,6 @@ class JournaledLoader(Loader):
     def unload(self) -> None:
         self._inner.unload()
         self._journal.unloaded(self._inner)
-
-    def resize(self, settings: Any) -> bool:
-        return self._inner.resize(settings)
-
-    @property
-    def servable(self) -> Any:
-        return self._inner.servable
-
-    @property
-    def file_bytes(self) -> int | None:
-        return self._inner.file_bytes
-
-    @property
-    def progress(self) -> LoadProgress | None:
-        return self._inner.progress
 
 
 def _estimate(loader: Loader) -> ResourceAllocation | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from tfs_lite.core.loader import Loader, LoadProgress
+from tfs_lite.core.loader import Loader, LoaderAround
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
@@ -44,13 +44,13 @@ class Preloads:
             loader.unload()
 
 
-class PreloadedLoader(Loader):
+class PreloadedLoader(LoaderAround):
     """Takes over what was preloaded for this revision of the version; without it, loads with the loader inside."""
 
     def __init__(self, servable_id: ServableId, revision: str, inner: Loader, preloads: Preloads) -> None:
         self._id = servable_id
         self._revision = revision
-        self._inner = inner
+        super().__init__(inner)
         self._preloads = preloads
 
     def estimate_resources(self) -> ResourceAllocation:
@@ -65,18 +65,3 @@ class PreloadedLoader(Loader):
 
     def unload(self) -> None:
         self._inner.unload()
-
-    def resize(self, settings: object) -> bool:
-        return self._inner.resize(settings)
-
-    @property
-    def servable(self) -> object:
-        return self._inner.servable
-
-    @property
-    def file_bytes(self) -> int | None:
-        return self._inner.file_bytes
-
-    @property
-    def progress(self) -> LoadProgress | None:
-        return self._inner.progress

@@ -7,8 +7,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
+
+from tfs_lite.core.history import iso_time
 
 MAX_TEXT = 500
 """Characters of one text; longer ones are cut."""
@@ -201,6 +202,4 @@ def shortened(text: str) -> str:
 
 def time_text(seconds: float | None) -> str | None:
     """RFC 3339 in UTC, with milliseconds."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if seconds is None else iso_time(seconds)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfs_lite.adapters.device import gpu_use
-from tfs_lite.core.loader import Loader, LoadProgress
-from tfs_lite.core.resources import MAIN, ResourceAllocation
+from tfs_lite.core.loader import Loader, LoaderAround
+from tfs_lite.core.resources import MAIN
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 
@@ -317,16 +317,13 @@ class MemoryAccounts:
             self._on_leak(account.id, leaks)
 
 
-class AccountedLoader(Loader):
+class AccountedLoader(LoaderAround):
     """A loader whose loads and unloads are accounted for."""
 
     def __init__(self, servable_id: ServableId, inner: Loader, accounts: MemoryAccounts) -> None:
         self._id = servable_id
-        self._inner = inner
+        super().__init__(inner)
         self._accounts = accounts
-
-    def estimate_resources(self) -> ResourceAllocation:
-        return self._inner.estimate_resources()
 
     def load(self, servable_id: ServableId) -> None:
         with self._accounts.load(servable_id, self._inner):
@@ -335,21 +332,6 @@ class AccountedLoader(Loader):
     def unload(self) -> None:
         with self._accounts.unload(self._id, self._inner):
             self._inner.unload()
-
-    def resize(self, settings: Any) -> bool:
-        return self._inner.resize(settings)
-
-    @property
-    def servable(self) -> Any:
-        return self._inner.servable
-
-    @property
-    def progress(self) -> LoadProgress | None:
-        return self._inner.progress
-
-    @property
-    def file_bytes(self) -> int | None:
-        return self._inner.file_bytes
 
 
 def by_device(loader: Loader) -> dict[str, int]:
