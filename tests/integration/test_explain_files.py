@@ -210,6 +210,34 @@ def test_a_config_that_is_wrong_beside_a_version_that_serves(tmp_path: Path, arc
         wait_until(lambda: not explain.ask("m")["because"], "the config is in force")
 
 
+def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(1, tmp_path / "other")
+    file = tmp_path / "models.config"
+    with started(tmp_path, entry("m"), model_config_file_poll_wait_seconds=0.1) as (served, explain):
+        good = file.read_text()
+        file.write_text(good.replace("base_path", "bsae_path"))
+        answer = explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED", "models.config:")
+        assert answer["sentence"].startswith("version 1 answers, but the config file was refused: ")
+        assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
+        assert "was refused" in explain.get("/v1/models:explain")["models"][0]["sentence"]
+        assert "was refused" in explain.get("/v1/overview")["server"]["config_refused"]["text"]
+        link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
+        assert str(file) in link.text
+        file.write_text(good)
+        wait_until(lambda: not explain.ask("m")["because"], "what the file says is in force")
+        assert explain.get("/v1/overview")["server"]["config_refused"] is None
+        labelled = config_text(tmp_path, entry("m", 'version_labels { key: "stable" value: 7 }'), entry("other"))
+        file.write_text(labelled)
+        answer = explain.wait("m/labels/stable", "NOT_CONFIGURED", "!LABEL_UNKNOWN", "gives it to version 7, but was")
+        assert "stable" in link_of(answer, "CONFIG_NOT_APPLIED")["text"]
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the config file names model 'other'")
+        file.write_text(labelled.replace("value: 7", "value: 1"))
+        explain.wait("m/labels/stable", "SERVING")
+        explain.wait("other", "SERVING")
+        assert not explain.ask("m")["because"]
+
+
 def test_a_server_that_looks_at_the_disk_once(tmp_path: Path, archives: TaggedArchives) -> None:
     archives.write_version(1, tmp_path / "m")
     with started(tmp_path, entry("m"), model_control_mode="none") as (_, explain):

@@ -195,12 +195,13 @@ def _show(question: Question, answer: Tree, as_json: bool) -> None:
 
 def _list_lines(models: Sequence[Tree]) -> list[str]:
     """The verdict, the model, and what is the case; what to do below, where there is something to do."""
-    lines = []
+    lines: list[str] = []
     width = max((len(line["verdict"]) for line in models), default=0)
     for line in models:
         lines.append(f"{line['verdict']:{width}}  {line['model']}: {line['sentence']}")
-        if line["fix"] and line["verdict"] != SERVING:
-            lines.append(f"{'':{width}}  do: {line['fix']}")
+        remedy = f"{'':{width}}  do: {line['fix']}"
+        if line["fix"] and remedy not in lines:
+            lines.append(remedy)
     return lines
 
 

@@ -55,8 +55,18 @@ class ServerLifecycle:
         interval = options.model_config_file_poll_wait_seconds
         if options.follows_changes and options.model_config_file and interval > 0:
             file, directory = options.model_config_file, working_directory(options)
-            apply, on_refused = self.core.follow, self.core.config_refused
-            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, apply, on_refused))
+            core = self.core
+            self._watchers.append(
+                ConfigFileWatcher(
+                    file,
+                    directory,
+                    interval,
+                    self._config,
+                    core.follow,
+                    core.config_refused,
+                    core.config_file_looked_at,
+                )
+            )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
 

@@ -35,7 +35,7 @@ REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What a row of the table looks at. ``version`` is None for a model of which no version is meant; then ``found`` is
-    too. ``paths``: whether texts may name paths of the server."""
+    too. ``paths``: whether texts may name paths of the server. ``depth`` is 0 for what was asked about."""
 
     model: ModelSnapshot
     verdict: Verdict
@@ -347,6 +347,14 @@ def _not_configured(case: Case) -> Link | None:
     return words.not_configured(case.model, case.paths)
 
 
+def _config_refused(case: Case) -> Link | None:
+    """Said once, of what was asked for."""
+    refused = case.model.server.refused_config
+    if refused is None or case.depth:
+        return None
+    return words.config_refused(refused, case.paths)
+
+
 def _control_mode(case: Case) -> Link | None:
     if _by_calls(case.model) and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
         return words.control_mode(case.model, case.version)
@@ -381,6 +389,7 @@ TABLE = (
     _seen_soon,
     _base_path,
     _not_configured,
+    _config_refused,
     _control_mode,
     _server_stops,
 )
@@ -477,7 +486,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
 
 def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:
     verdict = verdict_of_version(model, found.version)
-    because = chain(Case(model, verdict, found.version, found))
+    because = chain(Case(model, verdict, found.version, found, depth=1))
     text = words.sentence(model, found.version, None, verdict, verdict, because)
     return VersionLine(found.version, verdict, text, found.state.time if found.state is not None else None)
 

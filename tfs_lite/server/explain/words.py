@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -19,7 +20,7 @@ from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.server_core import Burden
+from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
 MOST_SHOWN = 5
@@ -104,6 +105,14 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     if found.remark.code is StatusCode.UNAVAILABLE:
         fix = "wait: it is loaded anew by itself"
     return Link(Cause.CONFIG_NOT_APPLIED, found.remark.message, fix)
+
+
+def config_refused(refused: StandingRefusal, paths: bool) -> Link:
+    """Of all models: nothing of the file is in force."""
+    file = f" {refused.config.file}" if paths else ""
+    text = f"the config file{file} was refused: {refused.config.status.message}"
+    fix = f"correct the config file{file}: it is read again by itself; until then the config of before is in force"
+    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, refused.since, "model-config.md")
 
 
 # What is on its way.
@@ -352,7 +361,16 @@ def label_unknown(model: ModelSnapshot, label: str) -> Link:
     text = f'the model has no label "{label}"; it has: {known}'
     example = f'version_labels {{ key: "{label}" value: {newest if newest is not None else "N"} }}'
     fix = f"ask for one of these, or add {example} to the model's config and reload: tfs-lite reload FILE"
+    said = _said_by_refused_file(model)
+    if said is not None and label in said.version_labels:
+        text += f"; the config file gives it to version {said.version_labels[label]}, but was refused"
+        fix = "correct the config file: it is read again by itself"
     return Link(Cause.LABEL_UNKNOWN, text, fix)
+
+
+def _said_by_refused_file(model: ModelSnapshot) -> ModelConfig | None:
+    refused = model.server.refused_config
+    return refused.config.named(model.name) if refused is not None else None
 
 
 def label_to_missing(model: ModelSnapshot, label: str, verdict: Verdict) -> Link:
@@ -372,6 +390,9 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
         f"; did you mean {' or '.join(near)}?" if near else f"; served are: {listed(sorted(server.known)) or 'none'}"
     )
     text = f"no model {model.name!r} is served{served} (models come from {_origin(model)})"
+    if _said_by_refused_file(model) is not None:
+        text = f"the config file names model {model.name!r}, but was refused"
+        return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
     return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
 
 
