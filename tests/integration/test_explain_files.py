@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import torch
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.testing.servers.explanations import Explanations, link_of
@@ -59,6 +60,8 @@ def test_a_base_path_that_goes_while_a_version_serves(tmp_path: Path, archives: 
         explain.wait("m", "SERVING", "!BASE_PATH_PROBLEM", "does not exist")
         (tmp_path / "away").rename(tmp_path / "m")
         wait_until(lambda: not explain.ask("m")["because"], "all is well again")
+        told = [event["kind"] for event in explain.ask("m")["events"] if event["kind"].startswith("BASE_PATH")]
+        assert told == ["BASE_PATH_PROBLEM", "BASE_PATH_GOOD"]
 
 
 def test_a_base_path_without_versions(tmp_path: Path, archives: TaggedArchives) -> None:
@@ -95,6 +98,20 @@ def test_a_version_that_the_policy_passes_over(tmp_path: Path, archives: TaggedA
         served.reload(entry("m", "model_version_policy { specific { versions: 2 } }"))
         answer = explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER", "specific takes 2")
         assert "versions: 1" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+
+
+def test_a_newer_version_that_the_policy_passes_over_shows_in_what_is_said_of_the_model(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    with started(tmp_path, entry("m", "model_version_policy { specific { versions: 1 } }")) as (served, explain):
+        answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 2 is on disk and newer, but")
+        assert answer["sentence"] == "version 1 answers"
+        fix = link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        copied = fix.removeprefix("set ").partition(" in the model's config")[0]
+        served.reload(entry("m", copied))
+        explain.wait("m/versions/2", "SERVING")
 
 
 def test_a_version_that_is_asked_for_by_number_and_missing(tmp_path: Path, archives: TaggedArchives) -> None:
@@ -145,6 +162,16 @@ def test_an_archive_that_holds_a_pickle(tmp_path: Path, archives: TaggedArchives
     with started(tmp_path, entry("m")) as (_, explain):
         answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "x.pkl")
         assert "publish a good one as version 2" in link_of(answer, "ARTEFACT_REFUSED")["fix"]
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_a_pickle_in_place_of_an_archive(tmp_path: Path, archives: TaggedArchives) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "m" / "1" / "model.pt2")
+    with started(tmp_path, entry("m"), ready=False) as (_, explain):
+        answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "is a pickle that torch.save wrote")
+        assert "tfs_lite.save" in answer["sentence"]
         archives.write_version(2, tmp_path / "m")
         explain.wait("m", "SERVING")
 
