@@ -189,7 +189,7 @@ class Recorder:
         return f"the version policy takes {taken} now" if taken else "the version policy takes no version now"
 
     def wanted_anew(self, servable_id: ServableId) -> None:
-        """Somebody wants another load of a version that serves."""
+        """The thread's origin wants another load of a version that serves."""
         origin = current_origin()
         with self._lock:
             version = self._versions.get(servable_id)
