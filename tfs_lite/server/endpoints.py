@@ -17,7 +17,8 @@ from typing import Any
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import REST
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import DenialEvents

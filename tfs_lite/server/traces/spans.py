@@ -19,7 +19,8 @@ from tfs_lite.core.model import BatchTrace, CallTrace, TextTimes
 from tfs_lite.core.request_context import TraceContext
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import GRPC, CallTimes, EndedRequest
+from tfs_lite.metrics.ended_requests import CallTimes, EndedRequest
+from tfs_lite.metrics.requests import GRPC
 
 Attribute: TypeAlias = str | int | float | bool
 MAX_LINKS = 128

@@ -24,7 +24,9 @@ from typing import Protocol
 from tfs_lite.core.model import CallTrace
 from tfs_lite.core.request_context import TraceContext
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import PREDICTIONS, RecordedRequest, RequestMetrics, ended_request
+from tfs_lite.metrics.ended_requests import ended_request
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import PREDICTIONS, RequestMetrics
 from tfs_lite.server.traces.medians import Medians
 from tfs_lite.server.traces.spans import ChosenRequest, SpanId, new_span, new_trace
 from tfs_lite.serving.statistics.trace_settings import V2Settings

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.model import CallTrace, PredictCall, StepTimes
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import GRPC, RecordedRequest, RequestMetrics
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.server.traces.spans import ChosenRequest
 from tfs_lite.server.traces.tracer import MAX_FAILURES, MAX_OF_CLIENTS, Tracer
 from tfs_lite.serving.statistics.trace_config import read_trace_config
