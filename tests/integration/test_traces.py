@@ -231,6 +231,21 @@ def test_steps_of_an_ensemble_and_models_in_processes_of_their_own_belong_to_the
     assert {span.resource["service.name"] for span in collector.spans} == {"tfs_lite"}
 
 
+def test_the_tracestate_of_a_caller_goes_with_every_span_of_its_trace(
+    repository: Path, collector: TraceCollector
+) -> None:
+    ids = new_parent()
+    with traced(repository, collector, "rate=0") as served:
+        body = {"instances": [[1.0, 2.0, 3.0]]}
+        headers = {"traceparent": traceparent(ids), "tracestate": "vendor=a:b,other@x=1"}
+        answer = httpx.post(f"{served.url}/v1/models/plus:predict", json=body, headers=headers, timeout=TIMEOUT)
+        assert answer.status_code == 200, answer.text
+        wait_for_servers(collector, 1)
+    states = {span.name: span.state for span in collector.spans if span.trace_id == ids[0]}
+    names = ("Predict plus", "decode", "queue", "compute", "encode")
+    assert states == dict.fromkeys(names, "vendor=a:b,other@x=1")
+
+
 def test_failures_are_traced_at_rate_0_and_say_where_and_why(repository: Path, collector: TraceCollector) -> None:
     with traced(repository, collector, "rate=0") as served:
         asking = Asking(served)
@@ -269,6 +284,43 @@ def test_every_nth_request_is_traced_and_callers_that_do_not_record_are_not_foll
     assert not collector.of_trace(ids[0])
 
 
+def lost(served: ServerFixture) -> float:
+    """Traces that were dropped, for any reason."""
+    value = served.server.core.registry.get_sample_value
+    return sum(value("tfs_lite_traces_dropped_total", {"reason": why}) or 0 for why in ("queue_full", "not_taken"))
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_collector_that_comes_back_gets_the_traces_of_then_and_each_lost_one_is_counted(
+    repository: Path, collector: TraceCollector, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")  # seconds of attempts for one export
+    collector.status = status
+    asked = 0
+    with traced(repository, collector, "rate=1", "opentelemetry", "bsp_max_queue_size=10") as served:
+
+        def ask() -> None:
+            nonlocal asked
+            assert served.predict("plus").version == 1
+            asked += 1
+
+        for _ in range(30):
+            ask()
+        wait_until(lambda: lost(served) > 0, "traces are dropped", TIMEOUT)
+        collector.status = 200
+        ask()
+        exported = lambda: served.server.core.registry.get_sample_value("tfs_lite_traces_exported_total") or 0  # noqa: E731
+
+        def all_told() -> bool:
+            if not exported():
+                ask()
+            return bool(exported()) and exported() + lost(served) == asked
+
+        wait_until(all_told, "traces arrive again, and each is accounted for", TIMEOUT)
+        arrived = exported()
+    assert len(servers(collector.spans)) == arrived
+
+
 @pytest.mark.parametrize("trouble", ["down", "slow", "broken"])
 def test_a_collector_in_trouble_costs_traces_which_are_counted_and_no_request(
     repository: Path, collector: TraceCollector, trouble: str
@@ -283,14 +335,8 @@ def test_a_collector_in_trouble_costs_traces_which_are_counted_and_no_request(
             collector.__exit__(None, None, None)
         for _ in range(60):
             assert served.predict("plus").version == 1
-        dropped = lambda: sum(  # noqa: E731
-            served.server.core.registry.get_sample_value("tfs_lite_traces_dropped_total", {"reason": reason}) or 0
-            for reason in ("queue_full", "not_taken")
-        )
-        if trouble == "broken":
-            wait_until(lambda: dropped() > 0, "traces are dropped", TIMEOUT)
-        else:
-            wait_until(lambda: dropped() >= 30, "traces are dropped", TIMEOUT)
+        least = 1 if trouble == "broken" else 30
+        wait_until(lambda: lost(served) >= least, "traces are dropped", TIMEOUT)
         assert served.predict("plus").version == 1
         collector.open.set()
     assert collector.url == before or trouble == "down"

@@ -214,8 +214,8 @@ class _Converter:
         status = Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error)
         return ReadableSpan(
             name=span.name,
-            context=_context(span.id),
-            parent=None if span.parent is None else _context(span.parent, span.kind == SERVER),
+            context=_context(span.id, state=span.state),
+            parent=None if span.parent is None else _context(span.parent, span.kind == SERVER, span.state),
             resource=self._resource,
             attributes=dict(span.attributes),
             events=[Event(name, timestamp=self._wall(at)) for name, at in span.events],
@@ -232,10 +232,12 @@ class _Converter:
         return round(at * 1e9) + self._offset
 
 
-def _context(found: SpanId, remote: bool = False) -> Any:
-    from opentelemetry.trace import SpanContext, TraceFlags
+def _context(found: SpanId, remote: bool = False, state: str = "") -> Any:
+    """``state`` is a ``tracestate``; members of it that W3C does not know are left out."""
+    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
-    return SpanContext(found.trace, found.span, remote, TraceFlags(TraceFlags.SAMPLED))
+    members = TraceState.from_header([state]) if state else None
+    return SpanContext(found.trace, found.span, remote, TraceFlags(TraceFlags.SAMPLED), members)
 
 
 def _environment(name: str, usual: int) -> int:
