@@ -17,6 +17,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import Message, PredictRequest
@@ -30,6 +31,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 
 TIMEOUT = 60.0
+OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.2"}
 CONFIG = """
 platform: "python"
 max_batch_size: 8
@@ -380,6 +382,28 @@ def test_texts_over_openai_have_their_prompts_and_tokens_in_the_callers_trace(
             assert prefill.parent_id == compute.span_id
             assert (prefill.attributes["tfs_lite.tokens"], tokens.attributes["tfs_lite.tokens"]) == (3, 5)
         check_nesting(collector.spans)
+
+
+def test_openmetrics_has_the_ids_of_traces_that_the_collector_has(repository: Path, collector: TraceCollector) -> None:
+    with traced(repository, collector, "rate=1") as served:
+        served.predict("plus")
+        page = lambda: httpx.get(f"{served.url}/metrics", headers=OPENMETRICS, timeout=TIMEOUT).text  # noqa: E731
+        families = ("tfs_lite_request_seconds", "tfs_lite_batch_queue_seconds")
+        wait_until(lambda: page().count("trace_id=") == len(families), "both histograms have an exemplar", TIMEOUT)
+        found = {
+            family.name: (sample, sample.exemplar)
+            for family in text_string_to_metric_families(page())
+            for sample in family.samples
+            if sample.exemplar is not None
+        }
+        text = httpx.get(f"{served.url}/metrics", timeout=TIMEOUT).text
+        (root,) = servers(collector.spans)
+    assert set(found) == set(families)
+    for sample, exemplar in found.values():
+        assert exemplar.labels == {"trace_id": root.trace_id}
+        assert exemplar.value <= float(sample.labels["le"])
+        assert abs(float(exemplar.timestamp) - root.end / 1e9) < 60
+    assert "trace_id" not in text
 
 
 def test_what_waits_is_sent_when_the_server_stops(repository: Path, collector: TraceCollector) -> None:

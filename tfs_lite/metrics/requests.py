@@ -172,6 +172,13 @@ class RequestMetrics:
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
 
+    def add_exemplar(self, ended: EndedRequest, at: float) -> None:
+        """The trace of the request can be found by its id. ``at`` is when the request ended, in seconds since 1970."""
+        if ended.code is _OK and ended.method in PREDICTIONS:
+            with self._guard:
+                labels = (ended.model, "" if ended.version is None else str(ended.version))
+                self._seconds.add_exemplar(labels, ended.seconds, ended.trace_id, at)
+
     def unread(self, path: str, code: int, count: int) -> None:
         """Counts calls of gRPC that have ended before anything of them was read; so the model is not known."""
         method = path.rpartition("/")[2]
