@@ -17,7 +17,8 @@ from typing import Any
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import REST
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import DenialEvents
@@ -59,6 +60,7 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.server.traces.exemplars import Exemplars
 from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
 from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
@@ -151,7 +153,8 @@ class Endpoints:
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
-        self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
+        exemplars = Exemplars(core.request_metrics, core.batch_metrics)
+        self._exporter = make_exporter(traces, exemplars.add) if traces.mode == OPENTELEMETRY else None
         if self._exporter is not None:
             core.registry.register(TraceCollector(self._exporter))
             self._exporter.start()
