@@ -29,7 +29,7 @@ from tfs_lite.server.admin.events import EventFeed
 from tfs_lite.server.admin.events_grpc import EventsMethod
 from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
-from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.admin.http_app import MAX_PENDING_FORECASTS, MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
@@ -149,6 +149,7 @@ class Endpoints:
         )
         self.admin = AdminControl(core, health, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
         self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
@@ -230,6 +231,7 @@ class Endpoints:
             self._exporter.close()
         self._metrics_pages.close()
         self._questions.close()
+        self._forecasts.close()
         if self._dashboard is not None:
             self._dashboard.close()
         self._large_bodies.close()
@@ -261,7 +263,7 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
-            AdminService(self.admin, self._questions, self._manages_call),
+            AdminService(self.admin, self._questions, self._forecasts, self._manages_call),
             EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
@@ -275,7 +277,7 @@ class Endpoints:
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
             EventsApi(self._events, self._manages),
-            AdminApi(self.admin, self._questions, http.bodies, self._manages),
+            AdminApi(self.admin, self._questions, self._forecasts, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),

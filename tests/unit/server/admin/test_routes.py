@@ -11,6 +11,7 @@ from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import AdminRequest
 from tfs_lite.server.admin.grpc_service import read_question, read_ref
+from tfs_lite.server.admin.questions import MOST_MODELS
 from tfs_lite.testing.servers.in_process import serving
 
 
@@ -52,3 +53,13 @@ def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
 def test_a_question_over_grpc_that_is_wrong_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ServingError, match=message):
         read_ref(read_question(AdminRequest(json=text).SerializeToString(), ("model", "version", "label")))
+
+
+def test_config_of_too_many_models_is_refused_before_it_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    models = [{"name": f"m{number}", "base_path": f"/{number}"} for number in range(MOST_MODELS + 1)]
+    with serving(tmp_path, model_name="m", model_base_path=str(tmp_path / "m")) as it, httpx.Client() as http:
+        asked = {"model_config_list": {"config": models}}
+        refused = http.post(f"{it.url}/v1/config:explain", json=asked, timeout=60)
+        assert refused.status_code == 400
+        assert "10001 models are too many" in refused.json()["error"]
