@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,9 +114,15 @@ class Endpoints:
     two, ``close_workers`` at the end."""
 
     def __init__(
-        self, core: ServerCore, health: Health, settings: EndpointSettings, repository: RepositoryControl | None = None
+        self,
+        core: ServerCore,
+        health: Health,
+        settings: EndpointSettings,
+        read_again: Callable[[], str],
+        repository: RepositoryControl | None = None,
     ) -> None:
-        """``repository`` loads and unloads models by call; None: there are no such calls."""
+        """``read_again`` reads the config and the disk without waiting for the next poll. ``repository`` loads and
+        unloads models by call; None: there are no such calls."""
         options = core.options
         self._core = core
         self._health = health
@@ -147,7 +154,7 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health, repository)
+        self.admin = AdminControl(core, health, read_again, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         core.request_metrics.server_timing = options.server_timing

@@ -72,6 +72,9 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
     yield Route("/v1/config:explain", POST, lambda api: api.what_if, packs=True, about=about, scope=Scope.MANAGE)
 
+    about = About("readAgain", "Read the config and the disk again now.", "ReadAgain", ("400", "405", "429", "503"))
+    yield Route("/v1/config:reload", POST, lambda api: api.read_again, about=about, scope=Scope.MANAGE)
+
 
 def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
     return control.failed_request(query.names["request"])
@@ -137,6 +140,11 @@ class AdminApi(Api[AdminQuery]):
         _refuse_query(request)
         body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
         return await _reply(self._forecasts, lambda: self._control.what_if(read_body(body)))
+
+    async def read_again(self, request: Request, query: AdminQuery) -> Response:
+        """Takes no body. On the thread of forecasts, because it reads the disk as they do."""
+        _refuse_query(request)
+        return await _reply(self._forecasts, lambda: self._control.read_again(request.caller))
 
     async def answer(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
         _refuse_query(request)
