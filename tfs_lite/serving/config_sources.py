@@ -20,7 +20,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.history import Cause, Origin, acting
+from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.serving.config_checks import base_directory
@@ -170,6 +170,10 @@ class RepositoryWatcher:
         self._started.set()
         self._repository.start()
 
+    def look(self) -> None:
+        """Looks at the repository now, on the caller's thread."""
+        self._repository.poll()
+
     def close(self) -> None:
         self._repository.close()
 
@@ -179,7 +183,7 @@ class RepositoryWatcher:
         if not self._started.is_set() or self._found == before:
             return
         try:
-            with acting(Origin(Cause.POLL)):
+            with acting(current_origin() or Origin(Cause.POLL)):
                 self._apply(self._config(self._found))
         except ServingError as error:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))

@@ -350,6 +350,12 @@ class ServerCore:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
+    def look_again(self) -> None:
+        """The source looks at its directories now, on its own thread. FAILED_PRECONDITION where the options say that
+        nothing changes."""
+        self._require_following()
+        self.sources.wake()
+
     def config_refused(self, status: Status, model: str = "") -> None:
         """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
         that is no reload."""
