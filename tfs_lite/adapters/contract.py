@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import torch
 
@@ -173,7 +173,9 @@ class Platform:
     if the artefact in a directory contradicts a config, without opening it. ``reserve`` returns an upper
     bound of the bytes that a version takes on its device, from its files, the config and whether it goes to a GPU, or
     raises ServingError; None means that the bound follows from the size of the files. Models of an ``in_server``
-    platform always run in the server's process.
+    platform always run in the server's process. ``sandbox`` is for processes of models: "auto", one where the kernel
+    has it; "asked", only if the model's config or the server asks for it; "required", no process without it unless the
+    version is trusted.
     """
 
     name: str
@@ -185,6 +187,7 @@ class Platform:
     composed: bool = False
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
     in_server: bool = False
+    sandbox: Literal["auto", "asked", "required"] = "auto"
     open_in_process: Callable[[OpenRequest], LoadedModel] | None = None
     check_config: Callable[[str, ModelSettings], object] | None = None
 

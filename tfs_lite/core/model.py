@@ -47,18 +47,19 @@ class WorkerBusy(ServingError):
 
 class SandboxStatus(NamedTuple):
     """What the sandbox of a model's process holds, and what it does not on this kernel: of "files", "programs",
-    "network" and "signals". Without a sandbox both are empty."""
+    "network" and "signals"."""
 
-    holds: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
     started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
-    host where it runs, empty for this one; ``sandbox``: what its process cannot do. While it is not up: ``cause``, why it has ended; ``failure``, why it could
-    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``."""
+    host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could
+    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``. ``sandbox``: that of
+    its process, None if it is in none."""
 
     kind: str = "thread"
     up: bool = True
@@ -66,10 +67,10 @@ class WorkerStatus:
     restarts: int = 0
     reason: str = ""
     node: str = ""
-    sandbox: SandboxStatus = SandboxStatus()
     cause: str = ""
     failure: str = ""
     retry_at: float | None = None
+    sandbox: SandboxStatus | None = None
 
 
 class Model(Protocol):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tfs_lite.core.model import SandboxStatus
+from tfs_lite.core.status import failed_precondition
 from tfs_lite.workers.landlock import (
     DEVICE,
     OWN,
@@ -30,16 +31,7 @@ from tfs_lite.workers.landlock import (
     refuse_calls,
 )
 
-_LIBRARIES = (
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/usr/local/lib64",
-    "/usr/libexec",
-)
+_LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
 _SYSTEM_FACTS = (
     "/etc/ld.so.cache",
     "/etc/localtime",
@@ -88,14 +80,9 @@ class Sandbox:
     def status(self) -> SandboxStatus:
         return status_of(Kernel(self.landlock, self.filters))
 
-    def to_message(self) -> dict[str, object]:
-        """For a message to the process."""
-        return {"paths": [list(pair) for pair in self.paths], "landlock": self.landlock, "filters": self.filters}
-
-    @classmethod
-    def from_message(cls, fields: Mapping[str, Any]) -> Sandbox:
-        paths = tuple((str(path), int(access)) for path, access in fields["paths"])
-        return cls(paths, fields["landlock"], fields["filters"])
+    def to_message(self, own: str) -> dict[str, object]:
+        """For :func:`enter_by_message` in the process."""
+        return {"paths": self.paths, "landlock": self.landlock, "filters": self.filters, "own": own}
 
 
 def status_of(kernel: Kernel) -> SandboxStatus:
@@ -169,6 +156,18 @@ def enter(sandbox: Sandbox, own: str) -> None:
         allow_paths_only([*paths, (own, OWN)], sandbox.landlock)
     if sandbox.filters:
         refuse_calls()
+
+
+def enter_by_message(fields: Mapping[str, Any]) -> None:
+    """:func:`enter`, with what :meth:`Sandbox.to_message` gave. FAILED_PRECONDITION if the system refuses it."""
+    paths = tuple((str(path), int(access)) for path, access in fields["paths"])
+    try:
+        enter(Sandbox(paths, fields["landlock"], fields["filters"]), fields["own"])
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+    else:
+        return
+    raise failed_precondition(f"cannot be loaded: the system refuses its process the sandbox ({reason})")
 
 
 def _work_in(own: str) -> None:
