@@ -76,7 +76,7 @@ class Sandboxes:
 def _refusal(platform: Platform, strange: bool, asked: bool, why: str) -> ServingError:
     if strange:
         message = f"platform {platform.name} runs what the version brings, so it needs a sandbox, and {why}"
-        advice = "; if you trust where it comes from, add its path to --trusted_model_paths"
+        advice = "; if you trust where it comes from, add its path to --trusted_model_base_paths"
         return ServingError(StatusCode.PERMISSION_DENIED, message + advice, Reason.NEEDS_TRUST)
     wish = "parameters: worker_sandbox is true" if asked else "this server runs with --worker_sandbox=require"
     return failed_precondition(f"{wish}, and {why}")

@@ -47,7 +47,7 @@ class Quantile:
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One instance of a version. ``pid`` is empty without a process of its own, ``reason`` unless the model was opened
-    in another way than usual, ``sandbox`` unless its process is in one."""
+    in another way than usual, ``sandbox`` says what is out of the reach of its process, if it is in one."""
 
     instance: str
     kind: str = ""
@@ -238,8 +238,8 @@ def _worker_text(worker: Worker) -> str:
         words.append("down")
     if worker.restarts:
         words.append(f"({worker.restarts} restart{'s' if worker.restarts != 1 else ''})")
-    if worker.sandbox:
-        words.append(f"[no {', '.join(worker.sandbox.split())}]")
+    if "files" in worker.sandbox.split():
+        words.append("sandboxed")
     return " ".join(words) + (f": {worker.reason}" if worker.reason else "")
 
 
