@@ -141,4 +141,4 @@ def test_metrics_say_what_holds(server, probe) -> None:
 
 def test_model_that_asks_for_a_sandbox_in_a_thread_is_told_that_there_is_none(server, probe) -> None:
     (version,) = listed(server)["wrong"]["model_version_status"]
-    assert 'worker "thread" has no sandbox' in version["status"]["error_message"]
+    assert "a model in the server's process has none" in version["status"]["error_message"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from tfs_lite.adapters.contract import OpenRequest, Platform
+from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.landlock import Kernel, probe_kernel
 from tfs_lite.workers.sandbox import Sandbox, linked_files, plan, status_of
@@ -41,8 +41,7 @@ class Sandboxes:
     def choose(self, platform: Platform, request: OpenRequest) -> Sandbox | None:
         """The sandbox for a process with this version; None: it gets none. PERMISSION_DENIED if the version may only
         run in one or be trusted, FAILED_PRECONDITION if the server or the config ask for one that cannot be."""
-        strange = platform.sandbox == "required" and not request.trusted
-        asked = asks_for_sandbox(request.settings.parameters)
+        strange, asked = _is_strange(platform, request), asks_for_sandbox(request.settings.parameters)
         if self._mode == "off":
             if strange or asked:
                 raise _refusal(platform, strange, asked, "this server runs with --worker_sandbox=off")
@@ -60,7 +59,13 @@ class Sandboxes:
             return None
         directory = request.files.directory
         links = () if strange else linked_files(directory)
-        return plan(directory, links=links, gpu=request.device.type == "cuda", kernel=kernel)
+        return plan(directory, links=links, gpu=request.on_gpu, kernel=kernel)
+
+    def check_replicas(self, platform: Platform, request: OpenRequest) -> None:
+        """Replicas on other machines are in no sandbox: raises as :meth:`choose` where one is needed."""
+        strange, asked = _is_strange(platform, request), asks_for_sandbox(request.settings.parameters)
+        if strange or asked or self._mode == "require":
+            raise _refusal(platform, strange, asked, 'a replica (worker "ray") has none')
 
     def _say(self, holds: tuple[str, ...], lacks: tuple[str, ...]) -> None:
         """Logs once what the kernel does not offer."""
@@ -71,6 +76,10 @@ class Sandboxes:
                 "are in a sandbox" if holds else "are in no sandbox, which this system does not offer",
                 ", ".join(lacks),
             )
+
+
+def _is_strange(platform: Platform, request: OpenRequest) -> bool:
+    return platform.sandbox == "required" and not request.trusted
 
 
 def _refusal(platform: Platform, strange: bool, asked: bool, why: str) -> ServingError:

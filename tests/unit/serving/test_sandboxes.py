@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
@@ -27,7 +26,7 @@ Wish = Literal["auto", "asked", "required"]
 @pytest.fixture
 def request_(tmp_path: Path) -> OpenRequest:
     (tmp_path / "file").touch()
-    return OpenRequest(ServableId("m", 1), read_version(str(tmp_path)), torch.device("cpu"), False)
+    return OpenRequest(ServableId("m", 1), read_version(str(tmp_path)), "cpu", False)
 
 
 def platform(wish: Wish) -> Platform:
@@ -118,6 +117,21 @@ def test_linked_files_are_readable_unless_a_stranger_may_have_linked_them(
         chosen = Sandboxes("auto", lambda: WHOLE).choose(platform(wish), replace(request_, trusted=trusted))
         assert chosen is not None
         assert (str(elsewhere) in dict(chosen.paths)) is readable
+
+
+@pytest.mark.parametrize(
+    ("mode", "wish", "refused"),
+    [("auto", "auto", False), ("off", "auto", False), ("require", "auto", True), ("auto", "required", True)],
+)
+def test_replicas_are_refused_where_a_sandbox_is_needed(
+    request_: OpenRequest, mode: str, wish: Wish, refused: bool
+) -> None:
+    check = Sandboxes(mode, lambda: WHOLE).check_replicas
+    if not refused:
+        check(platform(wish), request_)
+        return
+    with pytest.raises(ServingError, match=r'a replica \(worker "ray"\) has none'):
+        check(platform(wish), request_)
 
 
 def test_python_models_have_to_ask() -> None:
