@@ -17,7 +17,7 @@ from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.onnx.inspection import inspect_model
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, open_session, run_error
-from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, signature_of
+from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, signature_of
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
@@ -35,7 +35,7 @@ FIXED_BYTES = 32 << 20
 _INTEGERS = {
     dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
     for number, dtype in ELEMENT_TYPES.items()
-    if dtype is DataType.BFLOAT16 or dtype.name.startswith("FLOAT8")
+    if dtype in NOT_IN_NUMPY
 }
 """Element types that onnxruntime does not exchange with numpy: ONNX's number, and integers of the same width."""
 

@@ -36,6 +36,7 @@ SAFE_ENTRIES = frozenset(
     }
 )
 """Entries that name no file and load nothing; all others need trust."""
+MAX_MESSAGE = 600
 _ERRORS_ONLY = 3
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : (\w+) : ")
 _SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ ")
@@ -151,7 +152,7 @@ def _said(error: Exception) -> tuple[str, str]:
     place = _SOURCE.search(text)
     if place:
         text = text[: place.start()] + _behind_function(text[place.end() :])
-    return prefix[1] if prefix else "", re.sub(r"(?:[\w.-]*/)+([\w.-]+)", r"\1", text)[:300]
+    return prefix[1] if prefix else "", re.sub(r"(?:[\w.-]*/)+([\w.-]+)", r"\1", text)[:MAX_MESSAGE]
 
 
 def _behind_function(text: str) -> str:

@@ -34,6 +34,10 @@ ELEMENT_TYPES = {
     20: DataType.FLOAT8_E5M2FNUZ,
 }
 """By ``TensorProto.DataType``. onnxruntime has no complex numbers, and clients have nothing below a byte."""
+NOT_IN_NUMPY = frozenset(
+    dtype for dtype in ELEMENT_TYPES.values() if dtype is DataType.BFLOAT16 or dtype.name.startswith("FLOAT8")
+)
+"""Element types that onnxruntime does not exchange with numpy."""
 
 
 def signature_of(model: ModelFile, settings: ModelSettings) -> Signature:
@@ -49,6 +53,12 @@ def signature_of(model: ModelFile, settings: ModelSettings) -> Signature:
         batch = SymbolicDim(BATCH_SYMBOL)
         inputs = tuple(_batched(spec, batch, "input") for spec in inputs)
         outputs = tuple(_batched(spec, batch, "output") for spec in outputs)
+    types = {spec.dtype for spec in inputs}
+    if DataType.STRING in types and types & NOT_IN_NUMPY:
+        raise failed_precondition(
+            f"{ARTEFACT} takes texts and {(types & NOT_IN_NUMPY).pop().text} at once, which onnxruntime in Python "
+            "does not: export it with float inputs"
+        )
     return Signature(inputs, outputs)
 
 
