@@ -108,7 +108,7 @@ def as_bytes(value: int | memoryview) -> memoryview:
 
 
 def damaged() -> ServingError:
-    return ServingError(StatusCode.DATA_LOSS, "the file is damaged: its bytes are no such message")
+    return ServingError(StatusCode.DATA_LOSS, "the file is damaged: its bytes are no protobuf message")
 
 
 def _signed(value: int) -> int:
