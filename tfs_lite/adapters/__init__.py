@@ -15,7 +15,7 @@
     warmup              the requests of a version's config and warm-up file, run before clients can send any
     model_warmup        Triton's ``model_warmup``: runs of every instance
     replay              runs a recorded request as the server would; ``warmup`` uses it
-    save                ``tfs_lite.save``
+    saving/             ``tfs_lite.save``
 
 Only this package imports torch for models. No file is trusted before it was inspected: archives are read without torch
 (``inspect``), code needs the operator's trust, and a load that fails leaves no memory behind.

@@ -1,8 +1,8 @@
 """What a server would do with the versions on disk, and their signatures, without serving or running any of them.
 
 The sources' own code decides which versions are complete and wanted (one poll, as at the start of a server); the
-loaders' own code decides on platforms and trust, and inspects archives. A program is read only if its config makes
-claims about it. Only what needs the model to run is not checked.
+loaders' own code decides on platforms and trust, and inspects archives and reads what they
+take and give. Only what needs the model to run is not checked.
 """
 
 from __future__ import annotations
@@ -196,8 +196,6 @@ def settings_of(path: str, place: str, model: str) -> ModelSettings:
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = pytorch_export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
-    if not (settings.input or settings.output or settings.signatures):
-        return None
     try:
         return pytorch_export.check_config(files.directory, settings)
     except ServingError as error:

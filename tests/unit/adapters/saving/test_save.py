@@ -151,7 +151,7 @@ def test_module_that_cannot_be_exported_says_why_and_leaves_nothing(tmp_path, mo
     with pytest.raises(ServingError, match=f"{type(module).__name__} cannot be exported: ") as caught:
         save(module, tmp_path, example_inputs=(torch.ones(4, 3),))
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
-    assert caught.value.__cause__ is not None
+    assert caught.value.__suppress_context__
     assert list(tmp_path.iterdir()) == []
 
 
