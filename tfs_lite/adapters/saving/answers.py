@@ -18,6 +18,10 @@ from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
 from tfs_lite.core.status import ServingError, failed_precondition
 
+_REASON = (
+    "Usual reasons are what Python does on the side in forward, such as a list on self to which it appends (a program "
+    "keeps what was there during the export: use buffers), and a forward that asks whether it is being exported"
+)
 _NOISE = 1e-9
 _CPU = torch.device("cpu")
 
@@ -41,7 +45,7 @@ def check_answers(saved: LoadedModel, module: torch.nn.Module, example: Example)
             if not _close(first[name], second[name]):
                 varying.setdefault(name, array if question is example else np.asarray(()))
             elif not _close(first[name], array):
-                raise failed_precondition(f"the exported {kind} answers {what} differently: {name}")
+                raise failed_precondition(f"the exported {kind} answers {what} differently: {name}. {_REASON}")
     if varying:
         later = _ask(saved, example, kind, "the example")
         for name, array in varying.items():

@@ -132,7 +132,7 @@ def dynamic_dimensions(
             other, size = sizes.setdefault(symbol, (name, value.shape[index]))
             if size != value.shape[index]:
                 raise _sizes_differ(symbol, (other, size), (name, value.shape[index]))
-        found[name] = {index: symbols.setdefault(symbol, Dim(symbol)) for index, symbol in named.items()} or None
+        found[name] = {index: _dim(symbol, symbols) for index, symbol in named.items()} or None
     return found
 
 
@@ -149,6 +149,12 @@ def _check_dim(name: str, value: torch.Tensor, index: int, dim: str | Dim) -> st
             f"constant; give an example of at least {FEWEST}"
         )
     return _name(dim)
+
+
+def _dim(name: str, known: dict[str, Dim]) -> Dim:
+    if name not in known:
+        known[name] = Dim(name)
+    return known[name]
 
 
 def _name(dim: str | Dim) -> str:

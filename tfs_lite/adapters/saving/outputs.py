@@ -75,8 +75,10 @@ def _parts(value: object) -> dict[str, Any] | None:
 
 
 def _no_tensor(kind: str, name: str, value: object) -> ServingError:
-    what = f"{kind} cannot be exported: its output {name} is a {type(value).__name__}, and only tensors can be served."
-    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+    number = isinstance(value, int | float | torch.SymInt | torch.SymFloat)
+    found = "number" if number else type(value).__name__
+    what = f"{kind} cannot be exported: its output {name} is a {found}, and only tensors can be served."
+    if number:
         return failed_precondition(f"{what} Return torch.full((), value) in place of the number, or leave it out")
     if "Cache" in type(value).__name__:
         return failed_precondition(

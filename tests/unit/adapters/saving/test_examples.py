@@ -50,7 +50,8 @@ def test_dimensions_of_one_name_have_one_size_and_that_size_is_any(saved):
     model = saved(Weighted(), {"ids": IDS, "mask": IDS}, dynamic_dims=dims)
     first, second = model.signatures[DEFAULT_SIGNATURE].inputs
     assert first.shape == second.shape
-    assert len(set(first.shape)) == 2 and all(isinstance(dim, SymbolicDim) for dim in first.shape)
+    assert len(set(first.shape)) == 2
+    assert all(isinstance(dim, SymbolicDim) for dim in first.shape)
     longer = np.ones((3, 11), np.int64)
     answer = model.run(DEFAULT_SIGNATURE, {"ids": longer, "mask": longer}, ())
     assert answer["output_0"].tolist() == (longer * 3.0).tolist()

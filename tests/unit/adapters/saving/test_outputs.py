@@ -54,7 +54,7 @@ def test_everything_else_becomes_tensors_by_name(result, names):
     ("result", "message"),
     [
         ((ONE, "done"), "its output output_1 is a str, and only tensors can be served"),
-        ({"count": 3}, "its output count is a int, and only tensors can be served. Return torch.full((), value)"),
+        ({"count": 3}, "its output count is a number, and only tensors can be served. Return torch.full((), value)"),
         ({"deep": {"deeper": {"deepest": ONE}}}, "its output deep.deeper is a dict"),
         ({"a": {"b": ONE}, "a.b": TWO}, "returns two tensors called a.b"),
         ("done", "its output output_0 is a str"),

@@ -235,7 +235,7 @@ def test_program_that_differs_for_other_values_only_is_refused(tmp_path, example
     message = refusal(
         save, ExportsOtherwise(), tmp_path, example_inputs=(example, example), code=StatusCode.FAILED_PRECONDITION
     )
-    assert message == "the exported ExportsOtherwise answers other values differently: output_0"
+    assert message.startswith("the exported ExportsOtherwise answers other values differently: output_0. ")
     assert list(tmp_path.iterdir()) == []
 
 
