@@ -11,10 +11,10 @@ import contextlib
 import numpy as np
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel
+from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.pytorch.tensors import to_arrays
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.saving.examples import Example
-from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
 from tfs_lite.core.status import ServingError, failed_precondition
 

@@ -99,8 +99,8 @@ def _reason(error: Exception, places: Mapping[str, str]) -> str:
         return (
             f"{line}the code decides by the values in a tensor, and a program has one way for all values. Compute both "
             "results and choose with torch.where(condition, a, b), or with torch.cond where both cost much. Decisions "
-            "are `if` and `while` on a tensor, .item(), int(), float() and bool() of one, and the size of a selection such "
-            "as x[x > 0], which a product with a mask can replace"
+            "are `if` and `while` on a tensor, .item(), int(), float() and bool() of one, and the size of a selection "
+            "such as x[x > 0], which a product with a mask can replace"
         )
     if found := _CONSTANT.search(message):
         return _constant(found[1], found[2], places)

@@ -17,8 +17,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
-from tfs_lite.adapters.contract import NeedsProcess, OpenRequest, VersionFiles
-from tfs_lite.adapters.pytorch_export import ARTEFACT, ExportedModel, open_by_torch, open_exported
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
+from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
 from tfs_lite.adapters.saving.answers import check_answers
 from tfs_lite.adapters.saving.examples import (
     DynamicDims,
@@ -127,7 +127,7 @@ def _suggested_bounds(message: str) -> str:
 
 def _load(staging: str, module: torch.nn.Module, example: Example, trusted: bool) -> ExportedModel:
     """Loads and inspects what was saved, as the server does."""
-    device = next((value.device for value in example.tensors.values()), torch.device("cpu"))
+    device = next((str(value.device) for value in example.tensors.values()), "cpu")
     files = VersionFiles(staging, frozenset({ARTEFACT}))
     request = OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)
     try:

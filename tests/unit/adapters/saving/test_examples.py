@@ -8,7 +8,7 @@ import torch
 from torch.export import Dim
 
 from tfs_lite import save
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, SymbolicDim
 from tfs_lite.testing.errors import refusal
 
