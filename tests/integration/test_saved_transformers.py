@@ -103,11 +103,14 @@ def _model(name: str) -> torch.nn.Module:
 
 
 def _inputs(takes: str, rows: int) -> dict[str, torch.Tensor | None]:
+    """The last of several texts is padded: a program must not take the example's mask, all ones, for a constant."""
     ids = torch.randint(3, 90, (rows, 8))
+    mask = torch.ones_like(ids)
+    mask[1:, 5:] = 0
     image = torch.randn(rows, 3, 32, 32)
     return {
         "ids": {"input_ids": ids},
-        "text": {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": None},
+        "text": {"input_ids": ids, "attention_mask": mask, "token_type_ids": None},
         "image": {"pixel_values": image},
         "both": {"input_ids": ids, "pixel_values": image},
         "sound": {"input_values": torch.randn(rows, 400)},
