@@ -112,7 +112,7 @@ def _described(document: Document, settings: ModelSettings) -> tuple[Signature, 
         signature, plain_sizes = signature_of(document), has_only_plain_sizes(document)
     except MISREAD:
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
-    _check_settings(signature, settings)
+    check_program(signature, settings)
     return signature, plain_sizes
 
 
@@ -129,7 +129,7 @@ def _graph_switch(request: OpenRequest, program: Program) -> GraphSwitch | None:
     return GraphSwitch(request.id)
 
 
-def _check_settings(signature: Signature, settings: ModelSettings) -> None:
+def check_program(signature: Signature, settings: ModelSettings) -> None:
     """INVALID_ARGUMENT if the config contradicts the program; it may repeat what the program declares."""
     for kind, specs, tensors in (
         ("input", signature.inputs, settings.input),

@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 import torch
 
-from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.adapters.pytorch.tensors import to_arrays
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.saving.examples import Example
@@ -26,7 +26,7 @@ _NOISE = 1e-9
 _CPU = torch.device("cpu")
 
 
-def check_answers(saved: LoadedModel, module: torch.nn.Module, example: Example) -> None:
+def check_answers(saved: OpenedModel, module: torch.nn.Module, example: Example) -> None:
     """FAILED_PRECONDITION unless the program does what the module does.
 
     The program is asked what the module was asked before, in the same order: both may have a state. A module that
@@ -63,7 +63,7 @@ def _lost(kind: str, name: str) -> str:
     )
 
 
-def _ask(saved: LoadedModel, question: Example, kind: str, what: str) -> dict[str, Tensor]:
+def _ask(saved: OpenedModel, question: Example, kind: str, what: str) -> dict[str, Tensor]:
     try:
         return saved.run(DEFAULT_SIGNATURE, to_arrays(question.tensors, _CPU), ())
     except ServingError as error:

@@ -32,6 +32,10 @@ class Example:
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.names, (*self.args, *self.kwargs.values()), strict=True))
 
+    @property
+    def device(self) -> torch.device:
+        return next((value.device for value in self.tensors.values()), torch.device("cpu"))
+
     def replace(self, tensors: Mapping[str, torch.Tensor]) -> Example:
         """The same inputs with other values."""
         by_position = self.names[: len(self.args)]

@@ -25,7 +25,7 @@ from tfs_lite.core.status import ServingError, failed_precondition
 
 logger = logging.getLogger(__name__)
 _NOT_OF_THE_MODULE = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
-_CONSTANT = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_CONSTANT = re.compile(r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _EQUAL = re.compile(r"The values of (\w+) = .* and (\w+) = .* must always be equal")
 _FIX = re.compile(r"^ *(\w+) = (.+)$", re.MULTILINE)
 
@@ -40,6 +40,8 @@ def without_torch_logs() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+            for kind in (DeprecationWarning, FutureWarning):  # meant for torch itself
+                warnings.filterwarnings("ignore", category=kind)
             yield
     finally:
         for one, level in zip(loggers, before, strict=True):

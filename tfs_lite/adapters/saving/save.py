@@ -11,15 +11,17 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from tfs_lite.adapters.aoti.model import open_compiled
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
 from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
 from tfs_lite.adapters.saving.answers import check_answers
+from tfs_lite.adapters.saving.compiled import check_compiler, write_compiled
 from tfs_lite.adapters.saving.examples import (
     DynamicDims,
     Example,
@@ -46,6 +48,8 @@ def save(
     dynamic_dims: DynamicDims | None = None,
     dynamic_shapes: Any = None,
     trusted: bool = False,
+    compile: Literal["", "aoti"] = "",
+    isa: Literal["", "avx2", "avx512"] = "",
 ) -> Path:
     """Exports ``module`` and publishes it as ``base/<version>`` (without a version: the next one). Returns that path.
 
@@ -56,13 +60,19 @@ def save(
     dict, fields of a dataclass or named tuple, ``outer.inner`` for what lies in another; None is left out. The module
     is exported in eval mode and left as it was, but for parameters and plain attributes that it changes itself.
     ``trusted`` allows what servers load only from trusted paths, such as operators of other libraries.
+    ``compile="aoti"`` adds machine code by AOTInductor, for processors like this one or with the instructions ``isa``:
+    it takes a C++ compiler and up to minutes, and servers load it only from trusted paths.
 
     Raises ServingError: INVALID_ARGUMENT (examples that do not fit together), FAILED_PRECONDITION (the module cannot be
     exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there).
     """
     if dynamic_dims and dynamic_shapes is not None:
         raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")
+    if compile not in ("", "aoti"):
+        raise invalid_argument(f'compile is "{compile}", expected "aoti" or nothing')
     given = example = read_examples(module, example_inputs)
+    if compile:
+        check_compiler(isa, example.device)
     if dynamic_shapes is None:
         dims = dynamic_dims or {}
         example = batch_example(given, max_batch_size, dims) if dynamic_batch else given
@@ -73,9 +83,15 @@ def save(
         except Exception as error:
             # torch's own stack, which a beginner cannot use, is logged and not shown
             raise refusal(module, given, example, dynamic_shapes, error) from None
-        torch.export.save(program, os.path.join(staging, ARTEFACT))
+        path = os.path.join(staging, ARTEFACT)
+        if compile == "aoti":
+            with without_torch_logs():
+                write_compiled(program, example, path, isa)
+        else:
+            torch.export.save(program, path)
         del program
-        with contextlib.closing(_load(staging, module, example, trusted)) as saved:
+        opens = open_compiled if compile == "aoti" else _open_exported
+        with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
             check_answers(saved, module, example)
         return Path(commit(staging, os.fspath(base), version).path)
 
@@ -125,11 +141,14 @@ def _suggested_bounds(message: str) -> str:
     return heading + fixes if lines and only_bounds else ""
 
 
-def _load(staging: str, module: torch.nn.Module, example: Example, trusted: bool) -> ExportedModel:
-    """Loads and inspects what was saved, as the server does."""
-    device = next((str(value.device) for value in example.tensors.values()), "cpu")
+def _request(staging: str, module: torch.nn.Module, example: Example, trusted: bool) -> OpenRequest:
+    """What the server would be asked to open."""
+    device = str(example.device)
     files = VersionFiles(staging, frozenset({ARTEFACT}))
-    request = OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)
+    return OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)
+
+
+def _open_exported(request: OpenRequest) -> ExportedModel:
     try:
         return open_exported(request)
     except NeedsProcess:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.failures import load_failure
@@ -204,6 +205,10 @@ def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSetting
     return None
 
 
+def _inspect_compiled(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
+    return aoti.check_config(files.directory, settings)
+
+
 def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
@@ -260,6 +265,7 @@ def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSetti
 
 _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signature | None]] = {
     export.NAME: _inspect_exported,
+    aoti.NAME: _inspect_compiled,
     libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
     LANGUAGE_MODEL: _inspect_language_model,
