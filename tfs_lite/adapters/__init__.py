@@ -4,7 +4,7 @@
     contract            what a platform promises: how it recognises its artefact, how it opens it
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
-    pytorch_export, pytorch_libtorch, python/, language/   the platforms
+    pytorch_export, pytorch_libtorch, python/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python

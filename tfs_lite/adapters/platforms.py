@@ -15,8 +15,8 @@ from types import MappingProxyType
 from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.encoders import platform as transformers_platform
 from tfs_lite.adapters.exported.document import COMPILED
-from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.python import model as python_model
 from tfs_lite.adapters.reshape import seen_by_model
@@ -54,7 +54,7 @@ BUILT_IN = (
         None,
         missing="ONNX models are not served yet",
     ),
-    transformers_model.PLATFORM,
+    transformers_platform.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 

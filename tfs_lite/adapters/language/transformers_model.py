@@ -127,18 +127,18 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
     thread that ends before this returns, because an idle thread that has used torch would slow the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
-    with _files_refused():
-        return _in_a_thread(lambda: _open_on_a_stream(request, wanted))
+    with files_refused():
+        return in_a_thread(lambda: _open_on_a_stream(request, wanted))
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
     """See :func:`~tfs_lite.adapters.language.budget.reserve`."""
-    with _files_refused():
+    with files_refused():
         return reserve(files, settings, on_gpu)
 
 
 @contextmanager
-def _files_refused() -> Iterator[None]:
+def files_refused() -> Iterator[None]:
     """Turns FAILED_PRECONDITION into FILES_REFUSED: a retry is of no use until the files change."""
     try:
         yield
@@ -148,7 +148,8 @@ def _files_refused() -> Iterator[None]:
         raise ServingError(error.code, str(error), Reason.FILES_REFUSED) from None
 
 
-def _in_a_thread(work: Callable[[], T]) -> T:
+def in_a_thread(work: Callable[[], T]) -> T:
+    """Returns ``work()``, done by a new thread that ends before this returns."""
     with ThreadPoolExecutor(1, "open-language-model") as executor:
         return executor.submit(work).result()
 
