@@ -26,7 +26,10 @@ from transformers import (
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-WORDS = tuple(
+WORDS = (
+    *("the", "a", "cat", "dog", "sat", "on", "mat", "ran", "home", "fast", "slow", "red", "blue", "sun", "moon"),
+    *("and", "or", "not", "yes", "no", "good", "bad", "very", "so"),
+)
     [
         "the",
         "a",
