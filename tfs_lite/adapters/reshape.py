@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from tfs_lite.adapters.contract import OpenedModel
+from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor

@@ -14,9 +14,9 @@ from typing import cast
 
 import numpy as np
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.labels import read_labels
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import format_path, nearest
 from tfs_lite.config.signatures import CLASSES, OUTPUTS_OF_METHOD, SCORES, ModelSignature, short_method

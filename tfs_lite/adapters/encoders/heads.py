@@ -71,7 +71,7 @@ class ClassHead:
         if self.is_regression:
             return found | {"outputs": logits[:, 0]}
         best = scores.argmax(-1)
-        return found | {"labels": self.names[best], "classes": np.broadcast_to(self.names, scores.shape)}
+        return found | {"labels": self.names[best], "classes": np.tile(self.names, (len(scores), 1))}
 
     def of_tokens(self, logits: Sequence[Array], width: int) -> dict[str, object]:
         """``logits``: of each row, [tokens, classes]. Rows are filled up to ``width`` with empty labels and scores of

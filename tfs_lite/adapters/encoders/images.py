@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest, VersionFiles
 from tfs_lite.adapters.encoders.heads import ClassHead
 from tfs_lite.adapters.encoders.model import BATCH, NAME, class_outputs, class_signatures
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.hf_files import read_json, refuse_code
+from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
@@ -52,8 +53,7 @@ class ImageEncoder(LoadedModel):
             images = Signature(inputs, class_outputs(self._head))
             signatures |= {"images": images, **class_signatures(inputs, self._head)}
             signatures |= {DEFAULT_SIGNATURE: images} if takes_images else {}
-        super().__init__(request.id, NAME, signatures[DEFAULT_SIGNATURE], request.device)
-        self._signatures = signatures
+        super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
 
     @property
@@ -61,7 +61,7 @@ class ImageEncoder(LoadedModel):
         """Of the classes, by output."""
         return {} if self._head.is_regression else {"scores": self._head.labels, "logits": self._head.labels}
 
-    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+    def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         pixels = inputs.get("pixel_values")
         encoded = [] if pixels is not None else inputs["image"].tolist()
         count = len(encoded) if pixels is None else len(pixels)

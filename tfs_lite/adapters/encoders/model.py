@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest
 from tfs_lite.adapters.encoders.groups import group_by_length
 from tfs_lite.adapters.encoders.heads import ClassHead, embed
 from tfs_lite.adapters.encoders.sentence import Recipe
 from tfs_lite.adapters.encoders.task import Task
 from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
+from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
     DEFAULT_SIGNATURE,
@@ -85,8 +86,7 @@ class TextEncoder(LoadedModel):
         self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
         self._limits = self._checked(request)
         signatures = self._make_signatures(takes_tokens or reader is None)
-        super().__init__(request.id, NAME, signatures[DEFAULT_SIGNATURE], request.device)
-        self._signatures = signatures
+        super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
 
     @property
@@ -96,7 +96,7 @@ class TextEncoder(LoadedModel):
             return {}
         return {"scores": self._head.labels, "logits": self._head.labels}
 
-    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+    def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         if "text" in inputs:
             assert self._reader is not None  # else no signature has the input
             rows = self._reader.read(inputs["text"])

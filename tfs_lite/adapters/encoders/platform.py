@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.encoders.images import PROCESSOR, ImageEncoder, open_processor
 from tfs_lite.adapters.encoders.model import NAME, Limits, TextEncoder
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
@@ -31,6 +30,7 @@ from tfs_lite.adapters.language.transformers_model import (
 )
 from tfs_lite.adapters.language.weights import load_network, read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
@@ -85,7 +85,7 @@ def inspect_version(files: VersionFiles, task: Task, settings: ModelSettings) ->
 
 
 def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedModel:
-    files, on_gpu = request.files, request.device.type == "cuda"
+    files, on_gpu = request.files, request.on_gpu
     config, made = read_encoder(files, task)
     if task is Task.IMAGE_CLASSES:
         _check_inputs(wanted, ("pixels", "images"))
@@ -116,10 +116,10 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
 
 def _load(request: OpenRequest, config: Any, made: Any, wanted: EncoderSettings) -> PreTrainedModel:
     """A pooling layer of the network is left out: embeddings are made of the vectors before it."""
-    dtype: torch.dtype = getattr(torch, wanted.dtype_name(request.device.type == "cuda"))
+    dtype: torch.dtype = getattr(torch, wanted.dtype_name(request.on_gpu))
     pooler = "add_pooling_layer" in inspect.signature(made.__init__).parameters
     arguments = {"add_pooling_layer": False} if pooler else {}
-    return load_network(request.files, config, dtype, request.device, request.meter, made, **arguments)
+    return load_network(request.files, config, dtype, torch.device(request.device), request.meter, made, **arguments)
 
 
 def _length(module: PreTrainedModel, tokenizer: Any, recipe: Recipe, wanted: EncoderSettings) -> int:
@@ -176,4 +176,4 @@ def _check_tokenizer(files: VersionFiles, wanted: EncoderSettings) -> None:
         )
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, in_server=True)
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, extra="generate", home="server")

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.hf_files import Json, is_below, read_json, read_optional, refuse_code
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 
 MODULES = "modules.json"

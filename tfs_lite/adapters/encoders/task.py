@@ -10,11 +10,11 @@ import enum
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.encoders.sentence import MODULES
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.family import known_config, load_library
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_json, refuse_code
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.config.settings import nearest
 from tfs_lite.core.status import failed_precondition
 

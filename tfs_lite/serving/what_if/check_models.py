@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfs_lite.adapters import pytorch_export, pytorch_libtorch
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.encoders.platform import inspect_version
 from tfs_lite.adapters.encoders.task import task_of_version
@@ -28,10 +26,12 @@ from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
 from tfs_lite.adapters.python.model import declared_signature, no_class
 from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
+from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
 from tfs_lite.adapters.signatures import labels_of, mappings_of
 from tfs_lite.adapters.trust import TrustedPaths
@@ -196,12 +196,12 @@ def settings_of(path: str, place: str, model: str) -> ModelSettings:
 
 
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    artefact = pytorch_export.ARTEFACT
+    artefact = export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
     if not (settings.input or settings.output or settings.signatures):
         return None
     try:
-        return pytorch_export.check_config(files.directory, settings)
+        return export.check_config(files.directory, settings)
     except ServingError as error:
         if not (trusted and error.code is StatusCode.PERMISSION_DENIED):
             raise
@@ -209,11 +209,11 @@ def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSetting
 
 
 def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    artefact = pytorch_libtorch.ARTEFACT
+    artefact = libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
     declared = signature_of(seen_by_model(settings))
     if declared is not None:
-        pytorch_libtorch.check_texts(declared.inputs)
+        libtorch.check_texts(declared.inputs)
     return signature_of(settings) if settings.input and settings.output else None
 
 
@@ -267,8 +267,8 @@ def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSetti
 
 
 _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signature | None]] = {
-    pytorch_export.NAME: _inspect_exported,
-    pytorch_libtorch.NAME: _inspect_script,
+    export.NAME: _inspect_exported,
+    libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
     LANGUAGE_MODEL: _inspect_language_model,
 }

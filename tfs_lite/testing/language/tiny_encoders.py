@@ -30,33 +30,6 @@ WORDS = (
     *("the", "a", "cat", "dog", "sat", "on", "mat", "ran", "home", "fast", "slow", "red", "blue", "sun", "moon"),
     *("and", "or", "not", "yes", "no", "good", "bad", "very", "so"),
 )
-    [
-        "the",
-        "a",
-        "cat",
-        "dog",
-        "sat",
-        "on",
-        "mat",
-        "ran",
-        "home",
-        "fast",
-        "slow",
-        "red",
-        "blue",
-        "sun",
-        "moon",
-        "and",
-        "or",
-        "not",
-        "yes",
-        "no",
-        "good",
-        "bad",
-        "very",
-        "so",
-    ]
-)
 LENGTH = 40
 _SIZES: dict[str, Any] = {
     "vocab_size": len(SPECIAL) + len(WORDS),
