@@ -176,4 +176,4 @@ def _check_tokenizer(files: VersionFiles, wanted: EncoderSettings) -> None:
         )
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, extra="generate", home="server")
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server")

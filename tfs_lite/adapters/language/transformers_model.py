@@ -21,11 +21,11 @@ from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, res
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
-from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional, recognises
+from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional
 from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, VersionFiles
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Limits, SampledToken, Step, TextCodec
@@ -291,6 +291,3 @@ def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabula
         if known:
             return known
     return frozenset()
-
-
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserved, home="server")
