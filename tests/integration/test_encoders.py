@@ -16,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from tfs_lite.core.servable import VersionState
 from tfs_lite.testing.language.tiny_encoders import (
@@ -319,14 +320,14 @@ def pickled(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
-def cut(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
+def not_a_number(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    save_file({**tensors, "classifier.bias": np.full(3, np.nan, np.float32)}, directory / "model.safetensors")
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "pickles": (pickled, "FAILED_PRECONDITION", "safe_serialization=True"),
-    "truncated": (cut, "DATA_LOSS", "truncated or damaged"),
+    "not_finite": (not_a_number, "DATA_LOSS", "classifier.bias"),
     "no_tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "FAILED_PRECONDITION", "tokenizer.save_pretrained"),
     "code": (lambda d: write(d, "config.json", auto_map={"AutoModel": "evil.Model"}), "PERMISSION_DENIED", "auto_map"),
     "code_of_the_tokenizer": (

@@ -34,9 +34,7 @@ def plan(sent: EmbeddingsRequest, servable: Servable) -> Sequence[Run]:
     signatures, traits = servable.signatures, servable.traits
     if traits.generates or not embeds(signatures):
         kind = "a language model" if traits.generates else "no model of embeddings"
-        raise FieldError(
-            "model", f"The model '{sent.model}' is {kind}: it makes no embeddings; ask an encoder for them"
-        )
+        raise FieldError("model", f"The model '{sent.model}' is {kind} and makes no embeddings; ask an encoder")
     key = _key_of(signatures, TEXT if sent.texts else IDS)
     if key is None:
         taken = "tokens, not texts" if sent.texts else "texts, not tokens"
