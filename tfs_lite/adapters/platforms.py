@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
-from tfs_lite.adapters.language import transformers_model
+from tfs_lite.adapters.encoders import platform as transformers_platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.onnx import model as onnx_model
 from tfs_lite.adapters.opening import Platform
@@ -38,7 +38,7 @@ BUILT_IN = (
     python_model.PLATFORM,
     aoti.PLATFORM,
     onnx_model.PLATFORM,
-    transformers_model.PLATFORM,
+    transformers_platform.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.encoders.platform import inspect_version
+from tfs_lite.adapters.encoders.task import task_of_version
 from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.failures import load_failure
 from tfs_lite.adapters.inspect.archive import unsafe
@@ -254,6 +256,10 @@ def _has_only_predict(node: ast.AST) -> bool:
 
 def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """Checks settings, config, the headers of the weights and the tokenizer, and reads no tensor."""
+    task = task_of_version(files)
+    if task is not None:
+        inspect_version(files, task, settings)
+        return None
     check_settings(settings)
     budget(files, settings, on_gpu=False)
     network_config(files)
