@@ -8,8 +8,9 @@ manager as the version's state.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -43,6 +44,18 @@ class Incomplete:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Of the last minute, on average: the seconds that a call waited for its run, and those of a run."""
+
+    wait_seconds: float
+    run_seconds: float
+
+
+Paces: TypeAlias = Callable[[ServableId], Pace | None]
+"""Of a version; None: nothing of it has run in the last minute, or nobody counts. Any thread."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
@@ -57,6 +70,7 @@ class VersionSnapshot:
     attempt: LoadAttempt | None = None
     remark: Status = OK
     burden: Burden | None = None
+    pace: Pace | None = None
     can_be_asked: bool = True
     sequences: tuple[int, float] | None = None
     replicas: str = ""
@@ -162,11 +176,12 @@ class _Shared:
 class Snapshots:
     """Any thread but the event loop's may call any method."""
 
-    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
+    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None, pace_of: Paces) -> None:
         """``repository`` loads models by call; None: there are no such calls."""
         self._core = core
         self._health = health
         self._repository = repository
+        self._pace_of = pace_of
         self._locator = ModelLocator(core.options)
 
     def of_model(self, ref: ModelRef) -> ModelSnapshot:
@@ -259,6 +274,7 @@ class Snapshots:
                 core.states.last_attempt(servable_id),
                 remarks.get(version, OK),
                 shared.burdens.get(servable_id),
+                self._pace_of(servable_id) if servable_id in shared.burdens else None,
                 core.can_be_asked(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),

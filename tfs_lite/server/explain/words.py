@@ -19,7 +19,7 @@ from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
@@ -104,6 +104,18 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
         "--max_queued_requests is the length of the queue"
     )
     return Link(Cause.QUEUE_FULL, text, fix, doc="serving.md")
+
+
+def slow(pace: Pace, burden: Burden) -> Link:
+    text = (
+        f"its calls wait longer than they run: {duration(pace.wait_seconds)} for a run of "
+        f"{duration(pace.run_seconds)}, on average in the last minute; {counted(burden.pending, 'call')} waiting now"
+    )
+    fix = (
+        "let it run more at a time: raise instance_group count or max_batch_size in the model's config, or give it "
+        "another server; a wait of about batch_timeout_micros is what that field asks for"
+    )
+    return Link(Cause.SLOW, text, fix, doc="batching.md")
 
 
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
@@ -529,6 +541,10 @@ def size(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def clock(seconds: float | None) -> str:
