@@ -114,7 +114,8 @@ class Overview:
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
-    ``refused_config`` is the config file that is not in force."""
+    ``refused_config`` is the config file that is not in force. ``refused_models`` are those of the repository that
+    cannot be served as they are."""
 
     taken: float
     monotonic: float
@@ -129,6 +130,7 @@ class ServerSnapshot:
     offered: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
     refused_config: StandingRefusal | None = None
+    refused_models: Mapping[str, Status] = field(default_factory=dict)
     overview: Overview = field(default_factory=lambda: Overview())
 
     def wall(self, monotonic: float) -> float:
@@ -139,8 +141,9 @@ class ServerSnapshot:
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
     """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
-    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``refused``: why
-    the last load call began nothing, by version. ``others``: the models that its versions wait for."""
+    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``unmarked``: the
+    repository has a directory of its name that holds no version. ``refused``: why the last load call began nothing, by
+    version. ``others``: the models that its versions wait for."""
 
     name: str
     server: ServerSnapshot
@@ -153,6 +156,7 @@ class ModelSnapshot:
     problem_since: float | None = None
     looked: bool = True
     exists: bool = False
+    unmarked: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
 
@@ -190,16 +194,19 @@ class Snapshots:
         asked = snapshot.labels.get(ref.label) if ref.label is not None else ref.version
         if not snapshot.configured and self._repository is not None:
             snapshot = replace(snapshot, server=replace(server, offered=tuple(self._locator.names())))
+        if not snapshot.configured and ref.name not in server.refused_models:
+            snapshot = replace(snapshot, unmarked=self._locator.is_unmarked(ref.name))
         if asked is not None and snapshot.base_path:
             exists = os.path.isdir(os.path.join(snapshot.base_path, str(asked)))
             snapshot = replace(snapshot, exists=exists)
         return self._with_others(snapshot, shared, MAX_DEPTH)
 
     def of_all(self) -> Iterator[ModelSnapshot]:
-        """Of every model of the config, and of each other that still has a version. They share one look at the
-        manager."""
+        """Of every model of the config, each other that still has a version, and those of the repository that are
+        refused. They share one look at the manager."""
         shared = self._shared(None)
-        for name in dict.fromkeys((*shared.server.known, *sorted(shared.server.overview.by_model))):
+        server = shared.server
+        for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
             yield self._model(name, shared)
 
     def _shared(self, name: str | None) -> _Shared:
@@ -229,6 +236,7 @@ class Snapshots:
             (),
             options.trusted_model_base_paths,
             core.refused_config,
+            core.refused_models,
             Overview.of(view),
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from tfs_lite.config.model_server import ModelConfig
+from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -323,6 +324,8 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
         where = model.base_path if paths and model.base_path else "GLOB"
         fix = f"if you trust who writes there, start the server with --trusted_model_base_paths={where}"
         return Link(Cause.TRUST_MISSING, text, fix, since, "serving.md")
+    if any(f"{name}:" in failure.message for name in MODEL_SETTINGS_FILES):
+        return Link(Cause.ARTEFACT_REFUSED, failure.message, f"correct that config file: {again}", since, "serving.md")
     refused = failure.reason is Reason.FILES_REFUSED
     if refused or failure.code in (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT):
         fix = f"export it anew with tfs_lite.save and {other}, or mend it in place: {again}"
@@ -443,7 +446,21 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
     if _said_by_refused_file(model) is not None:
         text = f"the config file names model {model.name!r}, but was refused"
         return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
+    if model.name in server.refused_models:
+        text = f"the repository has it, but it is refused: {server.refused_models[model.name].message}"
+        fix = "correct what the message says (a wrong name: rename its directory); it is looked at again by itself"
+        return Link(Cause.NOT_CONFIGURED, text, fix, doc="model-config.md")
+    if model.unmarked:
+        text = "the repository has a directory of this name without a version: those are directories named by a number"
+        fix = f"move its files into {model.name}/1; {_looked_at(model)}"
+        return Link(Cause.NOT_CONFIGURED, text, fix, doc="serving.md")
     return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
+
+
+def _looked_at(model: ModelSnapshot) -> str:
+    if model.server.control_mode == "explicit":
+        return f"then load it: POST /v2/repository/models/{model.name}/load"
+    return "it is seen by itself" if model.server.polls else "then start the server again"
 
 
 def _origin(model: ModelSnapshot) -> str:
