@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,9 @@ def test_thief_in_no_sandbox_takes_what_it_wants(thief, outside: Path) -> None:
 
 @on_landlock
 def test_sandbox_with_filters_alone_stops_programs_and_connections(thief, version: Path) -> None:
-    found = loot(thief(plan(str(version), kernel=Kernel(0, True))))["attempts"]
+    model = thief(plan(str(version), kernel=Kernel(0, True)))
+    found = loot(model)["attempts"]
+    assert model.worker.sandbox == SandboxStatus(("programs", "network"), ("files", "signals"))
     assert found["read a file outside"] == DONE
     for attempt in ("connect", "send a datagram", "talk to a unix socket", "start a program", "listen"):
         assert found[attempt] == REFUSED
@@ -116,6 +119,68 @@ def test_links_are_followed_only_where_the_plan_says_so(open_child, version: Pat
     for given, became in ((links, DONE), ((), REFUSED)):
         model = open_child(options=options, sandbox=plan(str(version), links=given))
         assert loot(model)["attempts"]["read a file outside"] == became
+
+
+FRAMEWORKS = {
+    "torch": """
+import torch
+program = torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),))
+program.module()(torch.ones(2, 3))
+""",
+    "onnxruntime": """
+import numpy as np
+import onnx
+import onnxruntime
+x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64, 64]) for name in "xy")
+graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y])
+model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 2
+session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+session.run(None, {"x": np.ones((64, 64), np.float32)})
+""",
+    "tensorflow": """
+import tensorflow as tf
+tf.linalg.matmul(tf.ones((300, 300)), tf.ones((300, 300)))
+try:
+    tf.io.read_file(outside + "/secret")
+except tf.errors.PermissionDeniedError:
+    pass
+else:
+    raise AssertionError("an operator has read it")
+""",
+}
+THIEF = """
+import json, sys
+from tfs_lite.testing.servers.thief import attempts, needs, outcomes
+from tfs_lite.workers.sandbox import enter, plan
+
+version, outside, own, port = sys.argv[1:]
+enter(plan(version), own)
+{framework}
+found = [outcomes(attempts(version, outside, int(port))), outcomes(needs(version))]
+print(json.dumps(found))
+"""
+
+
+@on_landlock
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_framework_runs_inside_and_its_threads_have_no_more_rights(
+    version: Path, outside: Path, tmp_path: Path, framework: str
+) -> None:
+    if find_spec(framework) is None or (framework == "onnxruntime" and find_spec("onnx") is None):
+        pytest.skip(f"{framework} is not installed")
+    own = tmp_path / "own"
+    own.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        program = THIEF.replace("{framework}", FRAMEWORKS[framework])
+        command = [sys.executable, "-c", program, str(version), str(outside), str(own), port]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    tried, needed = json.loads(done.stdout.splitlines()[-1])
+    tried.pop("signal the server")
+    assert tried == dict.fromkeys(tried, REFUSED)
+    assert needed == dict.fromkeys(needed, DONE)
 
 
 @on_landlock
