@@ -26,6 +26,7 @@ ELSEWHERE = ("process", "replica over TCP", "replica over a UNIX socket", "repli
 CASES = [(writer, "here") for writer in WRITERS] + [
     (writer, where) for writer in ("pytorch_export", "python class") for where in ELSEWHERE
 ]
+CASES += [(writer, "process") for writer in WRITERS if writer == "onnxruntime_onnx"]
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ def test_check_shows_inputs_and_outputs_without_onnxruntime(tmp_path: Path) -> N
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from tfs_lite.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "check", f"--model_base_path={tmp_path / 'tagged'}"]
+    command = [sys.executable, "-c", code, "check", str(tmp_path / "tagged")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     for words in ("onnxruntime_onnx", "float[-1,3]", "version", "served"):

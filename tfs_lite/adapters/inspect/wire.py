@@ -24,6 +24,8 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     while position < end:
         tag, position = _varint(message, position, _MAX_TAG)
         number, kind = tag >> 3, tag & 7
+        if number == 0:
+            raise damaged()
         if kind == _VARINT:
             value, position = _varint(message, position, _MAX_VARINT)
             yield number, value
@@ -34,7 +36,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             size = _FIXED_SIZES[kind]
         else:
             raise damaged()
-        if number == 0 or size > end - position:
+        if size > end - position:
             raise damaged()
         yield number, message[position : position + size]
         position += size

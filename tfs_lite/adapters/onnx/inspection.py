@@ -44,11 +44,10 @@ def inspect_model(model: ModelFile, directory: str, trusted: bool, own_operators
     """
     inspection = _Inspection(model, directory, trusted)
     inspection.any_domain = own_operators
+    _check_calls(model.functions)
     for graph in model.graphs:
         inspection.graph(graph, {}, 0)
-    for function in model.functions:
-        inspection.nodes(function_nodes(function), {}, 0)
-    _check_calls(model.functions)
+    inspection.functions()
     return inspection.weights
 
 
@@ -60,7 +59,8 @@ class _Inspection:
     def __init__(self, model: ModelFile, directory: str, trusted: bool) -> None:
         self._directory = os.path.realpath(directory)
         self._trusted = trusted
-        self._functions = {(function.domain, function.name) for function in model.functions}
+        self._functions = {(function.domain, function.name): function for function in model.functions}
+        self._bodies = dict[tuple[str, str], list[Node]]()
         self._folded = 0
         self._nodes = 0
         self._places = set[str]()
@@ -94,10 +94,34 @@ class _Inspection:
                     self._fold(constant(header))
                 for graph in attribute.graphs:
                     self.graph(graph, known, depth + 1)
+            function = self._functions.get((node.domain, node.op))
+            if function is not None:
+                self._call(node, function, known, depth)
+                continue
             result = result_of(node, known)
             if result is not None and node.outputs:
                 known[node.outputs[0]] = result
                 self._fold(result)
+
+    def functions(self) -> None:
+        """The functions that no node has called."""
+        for key, function in self._functions.items():
+            if key not in self._bodies:
+                self.nodes(self._body(function), {}, 0)
+
+    def _body(self, function: Function) -> list[Node]:
+        key = (function.domain, function.name)
+        if key not in self._bodies:
+            self._bodies[key] = list(function_nodes(function))
+        return self._bodies[key]
+
+    def _call(self, node: Node, function: Function, known: dict[str, Constant], depth: int) -> None:
+        """A call is replaced by the function's nodes, so constants go in and come out."""
+        given = zip(function.inputs, node.inputs, strict=False)
+        inside = {name: known[argument] for name, argument in given if argument in known}
+        self.nodes(self._body(function), inside, depth + 1)
+        results = zip(function.outputs, node.outputs, strict=False)
+        known |= {outer: inside[name] for name, outer in results if name in inside}
 
     def _count(self) -> None:
         self._nodes += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tfs_lite.adapters.inspect.archive import damaged
-from tfs_lite.adapters.inspect.wire import as_bytes, fields, last_number, last_text, messages, numbers, text
+from tfs_lite.adapters.inspect.wire import as_bytes, fields, last_number, last_text, messages, numbers, text, texts
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.status import failed_precondition
 
@@ -88,6 +88,8 @@ class Function:
 
     domain: str
     name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     body: memoryview
 
 
@@ -172,7 +174,7 @@ def sparse_initializers(graph: memoryview) -> Iterator[tuple[TensorHeader, Tenso
 
 
 def _function(body: memoryview) -> Function:
-    return Function(last_text(body, 10), last_text(body, 1), body)
+    return Function(last_text(body, 10), last_text(body, 1), tuple(texts(body, 4)), tuple(texts(body, 5)), body)
 
 
 def _node(message: memoryview) -> Node:

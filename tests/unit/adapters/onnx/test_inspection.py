@@ -179,6 +179,19 @@ def test_functions_of_the_file_are_operators(write, opened):
     assert model.run("", {"x": np.ones((1, 2), np.float32)}, ())["y"].tolist() == [[2.0, 2.0]]
 
 
+def test_bomb_in_a_function_is_found_with_the_size_that_its_call_gives(write, request_for):
+    fill = function("Fill", [node("ConstantOfShape", "a", "b")])
+    directory = write(
+        [call("Fill", "size", "y")],
+        [],
+        [value("y", dims=None)],
+        [ints("size", BIG)],
+        functions=[fill],
+        domains=["local"],
+    )
+    assert "256 MiB" in refusal(PLATFORM.open, request_for(directory), code=DENIED)
+
+
 def test_functions_that_multiply_or_call_themselves_are_refused(write, request_for):
     loop = function("Loop0", [call("Loop0", "a", "b")])
     directory = write([call("Loop0", "x", "y")], functions=[loop], domains=["local"])

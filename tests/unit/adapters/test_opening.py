@@ -1,0 +1,42 @@
+import subprocess
+import sys
+
+import pytest
+
+from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
+
+REQUEST = OpenRequest(ServableId("m", 1), VersionFiles("/nowhere", frozenset()), "cpu", False)
+
+
+def needs_a_library(request):
+    import library_that_nobody_has  # noqa: F401  # type: ignore[import-not-found]
+
+
+def test_missing_library_of_an_extra_is_named_with_the_command_that_installs_it():
+    platform = Platform("odd", "odd.bin", lambda files: True, needs_a_library, extra="odd")
+    message = refusal(platform.start, REQUEST, code=StatusCode.UNIMPLEMENTED)
+    assert "library_that_nobody_has" in message
+    assert message.endswith("pip install 'tfs-lite[odd]'")
+
+
+def test_missing_library_of_a_platform_without_an_extra_is_an_error_of_its_own():
+    with pytest.raises(ModuleNotFoundError):
+        Platform("odd", "odd.bin", lambda files: True, needs_a_library).start(REQUEST)
+
+
+def test_platform_that_is_only_known_says_why():
+    platform = Platform("odd", "odd.bin", lambda files: True, None, missing="not yet")
+    assert "platform odd: not yet" in refusal(platform.start, REQUEST, code=StatusCode.UNIMPLEMENTED)
+
+
+@pytest.mark.parametrize(("device", "on_gpu"), [("cpu", False), ("cuda:0", True)])
+def test_request_says_whether_it_is_for_a_gpu(device, on_gpu):
+    assert OpenRequest(ServableId("m", 1), REQUEST.files, device, False).on_gpu is on_gpu
+
+
+def test_contract_and_base_class_need_no_torch():
+    code = "import sys, tfs_lite.adapters.loaded_model, tfs_lite.adapters.detect; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
