@@ -6,8 +6,8 @@ The network is a BERT of the size of MiniLM (6 layers, 384 wide) with random wei
 them few. The loop has all texts at once: it sorts them by length and runs batches of 32. The callers of the server have
 one text each (``--each`` for more) and wait for its answer. Both use as many threads of torch (``--threads``). If
 sentence-transformers is installed its own ``encode`` is the loop, else the same algorithm on transformers. The two take
-turns; a ratio above 1 means that the server does more texts per second. CPU seconds, the client's not counted, tell more on a machine that others use too. Embeddings of both
-are compared.
+turns; a ratio above 1 means that the server does more texts per second. CPU seconds, the client's not counted, tell
+more on a machine that others use too. Embeddings of both are compared.
 """
 
 from __future__ import annotations
