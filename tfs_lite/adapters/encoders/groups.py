@@ -1,30 +1,36 @@
 """Which rows of a batch share a forward: rows of about the same length, so that little of it is padding.
 
-A row is padded to the longest of its group. The rule bounds that for each row: by a quarter of its group's longest, or
-by 8 tokens where that is more. Many short forwards would cost more than the padding that they save.
+A row is padded to the longest of its group. Of a group's tokens at most a sixteenth is padding, or as many tokens as a
+forward costs beside its tokens, where that is more: many short forwards would cost more than the padding that they
+save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-FEW = 8
-"""Tokens of padding that are always worth a forward less."""
+CPU_FORWARD, GPU_FORWARD = 16, 4096
+"""What a forward costs beside its tokens, in tokens."""
+SHARE = 16
 MAX_ROWS = 256
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int, pads: bool = True) -> list[list[int]]:
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int, few: int = CPU_FORWARD, pads: bool = True
+) -> list[list[int]]:
     """The indices of the rows, in groups; each index once, the longest rows first. A group has at most ``max_tokens``
-    tokens with its padding, or one row. Without ``pads`` all rows of a group are of the same length."""
+    tokens with its padding, or one row. ``few``: tokens of padding that are worth a forward less. Without ``pads`` all
+    rows of a group are of the same length."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     groups: list[list[int]] = []
-    longest = 0
+    longest = padding = 0
     for index in order:
-        length = lengths[index]
-        padding = longest - length
-        fits = groups and padding <= (max(FEW, longest // 4) if pads else 0)
-        if not fits or len(groups[-1]) >= MAX_ROWS or (len(groups[-1]) + 1) * longest > max_tokens:
+        rows = len(groups[-1]) + 1 if groups else 0
+        more = padding + longest - lengths[index]
+        allowed = max(few, (longest * rows - more) // SHARE) if pads else 0
+        if not rows or more > allowed or rows > MAX_ROWS or rows * longest > max_tokens:
             groups.append([])
-            longest = length
+            longest, more = lengths[index], 0
+        padding = more
         groups[-1].append(index)
     return groups

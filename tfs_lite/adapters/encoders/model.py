@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from tfs_lite.adapters.encoders.groups import group_by_length
+from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_by_length
 from tfs_lite.adapters.encoders.heads import ClassHead, embed
 from tfs_lite.adapters.encoders.sentence import Recipe
 from tfs_lite.adapters.encoders.task import Task
@@ -51,12 +51,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``pads`` says whether a row's answer is the
-    same with padding behind it."""
+    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs beside
+    them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it."""
 
     length: int
     vocabulary: int
     tokens: int
+    forward: int = CPU_FORWARD
     pads: bool = True
     pad: int = 0
     has_types: bool = False
@@ -131,7 +132,7 @@ class TextEncoder(LoadedModel):
         """Of each row, float32: its embedding, its logits, or the logits of its tokens."""
         limits = self._limits
         found: list[Array] = [np.empty(0)] * len(rows)
-        for group in group_by_length([len(row.ids) for row in rows], limits.tokens, limits.pads):
+        for group in group_by_length([len(row.ids) for row in rows], limits.tokens, limits.forward, limits.pads):
             answers = self._forward([rows[index] for index in group])
             for index, answer in zip(group, answers, strict=True):
                 found[index] = answer[: len(rows[index].ids)] if self._task is Task.TOKEN_CLASSES else answer
@@ -179,7 +180,7 @@ class TextEncoder(LoadedModel):
         pads = float(np.abs(alone - together).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
         if not pads:
             logger.info("%s: only texts of one length share a forward: padding changes answers", request.id)
-        return Limits(limits.length, limits.vocabulary, limits.tokens, pads, limits.pad, limits.has_types)
+        return replace(limits, pads=pads)
 
     def _width(self) -> int:
         return int(self._module.config.get_text_config().hidden_size)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tfs_lite.adapters.encoders.groups import CPU_FORWARD, GPU_FORWARD
 from tfs_lite.adapters.encoders.images import PROCESSOR, ImageEncoder, open_processor
 from tfs_lite.adapters.encoders.model import NAME, Limits, TextEncoder
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
@@ -107,7 +108,8 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
     if tokenizer is not None and len(tokenizer) > vocabulary:
         raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
     has_types = "token_type_ids" in inspect.signature(module.forward).parameters and _has_types(module)
-    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), True, pad, has_types)
+    forward = GPU_FORWARD if on_gpu else CPU_FORWARD
+    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, has_types)
     reader = None
     if tokenizer is not None:
         reader = TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case)
