@@ -1,0 +1,12 @@
+"""SavedModels: read without TensorFlow, run by it in a process of its own.
+
+platform      the platform ``tensorflow_savedmodel``, and what ``check`` and the server read of a version
+saved_model   ``saved_model.pb``: graphs by tags, signatures, operators
+graph         which operators can run
+wire          the fields of protobuf messages
+allowed       the operators that need no trust, which ``operators.txt`` lists
+program       what the process does: it reads, refuses, and only then imports TensorFlow and loads
+
+Nothing here imports torch, and only ``program`` imports TensorFlow: the process of a SavedModel has the one, the server
+has the other.
+"""
