@@ -58,9 +58,9 @@ class Ours:
     """The product's model and engine."""
 
     def __init__(self, directory: Path, slots: int, graphs: bool) -> None:
-        from tfs_lite.adapters.contract import OpenRequest
         from tfs_lite.adapters.detect import read_version
         from tfs_lite.adapters.language.transformers_model import open_transformers
+        from tfs_lite.adapters.opening import OpenRequest
         from tfs_lite.config.generation import generation_settings
         from tfs_lite.config.model import ModelSettings
         from tfs_lite.core.clock import SystemClock
@@ -72,7 +72,7 @@ class Ours:
             parameters={"max_num_seqs": str(slots), "cuda_graphs": str(graphs).lower(), "prefix_reuse": "false"}
         )
         servable_id = ServableId("bench", 1)
-        request = OpenRequest(servable_id, read_version(str(directory)), torch.device("cuda", 0), False, settings)
+        request = OpenRequest(servable_id, read_version(str(directory)), "cuda:0", False, settings)
         model = open_transformers(request)
         engine = engine_settings(generation_settings(settings), model)
         self._servable = GenerativeServable(

@@ -250,9 +250,9 @@ class Ours(Side):
     def __init__(self, directory: Path, **parameters: str) -> None:
         import torch
 
-        from tfs_lite.adapters.contract import OpenRequest
         from tfs_lite.adapters.detect import read_version
         from tfs_lite.adapters.language.transformers_model import PLATFORM
+        from tfs_lite.adapters.opening import OpenRequest
         from tfs_lite.config.generation import generation_settings
         from tfs_lite.config.model import ModelSettings
         from tfs_lite.core.clock import SystemClock

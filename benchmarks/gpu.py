@@ -53,9 +53,9 @@ def cases() -> list[Case]:
 
 def opened(case: Case, directory: Path, graphs: bool) -> Any:
     """The model on the GPU, as a server has it."""
-    from tfs_lite.adapters.contract import OpenRequest
     from tfs_lite.adapters.detect import read_version
-    from tfs_lite.adapters.pytorch_export import open_exported
+    from tfs_lite.adapters.opening import OpenRequest
+    from tfs_lite.adapters.pytorch.export import open_exported
     from tfs_lite.config.model import ModelSettings
     from tfs_lite.core.servable import ServableId
 
@@ -65,9 +65,7 @@ def opened(case: Case, directory: Path, graphs: bool) -> Any:
         example = (torch.zeros(2, *case.item),)
         torch.export.save(torch.export.export(case.module.eval(), example, dynamic_shapes=dynamic), path)
     settings = ModelSettings(parameters={"cuda_graphs": str(graphs).lower()})
-    request = OpenRequest(
-        ServableId(case.name, 1), read_version(str(directory)), torch.device("cuda", 0), False, settings
-    )
+    request = OpenRequest(ServableId(case.name, 1), read_version(str(directory)), "cuda:0", False, settings)
     return open_exported(request)
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.servable import ServableId
@@ -127,7 +126,7 @@ def serve(supervisor: Supervisor, tmp_path: Path) -> Iterator[Callable[..., Proc
     def open_one(body: str, name: str = "bad", **settings: float) -> ProcessModel:
         directory = write_python(tmp_path / name, SOURCE.format(body=body))
         identity = ServableId(name, 1)
-        request = OpenRequest(identity, read_version(str(directory)), torch.device("cpu"), True, SETTINGS)
+        request = OpenRequest(identity, read_version(str(directory)), "cpu", True, SETTINGS)
         remote = RemoteModel(label_of(identity), OPEN_VERSION, describe(request, "python", 1), **settings)
         opened.append(ProcessModel(supervisor, remote, Backoff(first=0.01, well=0.0)))
         return opened[-1]

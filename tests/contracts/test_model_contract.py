@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.servable import ServableId
@@ -49,7 +48,7 @@ def model(request, tmp_path_factory):
     files = read_version(str(WRITERS[writer](tmp_path_factory.mktemp("model"), 1.0)))
     platform = choose_platform(files, "", PLATFORMS)
     assert platform.name == writer.split()[0]
-    asked = OpenRequest(ServableId("m", 1), files, torch.device("cpu"), True, SETTINGS)
+    asked = OpenRequest(ServableId("m", 1), files, "cpu", True, SETTINGS)
     if where == "here":
         opened = platform.open(asked)
     else:

@@ -15,8 +15,8 @@ from handlers import Reply
 from handlers_generation import handlers_generation, refusal_of
 from promises import check_details, check_error, require
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import ChatPrompt, TextCodec
 from tfs_lite.core.status import ServingError, StatusCode

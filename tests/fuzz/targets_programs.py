@@ -29,14 +29,14 @@ from programs import archive_of, programs
 from promises import Violation, check_error, require
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tfs_lite.adapters.contract import NeedsProcess, OpenRequest, VersionFiles
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import Program, open_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.adapters.pytorch_export import open_exported
-from tfs_lite.adapters.tensors import as_array
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
+from tfs_lite.adapters.pytorch.export import open_exported
+from tfs_lite.adapters.pytorch.tensors import as_array
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
@@ -180,7 +180,7 @@ def _run_as_model(directory: Path, inputs: Sequence[torch.Tensor]) -> None:
     """A model that lies about its inputs or outputs fails when it is opened or run, with a status."""
     files = VersionFiles(os.fspath(directory), frozenset({"model.pt2"}))
     try:
-        model = open_exported(OpenRequest(ServableId("m", 1), files, _CPU, False))
+        model = open_exported(OpenRequest(ServableId("m", 1), files, "cpu", False))
         declared = model.signatures[DEFAULT_SIGNATURE]
         arrays = dict(zip(declared.input_names, map(as_array, (value.clone() for value in inputs)), strict=False))
         outputs = model.run(DEFAULT_SIGNATURE, arrays, ())

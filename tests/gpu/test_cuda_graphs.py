@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.cuda.graphs import WARM_RUNS, GraphSwitch, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.graphs import GraphPlan as Plan
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 
@@ -74,7 +74,7 @@ def opened(directory, module, item, graphs):
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
     torch.export.save(program, directory / "model.pt2")
     settings = ModelSettings(parameters={"cuda_graphs": graphs})
-    return open_exported(OpenRequest(ID, read_version(str(directory)), cuda(), False, settings))
+    return open_exported(OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings))
 
 
 def graphs_of(model):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
 from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.pytorch_export import open_exported
-from tfs_lite.adapters.pytorch_libtorch import open_script
-from tfs_lite.adapters.tensors import CPU, TORCH_DTYPES, to_arrays, to_tensor
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.adapters.pytorch.export import open_exported
+from tfs_lite.adapters.pytorch.libtorch import open_script
+from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
@@ -36,7 +36,7 @@ def cuda():
 
 def request(directory, **parameters):
     settings = ModelSettings(parameters=parameters)
-    return OpenRequest(ID, read_version(str(directory)), cuda(), False, settings)
+    return OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings)
 
 
 def export(directory, module, example, dynamic=True):

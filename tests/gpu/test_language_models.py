@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, empty_caches
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language import exponential_sampling as noise
@@ -23,6 +22,7 @@ from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.self_check import ALLOWED, self_check
 from tfs_lite.adapters.language.transformers_model import open_transformers
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
@@ -77,7 +77,7 @@ def saved(directory, kind="llama", **more):
 def opened(directory, version=1, **parameters):
     settings = ModelSettings(parameters={"max_num_seqs": "8", "dtype": "float32", **parameters})
     return open_transformers(
-        OpenRequest(ServableId("m", version), read_version(str(directory)), cuda(), False, settings)
+        OpenRequest(ServableId("m", version), read_version(str(directory)), str(cuda()), False, settings)
     )
 
 

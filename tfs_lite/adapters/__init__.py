@@ -1,16 +1,17 @@
 """Loading a version's directory as a model in memory; each platform is one file.
 
     platforms           the platforms of this installation, and the adapters that make loaders of versions
-    contract            what a platform promises: how it recognises its artefact, how it opens it
+    opening             the contract: what a platform promises, and how it opens its artefact; no torch
+    loaded_model        the base class of opened models: what is done around the call of an artefact
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
-    pytorch_export, pytorch_libtorch, python/, language/   the platforms
+    pytorch/, python/, language/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
     device, memory, cuda/   devices, memory accounts, GPUs
-    tensors, results, failures   arrays to tensors and back; what a model returned; what went wrong in it
+    results, failures   what a model returned; what went wrong in it
     signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
     warmup              the requests of a version's config and warm-up file, run before clients can send any
     model_warmup        Triton's ``model_warmup``: runs of every instance

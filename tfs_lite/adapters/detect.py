@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.inspect.archive import open_archive
+from tfs_lite.adapters.opening import Platform, VersionFiles
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
 
 MAX_SHOWN = 8

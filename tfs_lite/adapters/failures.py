@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import traceback
 
-import torch
-
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -59,7 +57,10 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in _text(error)
+    """Python's error, torch's of a GPU, which has this name, or that of torch's allocator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "can't allocate memory" in _text(error)
 
 
 def story(error: BaseException) -> str:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
+import torch
+
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.inspect.archive import unsafe
 from tfs_lite.adapters.memory import drop_file_caches
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
@@ -34,7 +36,7 @@ from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,7 @@ Opens = Callable[[Platform, OpenRequest], Sequence[OpenedModel]]
 
 def open_here(platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
     """One instance, in this process. UNIMPLEMENTED for a platform that is only known."""
-    if platform.open is None:
-        raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
-    return [platform.open(request)]
+    return [platform.start(request)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class ArtifactLoader(Loader):
         if self._lives_elsewhere(request.settings):
             return NO_RESOURCES
         resident = _sum(model.resident_bytes() for model in models)
-        return memory.measured(request.id, resident, self._reserve(), request.device)
+        return memory.measured(request.id, resident, self._reserve(), torch.device(request.device))
 
     def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
         """``request`` is that of all instances."""
@@ -304,7 +304,7 @@ class ArtifactLoader(Loader):
                 f"platform {platform.name} "
                 + ("needs ensemble_scheduling in the config" if platform.composed else "has no ensemble_scheduling")
             )
-        device = pick_device(self._settings.device)
+        device = str(pick_device(self._settings.device))
         request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")

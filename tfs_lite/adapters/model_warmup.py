@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model_warmup import ModelWarmup, ModelWarmupInput
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import (

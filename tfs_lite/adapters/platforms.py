@@ -1,7 +1,7 @@
 """The platforms of this installation, built in or registered by other distributions, and the loaders of versions.
 
 A distribution adds one with the entry point group ``tfs_lite.platforms``; each entry point is a
-:class:`~tfs_lite.adapters.contract.Platform`. Artefacts of planned platforms are recognised too, so that the refusal
+:class:`~tfs_lite.adapters.opening.Platform`. Artefacts of planned platforms are recognised too, so that the refusal
 can name them. Making a loader touches no file.
 """
 
@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from tfs_lite.adapters import pytorch_export, pytorch_libtorch
-from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.exported.document import COMPILED
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.opening import Platform, VersionFiles
 from tfs_lite.adapters.python import model as python_model
+from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
+from tfs_lite.adapters.tensorflow import platform as tensorflow
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, StoragePath
@@ -36,8 +37,8 @@ def _is_compiled(files: VersionFiles) -> bool:
 
 
 BUILT_IN = (
-    pytorch_export.PLATFORM,
-    pytorch_libtorch.PLATFORM,
+    export.PLATFORM,
+    libtorch.PLATFORM,
     python_model.PLATFORM,
     Platform(
         "pytorch_aoti",
@@ -54,6 +55,7 @@ BUILT_IN = (
         None,
         missing="ONNX models are not served yet",
     ),
+    tensorflow.PLATFORM,
     transformers_model.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )

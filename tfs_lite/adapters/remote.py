@@ -6,30 +6,27 @@ describe(request, platform)  ->  JSON  ->  open_version(JSON) in the other proce
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import orjson
-import torch
 
-from tfs_lite.adapters.contract import LoadedModel, NeedsProcess, OpenedModel, OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
 from tfs_lite.adapters.failures import label_of, load_failure, story
+from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 
 OPEN_VERSION = "tfs_lite.adapters.remote:open_version"
 """The function that the other process calls."""
 PRELOAD = ("tfs_lite.adapters.remote",)
 """The modules that it imports beforehand."""
-TORCH_LOADER = ("tfs_lite.adapters.exported.torch_loader",)
-"""Those that only torch's own loader needs: 70 MB, and more than a second."""
 _CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
 logger = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ def describe(
             "name": request.id.name,
             "version": request.id.version,
             "directory": request.files.directory,
-            "device": str(request.device),
+            "device": request.device,
             "trusted": request.trusted,
             "settings": _plain(request.settings.model_dump(exclude_unset=True)),
             "platform": platform,
@@ -67,7 +64,7 @@ def request_of(arguments: str) -> tuple[OpenRequest, str]:
     request = OpenRequest(
         ServableId(fields["name"], fields["version"]),
         read_version(fields["directory"]),
-        torch.device(fields["device"]),
+        fields["device"],
         fields["trusted"],
         ModelSettings.model_validate(fields["settings"]),
     )
@@ -85,10 +82,8 @@ def open_version(arguments: str) -> OpenedModel:
     platform = PLATFORMS.get(name)
     if platform is None:
         raise invalid_argument(f'platform "{name}" is not known; known: {", ".join(sorted(PLATFORMS))}')
-    if platform.open is None:
-        raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
     try:
-        return _open(platform.open, platform.open_in_process, request)
+        return _open(platform, request)
     except ServingError:
         raise
     except BaseException as error:
@@ -97,20 +92,15 @@ def open_version(arguments: str) -> OpenedModel:
     raise ServingError(failure.code, failure.status.message.removeprefix(f"{label_of(request.id)} "))
 
 
-def _open(
-    usual: Callable[[OpenRequest], OpenedModel],
-    otherwise: Callable[[OpenRequest], LoadedModel] | None,
-    request: OpenRequest,
-) -> OpenedModel:
+def _open(platform: Platform, request: OpenRequest) -> OpenedModel:
     """Opens the version in its platform's usual way, or in the other one that is for processes of models."""
     try:
-        return usual(request)
+        return platform.start(request)
     except NeedsProcess as error:
-        if otherwise is None:
-            raise
-        reason = f"loaded by torch's loader in a process: {error}"
-    model = otherwise(request)
-    model.reason = reason
+        reason = str(error)
+    model = platform.start_in_process(request)
+    if isinstance(model, LoadedModel):
+        model.reason = reason
     return model
 
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from tfs_lite.adapters.contract import OpenedModel
+from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
@@ -39,8 +39,8 @@ def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
 
 
 class ReshapedModel(Model):
-    """An opened model with other dimensions for clients, in its signature ``serving_default``. Threads and errors are the inner model's; in addition
-    INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
+    """An opened model with other dimensions for clients, in its signature ``serving_default``. Threads and errors are
+    the inner model's; in addition INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
 
     def __init__(self, inner: OpenedModel, settings: ModelSettings) -> None:
         declared = signature_of(settings)

@@ -6,15 +6,13 @@ config declares replace numbers, position by position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
 
-from tfs_lite.adapters.tensors import DATA_TYPES
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import Array, from_numpy
+from tfs_lite.protocols.dtypes import from_numpy
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -40,14 +38,23 @@ def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
     return dict(zip(names, values, strict=True))
 
 
-def shows_type(value: object) -> bool:
-    """Whether a result has its dtype and shape before it is converted to an array."""
-    return isinstance(value, torch.Tensor | np.ndarray)
+TypeOf = Callable[[object], tuple[DataType, tuple[int, ...]] | None]
+"""A result's dtype and shape; None if it does not show them, or cannot be sent."""
 
 
-def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
-    """INTERNAL unless every output has the dtype and shape that the signature declares. Skips values that are neither
-    tensors nor arrays, or of a type that cannot be sent.
+def type_of_array(value: object) -> tuple[DataType, tuple[int, ...]] | None:
+    if not isinstance(value, np.ndarray):
+        return None
+    try:
+        return from_numpy(value.dtype), value.shape
+    except ServingError:
+        return None
+
+
+def check_outputs(
+    signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object], type_of: TypeOf = type_of_array
+) -> None:
+    """INTERNAL unless every output has the dtype and shape that the signature declares. Skips values without a type.
 
     A dimension that an input has as well must have the request's size, so that a model cannot lose or add rows.
     """
@@ -58,24 +65,16 @@ def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: M
             if isinstance(dim, SymbolicDim):
                 sizes[dim.symbol] = size
     for spec in signature.outputs:
-        got = outputs.get(spec.name)
-        if not isinstance(got, torch.Tensor | np.ndarray) or (dtype := _dtype(got)) is None:
+        found = type_of(outputs.get(spec.name))
+        if found is None:
             continue
-        if not _fits(spec, dtype, tuple(got.shape), sizes):
+        dtype, shape = found
+        if not _fits(spec, dtype, shape, sizes):
             raise ServingError(
                 StatusCode.INTERNAL,
-                f"the model returned output {spec.name} as {dtype.text}{format_shape(tuple(got.shape))}, "
+                f"the model returned output {spec.name} as {dtype.text}{format_shape(shape)}, "
                 f"expected {spec.dtype.text}{format_shape(spec.shape)}",
             )
-
-
-def _dtype(got: torch.Tensor | Array) -> DataType | None:
-    if isinstance(got, torch.Tensor):
-        return DATA_TYPES.get(got.dtype)
-    try:
-        return from_numpy(got.dtype)
-    except ServingError:
-        return None
 
 
 def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:

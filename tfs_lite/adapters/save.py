@@ -19,11 +19,11 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from tfs_lite.adapters.contract import NeedsProcess, OpenRequest, VersionFiles
 from tfs_lite.adapters.failures import sentence
-from tfs_lite.adapters.pytorch_export import ARTEFACT, ExportedModel, open_by_torch, open_exported
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
+from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
+from tfs_lite.adapters.pytorch.tensors import to_arrays
 from tfs_lite.adapters.results import by_name
-from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.core.publish import commit, staging_directory
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
@@ -174,7 +174,7 @@ def _load(
     trusted: bool,
 ) -> ExportedModel:
     """Loads and inspects what was saved, as the server does."""
-    device = next((value.device for value in (*args, *kwargs.values())), torch.device("cpu"))
+    device = next((str(value.device) for value in (*args, *kwargs.values())), "cpu")
     files = VersionFiles(staging, frozenset({ARTEFACT}))
     request = OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)
     try:

@@ -14,9 +14,9 @@ from typing import cast
 
 import numpy as np
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.labels import read_labels
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import format_path, nearest
 from tfs_lite.config.signatures import CLASSES, OUTPUTS_OF_METHOD, SCORES, ModelSignature, short_method
@@ -41,8 +41,8 @@ class SignatureMapping:
     """A signature, and how it maps to the model's own.
 
     ``inputs`` and ``outputs`` map the signature's names to the model's; other names are the same on both sides. With
-    ``labels`` the output ``classes`` consists of them, for the scores that it maps to. ``own`` is the key of the model's
-    signature.
+    ``labels`` the output ``classes`` consists of them, for the scores that it maps to. ``own`` is the key of the
+    model's signature.
     """
 
     signature: Signature
@@ -177,9 +177,7 @@ def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
     return SignedModel(model, request.id, mappings_of(model.signatures, settings, request.files.directory))
 
 
-def mappings_of(
-    own: Mapping[str, Signature], settings: ModelSettings, directory: str
-) -> dict[str, SignatureMapping]:
+def mappings_of(own: Mapping[str, Signature], settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:
     """The signatures by key: the model's ``own``, and those of the config, each for the model's one of the same key, or
     else for its ``serving_default``. Reads files of labels in the version's ``directory``; errors as those of
     :func:`sign`."""

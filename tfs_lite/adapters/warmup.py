@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.replay import Replay, replay_of_body, replay_of_log
 from tfs_lite.config.signatures import WarmupRequest
 from tfs_lite.core.model import Servable

@@ -1,8 +1,9 @@
 """Opens the instances of a model: in this process, each in a process of its own, or in replicas of a cluster.
 
 The model's ``instance_group`` says how many there are and where; the server's ``--worker`` decides what it leaves open.
-Versions that need a process (:class:`~tfs_lite.adapters.contract.NeedsProcess`) get one in any case. Processes come
-from one supervisor, which starts with the first model that needs it.
+Versions that need a process (:class:`~tfs_lite.adapters.opening.NeedsProcess`) get one in any case. Processes come
+from supervisors, which start with the first model that needs them: one whose processes share torch, and one whose
+processes have imported little, for platforms that bring another library along.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tfs_lite.adapters.contract import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loader import open_here
-from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, TORCH_LOADER, describe
+from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
+from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
+from tfs_lite.adapters.tensorflow.platform import SERVE
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
@@ -50,16 +52,20 @@ class ModelOpener:
         gpu_fraction: float = 0.0,
         cluster: Cluster | None = None,
         on_worker: Callable[[ServableId, str | None], None] = ignore,
+        saved_model_tags: str = SERVE,
     ) -> None:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
         that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none.
-        ``on_worker`` is told why a process of a version has ended, and None when it runs again."""
+        ``on_worker`` is told why a process of a version has ended, and None when it runs again. ``saved_model_tags``:
+        which graph of a SavedModel is opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
         self._cluster = cluster
         self._on_worker = on_worker
+        self._saved_model_tags = saved_model_tags
         self._supervisor = Supervisor(PRELOAD)
-        self._preload: tuple[str, ...] = ()  # of torch's loader, for processes to share from its first use on
+        self._bare_supervisor = Supervisor(as_program=True)
+        self._preload: tuple[str, ...] = ()  # for processes to share once one has needed it
 
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
         """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
@@ -85,19 +91,20 @@ class ModelOpener:
 
     def close(self) -> None:
         self._supervisor.close()
+        self._bare_supervisor.close()
 
     def _open_group(
         self, platform: Platform, request: OpenRequest, group: InstanceGroup, instances: int
     ) -> Iterator[OpenedModel]:
         """``instances`` of the version all together share torch's threads."""
         for _ in range(group.count):
-            if not platform.in_server and (group.worker or self._worker) == PROCESS:
+            if _home(platform, group.worker or self._worker) == PROCESS:
                 yield self._open_in_process(platform, request, instances)
                 continue
             try:
                 models = open_here(platform, request)
             except NeedsProcess:
-                self._preload = TORCH_LOADER
+                self._preload = platform.shared
                 models = [self._open_in_process(platform, request, instances)]
             yield from models
 
@@ -105,19 +112,24 @@ class ModelOpener:
         if platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
         threads = max(1, torch.get_num_threads() // instances)
-        arguments = describe(request, platform.name, threads, self._gpu_fraction)
+        arguments = describe(request, platform.name, threads, self._gpu_fraction, self._saved_model_tags)
         model = open_in_process(
-            self._supervisor,
+            self._bare_supervisor if platform.program else self._supervisor,
             label_of(request.id),
-            OPEN_VERSION,
+            platform.program or OPEN_VERSION,
             arguments,
-            preload=self._preload,
+            preload=() if platform.program else self._preload,
             on_worker=partial(self._on_worker, request.id),
         )
         if reason := model.worker.reason:
-            self._preload = TORCH_LOADER
+            self._preload = platform.shared
             logger.info("%s was %s", label_of(request.id), reason)
         return model
+
+
+def _home(platform: Platform, wanted: str) -> str:
+    """Where instances of the platform live that ``wanted`` places: in processes, or in this one."""
+    return wanted if platform.home == "any" else platform.home
 
 
 def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
@@ -130,7 +142,7 @@ def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
 def _placed(request: OpenRequest, group: InstanceGroup) -> OpenRequest:
     """The request for the device that the group wants."""
     if group.kind == "KIND_CPU":
-        return replace(request, device=torch.device("cpu"))
-    if group.kind == "KIND_GPU" and request.device.type == "cpu":
+        return replace(request, device="cpu")
+    if group.kind == "KIND_GPU" and not request.on_gpu:
         raise invalid_argument("instance_group: KIND_GPU, but this server runs models on the CPU")
     return request

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.labels import read_labels
 from tfs_lite.adapters.loader import MakeServable
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.batching import BatchingParameters, combined, parameters_without_file, read_version_parameters
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings

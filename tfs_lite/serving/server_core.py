@@ -125,7 +125,11 @@ class ServerCore:
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(
-            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+            options.worker,
+            options.per_process_gpu_memory_fraction,
+            self._cluster,
+            self._recorder.on_worker,
+            options.saved_model_tags,
         )
         self.model_configs = ModelConfigs()
         self._serving_settings = ServingSettings(

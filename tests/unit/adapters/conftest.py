@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.adapters.contract import OpenedModel, OpenRequest
     from tfs_lite.adapters.loader import ArtifactLoader
+    from tfs_lite.adapters.opening import OpenedModel, OpenRequest
     from tfs_lite.config.model import ModelSettings
 
 
@@ -40,16 +40,15 @@ def exported(exported_once: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def request_for() -> Callable[..., OpenRequest]:
     """Makes the request to open a version's directory on the CPU."""
-    import torch
 
-    from tfs_lite.adapters.contract import OpenRequest
     from tfs_lite.adapters.detect import read_version
+    from tfs_lite.adapters.opening import OpenRequest
     from tfs_lite.config.model import ModelSettings
     from tfs_lite.core.servable import ServableId
 
     def make(directory: Path, settings: ModelSettings | None = None, trusted: bool = False) -> OpenRequest:
         files = read_version(str(directory))
-        return OpenRequest(ServableId("m", 1), files, torch.device("cpu"), trusted, settings or ModelSettings())
+        return OpenRequest(ServableId("m", 1), files, "cpu", trusted, settings or ModelSettings())
 
     return make
 

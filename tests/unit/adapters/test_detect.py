@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings

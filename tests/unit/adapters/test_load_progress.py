@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, open_here
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.contract import Platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, placements
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.warmup import Warmup
 from tfs_lite.config.model import ModelSettings

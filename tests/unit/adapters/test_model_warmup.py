@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest, VersionFiles
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.model_warmup import warm_models
+from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_warmup import ModelWarmup, ModelWarmupInput
@@ -77,7 +76,7 @@ def sample(name: str = "s", batch_size: int = 1, count: int = 1, **inputs: Model
 
 def asking(directory: Path, *samples: ModelWarmup, largest: int = 0) -> OpenRequest:
     settings = ModelSettings(max_batch_size=largest, model_warmup=samples)
-    return OpenRequest(ID, VersionFiles(str(directory / "1"), frozenset()), torch.device("cpu"), False, settings)
+    return OpenRequest(ID, VersionFiles(str(directory / "1"), frozenset()), "cpu", False, settings)
 
 
 @pytest.fixture
@@ -271,7 +270,7 @@ def test_a_model_with_item_steps_goes_through_all_of_them(tmp_path):
 def open_model(directory: Path, *samples: ModelWarmup, trusted: bool = False):
     files = read_version(str(directory))
     settings = SETTINGS.model_copy(update={"model_warmup": samples})
-    request = OpenRequest(ID, files, torch.device("cpu"), trusted, settings)
+    request = OpenRequest(ID, files, "cpu", trusted, settings)
     platform = next(platform for platform in PLATFORMS.values() if platform.recognises(files))
     assert platform.open is not None
     return platform.open(request), request

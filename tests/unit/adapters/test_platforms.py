@@ -1,7 +1,7 @@
 import logging
 from importlib.metadata import EntryPoint
 
-from tfs_lite.adapters.contract import Platform
+from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.platforms import BUILT_IN, GROUP, PLATFORMS, known_platforms
 
 JAX = Platform("jax", "model.jax", lambda files: False, None)

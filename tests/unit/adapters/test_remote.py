@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, open_version, request_of
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
@@ -60,7 +60,7 @@ def same_threads():
 
 def request_for(directory: Path, settings: ModelSettings | None = None, trusted: bool = True) -> OpenRequest:
     files = read_version(str(directory))
-    return OpenRequest(ServableId("m", 7), files, torch.device("cpu"), trusted, settings or ModelSettings())
+    return OpenRequest(ServableId("m", 7), files, "cpu", trusted, settings or ModelSettings())
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -68,7 +68,7 @@ def request_for(directory: Path, settings: ModelSettings | None = None, trusted:
 def test_request_is_told_completely(tmp_path, trusted, device):
     write_python(tmp_path, "pass")
     settings = build(ModelSettings, Document(RICH))
-    request = OpenRequest(ServableId("m", 2**62), read_version(str(tmp_path)), torch.device(device), trusted, settings)
+    request = OpenRequest(ServableId("m", 2**62), read_version(str(tmp_path)), device, trusted, settings)
     told = describe(request, "python", 3)
     assert json.loads(told)["torch_threads"] == 3
     assert request_of(told) == (request, "python")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.results import by_name, check_outputs
+from tfs_lite.adapters.pytorch.tensors import check_tensors
+from tfs_lite.adapters.results import by_name
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
@@ -44,7 +45,7 @@ X = {"x": np.zeros((2, 3), np.float32)}
 
 @pytest.mark.parametrize("y", [np.zeros((2, 5), np.float32), np.zeros((2, 0), np.float32)])
 def test_results_as_declared_pass(y):
-    check_outputs(SIGNATURE, X, {"y": y, "z": np.array([b"any"], dtype=object)})
+    check_tensors(SIGNATURE, X, {"y": y, "z": np.array([b"any"], dtype=object)})
 
 
 @pytest.mark.parametrize(
@@ -52,16 +53,16 @@ def test_results_as_declared_pass(y):
 )
 def test_results_of_other_type_or_shape_are_the_models_fault(y):
     with pytest.raises(ServingError, match=r"output y as .*, expected float\[-1,-1\]") as caught:
-        check_outputs(SIGNATURE, X, {"y": y})
+        check_tensors(SIGNATURE, X, {"y": y})
     assert caught.value.code is StatusCode.INTERNAL
 
 
 @pytest.mark.parametrize("y", [torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 5), torch.zeros(1).expand(2**50)])
 def test_results_are_checked_while_they_are_tensors(y):
     with pytest.raises(ServingError, match=r"output y as .*, expected float\[-1,-1\]"):
-        check_outputs(SIGNATURE, X, {"y": y, "z": torch.zeros(1)})
+        check_tensors(SIGNATURE, X, {"y": y, "z": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("y", [torch.zeros(2, 5), [[1.0]], None, np.zeros((2, 5), "datetime64[s]")])
 def test_results_that_fit_or_show_no_type_pass(y):
-    check_outputs(SIGNATURE, X, {"y": y})
+    check_tensors(SIGNATURE, X, {"y": y})

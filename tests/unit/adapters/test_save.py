@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tfs_lite import save
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode

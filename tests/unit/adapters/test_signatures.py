@@ -10,7 +10,7 @@ import torch
 
 import tfs_lite
 from tfs_lite.adapters.python.model import open_python
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.signatures import SignedModel, mappings_of, sign
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings, parse_model_settings

@@ -8,11 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from tfs_lite.adapters import warmup
-from tfs_lite.adapters.contract import OpenRequest, VersionFiles
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup
@@ -85,7 +84,7 @@ def warm_up(servable, reports, tmp_path):
         if content is not None:
             write_warmup(tmp_path).write_bytes(content)
         files = VersionFiles(str(tmp_path), frozenset())
-        request = OpenRequest(ID, files, torch.device("cpu"), False, ModelSettings(warmup=rows))
+        request = OpenRequest(ID, files, "cpu", False, ModelSettings(warmup=rows))
         Warmup(on_report=reports.append, **options)(servable, request)
 
     return run
@@ -254,7 +253,7 @@ def test_what_is_no_plain_file_is_refused_and_not_read(model, refused, tmp_path,
 
 
 def test_a_file_that_the_system_refuses_may_be_tried_again(servable, reports):
-    request = OpenRequest(ID, VersionFiles("x" * 300, frozenset()), torch.device("cpu"), False)
+    request = OpenRequest(ID, VersionFiles("x" * 300, frozenset()), "cpu", False)
     with pytest.raises(ServingError) as caught:
         Warmup(on_report=reports.append)(servable, request)
     reason = f"{FILE} cannot be read: File name too long"
@@ -280,7 +279,7 @@ def test_seconds_are_those_of_the_clock(warm_up, reports):
 
 def test_a_listener_that_fails_is_logged_and_fails_nothing(servable, tmp_path, caplog):
     write_warmup(tmp_path, predict())
-    request = OpenRequest(ID, VersionFiles(str(tmp_path), frozenset()), torch.device("cpu"), False)
+    request = OpenRequest(ID, VersionFiles(str(tmp_path), frozenset()), "cpu", False)
     Warmup(on_report=lambda report: 1 / 0)(servable, request)
     assert "could not be reported" in caplog.text
 

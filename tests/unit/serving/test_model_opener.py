@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.adapters.platforms import GROUP, PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
@@ -31,7 +30,7 @@ import os
 import numpy as np
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel, NeedsProcess, Platform
+from tfs_lite.adapters.opening import LoadedModel, NeedsProcess, Platform
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (1,)),), (TensorSpec("pid", DataType.INT64, (1,)),))
@@ -39,9 +38,9 @@ SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (1,)),), (TensorSpec("pid
 
 class Number(LoadedModel):
     def __init__(self, request):
-        super().__init__(request.id, "numbers", SIGNATURE, torch.device("cpu"))
+        super().__init__(request.id, "numbers", {"serving_default": SIGNATURE})
 
-    def call(self, inputs):
+    def compute(self, signature, inputs, outputs):
         return {"pid": np.array([os.getpid()])}
 
     def resident_bytes(self):
@@ -52,7 +51,7 @@ class Number(LoadedModel):
 
 def open_number(request):
     if "unusual" in request.files.names:
-        raise NeedsProcess("operator odd.number is not known")
+        raise NeedsProcess("loaded by torch's loader in a process: operator odd.number is not known")
     return Number(request)
 
 
@@ -103,13 +102,13 @@ def number(directory: Path, *more: str, instances: int = 1) -> OpenRequest:
         (directory / name).touch()
     settings = ModelSettings(instance_group=(InstanceGroup(count=instances),))
     files = read_version(str(directory))
-    return OpenRequest(ServableId("m", 1), files, torch.device("cpu"), False, settings)
+    return OpenRequest(ServableId("m", 1), files, "cpu", False, settings)
 
 
 @pytest.mark.parametrize("worker", ["process"], indirect=True)
 def test_language_model_is_opened_here_although_workers_are_processes(tmp_path: Path, opener: ModelOpener) -> None:
     directory = publish_language(tmp_path / "base", 1, Size())
-    request = OpenRequest(ServableId("m", 1), read_version(str(directory)), torch.device("cpu"), False)
+    request = OpenRequest(ServableId("m", 1), read_version(str(directory)), "cpu", False)
     (model,) = opener(PLATFORMS["transformers"], request)
     assert isinstance(model, LanguageModel)
     assert model.worker.kind == "thread"

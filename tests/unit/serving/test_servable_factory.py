@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
-from tfs_lite.adapters.contract import OpenRequest, VersionFiles
+from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.config.batching import VERSION_FILE
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerStatus
@@ -36,7 +35,7 @@ def signed(most: int | None = None) -> Signature:
 
 def request(directory: Path | str = "/nowhere", **settings: Any) -> OpenRequest:
     files = VersionFiles(str(directory), frozenset())
-    return OpenRequest(ID, files, torch.device("cpu"), False, ModelSettings.model_validate(settings))
+    return OpenRequest(ID, files, "cpu", False, ModelSettings.model_validate(settings))
 
 
 def plan(**options: Any) -> BatchingOptions:

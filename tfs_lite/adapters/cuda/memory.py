@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tfs_lite.adapters.tensors import TORCH_DTYPES, as_array
+from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DataType, Tensor
 from tfs_lite.protocols.dtypes import Array, from_numpy

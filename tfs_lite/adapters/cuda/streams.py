@@ -9,7 +9,7 @@ The weights, which the load's stream has written, are complete before the first 
 copied into pinned memory from torch's cache, which then belongs to the caller: a further copy into numpy's memory would
 cost more than the cache. A run waits once, for an event, while its thread sleeps without the interpreter's lock.
 
-On the CPU there are no execution streams, and a :class:`DeviceModel` runs as every :class:`LoadedModel` does.
+On the CPU there are no execution streams, and a :class:`DeviceModel` runs as every :class:`TorchModel` does.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest
 from tfs_lite.adapters.cuda.graphs import GraphPlan, GraphSwitch, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import STREAMS, HostBuffers, Pool
-from tfs_lite.adapters.tensors import CPU, to_tensor
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.adapters.pytorch.model import TorchModel
+from tfs_lite.adapters.pytorch.tensors import CPU, to_tensor
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.protocols.dtypes import Array
@@ -177,8 +178,8 @@ def open_pool(device: torch.device) -> Pool | None:
     return Pool(device) if device.type == "cuda" else None
 
 
-class DeviceModel(LoadedModel):
-    """A :class:`LoadedModel` whose runs on a GPU take a stream each. ``call`` finds it in :attr:`stream`, which is None
+class DeviceModel(TorchModel):
+    """A :class:`TorchModel` whose runs on a GPU take a stream each. ``call`` finds it in :attr:`stream`, which is None
     on the CPU. With ``reentrant`` several threads may be inside ``run``. ``pool`` holds the weights."""
 
     def __init__(
@@ -191,7 +192,7 @@ class DeviceModel(LoadedModel):
         streams: ExecutionStreams | None,
         pool: Pool | None,
     ) -> None:
-        super().__init__(request.id, platform, signature, request.device)
+        super().__init__(request, platform, signature)
         self._reentrant = reentrant
         self._streams = streams
         self._pool = pool

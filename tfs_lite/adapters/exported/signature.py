@@ -16,8 +16,8 @@ import orjson
 from tfs_lite.adapters.exported.arguments import DTYPES, union
 from tfs_lite.adapters.exported.document import Document
 from tfs_lite.adapters.exported.expression import format_expression
+from tfs_lite.adapters.pytorch.tensors import DATA_TYPES
 from tfs_lite.adapters.results import numbered
-from tfs_lite.adapters.tensors import DATA_TYPES
 from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, failed_precondition
 

@@ -16,13 +16,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.failures import sentence, story
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.byte_codec import CLASS, ByteStream, Render, byte_codec, rendered, role_texts, utf8
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.hf_files import Json, read_optional, refuse_code, shown
 from tfs_lite.adapters.language.template_probe import PROBE, check_end
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.generation import ChatPrompt, TextCodec, TextStream
 from tfs_lite.core.status import failed_precondition
 

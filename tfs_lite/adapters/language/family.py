@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config, shown
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.status import failed_precondition
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.inspect.archive import damaged
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.replicas import RAY
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
 from tfs_lite.adapters.language.codec import open_codec
@@ -26,6 +25,7 @@ from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_setting
 from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Limits, SampledToken, Step, TextCodec
@@ -154,7 +154,7 @@ def _in_a_thread(work: Callable[[], T]) -> T:
 
 
 def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:
-    stream = EngineStream(request.device)
+    stream = EngineStream(torch.device(request.device))
     try:
         with stream.current():
             return _open(request, wanted, stream)
@@ -164,7 +164,7 @@ def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> Trans
 
 
 def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream) -> TransformersModel:
-    on_gpu = request.device.type == "cuda"
+    on_gpu = request.on_gpu
     needs = budget(request.files, request.settings, on_gpu)
     config = network_config(request.files)
     opened = open_codec(request.files)
@@ -172,15 +172,15 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     dtype: torch.dtype = getattr(torch, dtype_name(wanted, on_gpu))
     graphs = on_gpu and wanted.cuda_graphs
     slots, length = wanted.slots(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
-    module = load_network(request.files, config, dtype, request.device, request.meter)
+    module = load_network(request.files, config, dtype, device, request.meter)
     vocabulary = _vocabulary(module)
     sources = [read_optional(request.files, GENERATION_CONFIG), *_eos_of(module), {"eos_token_id": end}]
     network, why = _packed_network(module, request, slots, length) if wanted.packed_weights else None, ""
     if network is None:
         if packed_bytes(module):
             del module
-            module = load_network(request.files, config, dtype, request.device, request.meter)
-        network, why = choose_network(module, request.device, slots, length, wanted.fallback == "interleaved", graphs)
+            module = load_network(request.files, config, dtype, device, request.meter)
+        network, why = choose_network(module, device, slots, length, wanted.fallback == "interleaved", graphs)
     limits = Limits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
         "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
@@ -195,7 +195,7 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     )
     if graphs and not why:
         _capture(network, request)
-    return TransformersModel(network, codec, limits, request.device, not why, stream)
+    return TransformersModel(network, codec, limits, device, not why, stream)
 
 
 def _packed_network(module: PreTrainedModel, request: OpenRequest, slots: int, length: int) -> StepNetwork | None:
@@ -205,7 +205,7 @@ def _packed_network(module: PreTrainedModel, request: OpenRequest, slots: int, l
 
     if needs_fallback(module, length) is not None or not pack(module):
         return None
-    found = _batched_network(module, request.device, slots, length)
+    found = _batched_network(module, torch.device(request.device), slots, length)
     if isinstance(found, str):
         logger.info("%s: weights stay as they are: %s", request.id, found)
         return None
@@ -292,4 +292,4 @@ def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabula
     return frozenset()
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserved, in_server=True)
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserved, home="server")

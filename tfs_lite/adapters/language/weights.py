@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.failures import out_of_memory, sentence, story
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import ServingError, failed_precondition
 

@@ -20,8 +20,8 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.adapters.results import check_outputs
-from tfs_lite.adapters.tensors import TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy

@@ -21,14 +21,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.python.items import ItemSteps
 from tfs_lite.adapters.python.source import ARTEFACT, forget, import_model, source_failure
-from tfs_lite.adapters.results import by_name, check_outputs
-from tfs_lite.adapters.tensors import to_arrays, to_tensor
+from tfs_lite.adapters.pytorch.model import TorchModel
+from tfs_lite.adapters.pytorch.tensors import to_tensor
+from tfs_lite.adapters.results import by_name
 from tfs_lite.config.model import ModelSettings, signature_of, state_names
 from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
@@ -58,11 +59,11 @@ class ModelContext:
     device: torch.device
 
 
-class PythonModel(LoadedModel):
+class PythonModel(TorchModel):
     """The common part of both kinds of ``Model``: their module, and the conversion of inputs."""
 
     def __init__(self, request: OpenRequest, source: ModuleType, signature: Signature) -> None:
-        super().__init__(request.id, NAME, signature, request.device)
+        super().__init__(request, NAME, signature)
         self._source = source
         inputs, outputs = state_names(request.settings)
         self.states = dict(zip(outputs, inputs, strict=True))
@@ -109,10 +110,7 @@ class PythonModel(LoadedModel):
     ) -> dict[str, Tensor]:
         results = by_name(found, declared.output_names)
         wanted = {name: value for name, value in results.items() if not outputs or name in outputs}
-        check_outputs(declared, inputs, wanted)
-        arrays = to_arrays(wanted, self._device)
-        check_outputs(declared, inputs, arrays)
-        return arrays
+        return self.to_arrays(declared, inputs, wanted)
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Returns ``work()``; ``sys.exit()`` and the like only fail the request."""
@@ -159,7 +157,7 @@ class PlainModel(PythonModel):
     def __init__(self, request: OpenRequest, source: ModuleType, make: Callable[[ModelContext], Any]) -> None:
         super().__init__(request, source, declared_signature(request.settings))
         identity = (request.id.name, request.id.version, request.files.directory)
-        self._object: Any = make(ModelContext(*identity, request.settings, request.device))
+        self._object: Any = make(ModelContext(*identity, request.settings, self._device))
         try:
             self._find_item_steps()
         except BaseException:

@@ -1,9 +1,9 @@
 """The operators of a SavedModel that loading it or a request can run, found without TensorFlow.
 
-What runs begins at a root: the tensors of the signatures, the operations that initialise the graph, the functions of the
-object graph (which ``tf.saved_model.load`` may call), and the operation that restores the weights. From there it goes
-on to the inputs of operations, and into the functions that their attributes name. The functions of the saver, which are
-in every file and which no server calls, are not reached.
+What runs begins at a root: the tensors of the signatures, the operations that initialise the graph, the functions of
+the object graph (which ``tf.saved_model.load`` may call), and the operation that restores the weights. From there it
+goes on to the inputs of operations, and into the functions that their attributes name. The functions of the saver,
+which are in every file and which no server calls, are not reached.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ def functions_of_objects(graph: memoryview) -> set[str]:
     found = {key for key, _ in entries(graph, 2)}
     for node in messages(graph, 1):
         for number, value in fields(node):
-            if number == 6:  # a function with several signatures
-                found.update(texts(as_bytes(value), 1))
-            elif number == 8:  # a function with one
+            if number == 6 or number == 8:  # a function with several signatures
                 found.update(texts(as_bytes(value), 1))
             elif number == 12:  # a tensor that a function captured
                 found.update(texts(as_bytes(value), 2))

@@ -8,13 +8,15 @@ from importlib.util import find_spec
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.tensorflow.allowed import check_operators
-from tfs_lite.adapters.tensorflow.saved_model import ARTEFACT, SERVE, MetaGraph, open_saved_model
+from tfs_lite.adapters.tensorflow.saved_model import ARTEFACT, MetaGraph, open_saved_model
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.config.settings import nearest
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
 NAME = "tensorflow_savedmodel"
+SERVE = "serve"
+"""The tag of graphs that are served, if the server is not told otherwise."""
 EXTRA = "tensorflow"
 LIBRARY = "tensorflow"
 OPEN_VERSION = "tfs_lite.adapters.tensorflow.program:open_version"
@@ -24,9 +26,7 @@ PROCESS_BYTES = 600 * _MIB
 """What a process with TensorFlow takes beside the weights."""
 
 
-def inspect_saved_model(
-    directory: str, tags: str, trusted: bool, settings: ModelSettings
-) -> Mapping[str, Signature]:
+def inspect_saved_model(directory: str, tags: str, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
     """The signatures of a version, read without TensorFlow. Raises what loading would raise, as far as that shows in
     the files."""
     with open_saved_model(directory) as saved:
@@ -115,6 +115,6 @@ PLATFORM = Platform(
     reserve=_reserve,
     extra=EXTRA,
     home="process",
-    family="tensorflow",
+    program=OPEN_VERSION,
     check_config=lambda directory, settings: inspect_saved_model(directory, SERVE, True, settings),
 )

@@ -19,18 +19,20 @@ import numpy as np
 import orjson
 
 from tfs_lite.adapters.failures import label_of, sentence, story
+from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.tensorflow.allowed import check_operators, untrusted
 from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_declared, not_installed, read_signatures
 from tfs_lite.adapters.tensorflow.saved_model import open_saved_model
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.protocols.dtypes import Array, from_numpy
+from tfs_lite.protocols.dtypes import Array
 
-_OF_THE_REQUEST = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.UNIMPLEMENTED})
-"""Codes of TensorFlow that clients get as they are; lack of memory, too. Others are INTERNAL."""
+_PASSED_ON = frozenset(
+    {StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.UNIMPLEMENTED, StatusCode.RESOURCE_EXHAUSTED}
+)
+"""Codes of TensorFlow that clients get as they are."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,8 +83,8 @@ def confine(directory: str) -> None:
     raise untrusted("a SavedModel runs in a sandbox, and this server has none")
 
 
-class SavedModelFunctions(Model):
-    """A loaded SavedModel: a function for each signature. Threads: one at a time, as in every process of a model."""
+class SavedModelFunctions(LoadedModel):
+    """A loaded SavedModel: a function for each signature."""
 
     def __init__(
         self,
@@ -92,35 +94,23 @@ class SavedModelFunctions(Model):
         tensorflow: Any,
         loaded: object,
     ) -> None:
+        super().__init__(servable_id, NAME, signatures)
         self._label = label_of(servable_id)
-        self._signatures = signatures
         self._functions = functions
         self._tensorflow = tensorflow
         self._loaded = loaded  # its functions work as long as it is there
 
-    @property
-    def platform(self) -> str:
-        return NAME
-
-    @property
-    def signatures(self) -> Mapping[str, Signature]:
-        return self._signatures
-
-    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        declared = find_signature(self._signatures, signature)
+    def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         function = self._functions[signature or DEFAULT_SIGNATURE]
         try:
             results = function(**{name: self._tensor(value) for name, value in inputs.items()})
-            arrays = {name: _array(results[name]) for name in outputs or declared.output_names}
-        except Exception as error:
+            return {name: _array(results[name]) for name in outputs or results}
+        except self._tensorflow.errors.OpError as error:
             failure = self._failure(error)
-        else:
-            self._check_rows(declared, inputs, arrays)
-            return arrays
         raise failure
 
     def close(self) -> None:
-        """Nothing to do: memory comes back when the process ends."""
+        """Memory comes back when the process ends."""
 
     def resident_bytes(self) -> int | None:
         """Of the process, with TensorFlow in it, without what it shares with others."""
@@ -128,37 +118,18 @@ class SavedModelFunctions(Model):
             resident, shared = map(int, file.read().split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
-    def _tensor(self, value: Tensor) -> Any:
+    def _tensor(self, value: Array) -> Any:
         """A tensor of its own: a variable of the model may keep it longer than the request's memory lasts."""
         if value.dtype == object:
             return self._tensorflow.constant(value, dtype=self._tensorflow.string)
         return self._tensorflow.constant(np.array(value))
 
-    def _check_rows(self, declared: Signature, inputs: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> None:
-        """INTERNAL unless every output of a batch has a row for each of the inputs'."""
-        batch = declared.inputs[0].batch if declared.inputs else None
-        if batch is None:
-            return
-        rows = inputs[declared.inputs[0].name].shape[0]
-        for spec in declared.outputs:
-            array = arrays.get(spec.name)
-            if spec.batch == batch and array is not None and array.shape[:1] != (rows,):
-                raise ServingError(
-                    StatusCode.INTERNAL,
-                    f"{self._label} returned {spec.name} of shape {list(array.shape)} for {rows} rows",
-                )
-
-    def _failure(self, error: Exception) -> ServingError:
-        """TensorFlow's own code where the request is to blame."""
-        known = isinstance(error, self._tensorflow.errors.OpError)
-        code = StatusCode(error.error_code) if known else StatusCode.INTERNAL  # type: ignore[attr-defined]
-        text = sentence(RuntimeError(error.message)) if known else sentence(error)  # type: ignore[attr-defined]
-        if isinstance(error, MemoryError):
-            code = StatusCode.RESOURCE_EXHAUSTED
-        if code not in _OF_THE_REQUEST and code is not StatusCode.RESOURCE_EXHAUSTED:
-            code = StatusCode.INTERNAL
+    def _failure(self, error: Any) -> ServingError:
+        """TensorFlow's own code where it says that the request is to blame, or that memory is lacking."""
+        code = StatusCode(error.error_code) if error.error_code in _PASSED_ON else StatusCode.INTERNAL
+        if code is StatusCode.INTERNAL:
             logger.error("%s failed on a request\n%s", self._label, story(error))
-        return ServingError(code, f"{self._label} failed: {text}")
+        return ServingError(code, f"{self._label} failed: {sentence(RuntimeError(error.message))}")
 
 
 def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapping[str, Any]]:
@@ -179,8 +150,6 @@ def _array(tensor: Any) -> Array:
     array: Array = np.asarray(value, dtype=object) if isinstance(value, bytes) else np.ascontiguousarray(value)
     if array.ndim != tensor.shape.rank:  # numpy makes a row of a single number
         array = array.reshape(tuple(tensor.shape))
-    if from_numpy(array.dtype) is DataType.INVALID:
-        raise TypeError(f"TensorFlow returned the element type {array.dtype}")
     return array
 
 

@@ -15,21 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tfs_lite.adapters.tensorflow.graph import Graph, functions_of_objects
-from tfs_lite.adapters.tensorflow.wire import (
-    as_bytes,
-    damaged,
-    entries,
-    fields,
-    last_number,
-    last_text,
-    messages,
-    texts,
-)
+from tfs_lite.adapters.tensorflow.wire import damaged, entries, fields, last_number, last_text, messages, texts
 from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, not_found
 
 ARTEFACT = "saved_model.pb"
-SERVE = "serve"
 MAX_BYTES = (1 << 31) - 1
 """Of the file: no parser of protobuf takes more."""
 MAX_META_GRAPHS = 64
@@ -53,7 +43,7 @@ class MetaGraph:
     parts: tuple[memoryview, ...]
 
     def signatures(self) -> dict[str, Signature]:
-        """All signatures that clients may call, by key. FAILED_PRECONDITION if one has tensors that cannot be served."""
+        """All that clients may call, by key. FAILED_PRECONDITION if one has tensors that cannot be served."""
         found = dict[str, Signature]()
         for key, definition in self._signatures():
             if not key.startswith("__"):
@@ -268,4 +258,3 @@ def _initializers(variable: memoryview) -> list[str]:
 
 def _shown(tags: frozenset[str]) -> str:
     return ",".join(sorted(tags)) or "none"
-

@@ -104,11 +104,11 @@ def _varint(message: memoryview, position: int, most: int) -> tuple[int, int]:
     """A varint of at most ``most`` bytes, and the position after it."""
     value = shift = 0
     try:
-        for position in range(position, position + most):
-            byte = message[position]
+        for at in range(position, position + most):
+            byte = message[at]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, position + 1
+                return value & 0xFFFFFFFFFFFFFFFF, at + 1
             shift += 7
     except IndexError:
         pass

@@ -15,12 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-import torch
 from prometheus_client import CollectorRegistry
 
-from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.memory import bytes_to_reserve
+from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
 from tfs_lite.config.replicas import ClusterOptions, ReplicaOptions
 from tfs_lite.config.server_files import read_ssl_config
@@ -45,7 +44,7 @@ from tfs_lite.workers.replicas.tls import Tls, TlsKeys
 from tfs_lite.workers.replicas.transfer import OfferedFiles, deliver
 from tfs_lite.workers.request_channel import RequestChannel
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU, GPU = "cpu", "cuda:0"
 """A replica with a GPU sees no other one."""
 BESIDE = "+"
 """Ends the generation of a version that is loaded beside itself, with nothing changed but its number of replicas."""
@@ -178,7 +177,7 @@ class Cluster:
 
         What is raised leaves nothing behind, but a version that waits for room goes on waiting until the next attempt,
         or until it is given up."""
-        if platform.in_server or platform.open is None:
+        if platform.home == "server" or platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f'platform {platform.name} does not run with worker: "ray"')
         if request.settings.model_transaction_policy.decoupled:
             raise ServingError(StatusCode.UNIMPLEMENTED, 'a decoupled model does not run with worker: "ray" yet')

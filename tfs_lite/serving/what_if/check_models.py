@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfs_lite.adapters import pytorch_export, pytorch_libtorch
-from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.failures import load_failure
@@ -26,12 +24,15 @@ from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
+from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
 from tfs_lite.adapters.python.model import declared_signature, no_class
 from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
+from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
 from tfs_lite.adapters.signatures import labels_of, mappings_of
+from tfs_lite.adapters.tensorflow import platform as saved_model
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
@@ -196,12 +197,12 @@ def settings_of(path: str, place: str, model: str) -> ModelSettings:
 
 
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    artefact = pytorch_export.ARTEFACT
+    artefact = export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
     if not (settings.input or settings.output or settings.signatures):
         return None
     try:
-        return pytorch_export.check_config(files.directory, settings)
+        return export.check_config(files.directory, settings)
     except ServingError as error:
         if not (trusted and error.code is StatusCode.PERMISSION_DENIED):
             raise
@@ -209,11 +210,11 @@ def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSetting
 
 
 def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    artefact = pytorch_libtorch.ARTEFACT
+    artefact = libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
     declared = signature_of(seen_by_model(settings))
     if declared is not None:
-        pytorch_libtorch.check_texts(declared.inputs)
+        libtorch.check_texts(declared.inputs)
     return signature_of(settings) if settings.input and settings.output else None
 
 
@@ -262,9 +263,7 @@ def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSetti
     return None
 
 
-def _inspect_saved_model(
-    files: VersionFiles, trusted: bool, settings: ModelSettings
-) -> Mapping[str, Signature]:
+def _inspect_saved_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
     """Reads signatures and operators, without TensorFlow."""
     return saved_model.inspect_saved_model(files.directory, saved_model.SERVE, trusted, settings)
 
@@ -272,8 +271,8 @@ def _inspect_saved_model(
 _INSPECTIONS: Mapping[
     str, Callable[[VersionFiles, bool, ModelSettings], Signature | Mapping[str, Signature] | None]
 ] = {
-    pytorch_export.NAME: _inspect_exported,
-    pytorch_libtorch.NAME: _inspect_script,
+    export.NAME: _inspect_exported,
+    libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
     LANGUAGE_MODEL: _inspect_language_model,
     saved_model.NAME: _inspect_saved_model,

@@ -31,10 +31,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.packed import packed_bytes
 from tfs_lite.adapters.language.transformers_model import PLATFORM
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.generation import generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
@@ -207,7 +207,7 @@ class EngineFixture:
     def __init__(self, directory: Path, **parameters: object) -> None:
         values = {"max_queue": 200, "max_queued_tokens": 100_000, "queue_timeout": 600, **parameters}
         settings = ModelSettings(parameters={name: str(value) for name, value in values.items()})
-        request = OpenRequest(ServableId("lm", 1), read_version(str(directory)), torch.device("cpu"), False, settings)
+        request = OpenRequest(ServableId("lm", 1), read_version(str(directory)), "cpu", False, settings)
         assert PLATFORM.open is not None
         model = PLATFORM.open(request)
         assert isinstance(model, LanguageModel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId

@@ -17,7 +17,7 @@ from tfs_lite.adapters.cuda.graphs import (
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS
 from tfs_lite.adapters.exported.program import open_program
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.adapters.tensors import CPU
+from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.core.servable import ServableId
 
 ID = ServableId("m", 1)

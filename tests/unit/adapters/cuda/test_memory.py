@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tfs_lite.adapters.cuda.memory import DeviceLocks, HostBuffers, StreamPool, tried_twice
-from tfs_lite.adapters.tensors import CPU, TORCH_DTYPES, to_tensor
+from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES, to_tensor
 from tfs_lite.protocols.dtypes import to_numpy
 
 FLOAT = np.dtype(np.float32)

@@ -9,8 +9,8 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import HostBuffers
 from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY, ExecutionStream, ExecutionStreams, open_pool, open_streams
-from tfs_lite.adapters.pytorch_export import open_exported
-from tfs_lite.adapters.tensors import CPU
+from tfs_lite.adapters.pytorch.export import open_exported
+from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError
 
@@ -101,7 +101,7 @@ def with_streams(net, tmp_path, request_for, monkeypatch):
     _, (_, data) = net
     (tmp_path / "model.pt2").write_bytes(data)
     streams = ExecutionStreams(lambda: ExecutionStream(CPU, None, HostBuffers(pinned=False)))
-    monkeypatch.setattr("tfs_lite.adapters.pytorch_export.open_streams", lambda device, switch: streams)
+    monkeypatch.setattr("tfs_lite.adapters.pytorch.export.open_streams", lambda device, switch: streams)
     model = open_exported(request_for(tmp_path))
     yield model
     model.close()

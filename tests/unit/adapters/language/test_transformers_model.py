@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest, VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.language.budget import reserve
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.transformers_model import PLATFORM, TransformersModel, open_transformers
+from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
@@ -45,7 +45,7 @@ def save(directory, kind="llama", fields=LLAMA, tokenizer=BYTES, **generation):
 
 def request_for(directory, **parameters):
     settings = ModelSettings(parameters={"max_num_seqs": "3", **parameters})
-    return OpenRequest(ServableId("m", 1), read_version(str(directory)), torch.device("cpu"), False, settings)
+    return OpenRequest(ServableId("m", 1), read_version(str(directory)), "cpu", False, settings)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_no_thread_is_left_when_a_version_is_open(tmp_path, opened):
 )
 def test_settings_without_sense_are_refused_before_anything_is_read(tmp_path, settings, named):
     built = ModelSettings.model_validate(settings)
-    request = OpenRequest(ServableId("m", 1), read_version(str(tmp_path)), torch.device("cpu"), False, built)
+    request = OpenRequest(ServableId("m", 1), read_version(str(tmp_path)), "cpu", False, built)
     assert named in refusal(open_transformers, request)
 
 
@@ -304,4 +304,4 @@ def test_files_that_are_refused_are_not_tried_again(tmp_path: Path) -> None:
 
 def _opened_as_it_is(files: VersionFiles) -> object:
     assert PLATFORM.open is not None
-    return PLATFORM.open(OpenRequest(ServableId("m", 1), files, torch.device("cpu"), False))
+    return PLATFORM.open(OpenRequest(ServableId("m", 1), files, "cpu", False))

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from tfs_lite.adapters.contract import OpenedModel, OpenRequest
+    from tfs_lite.adapters.opening import OpenedModel, OpenRequest
     from tfs_lite.config.model import ModelSettings
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.servable import ServableId
@@ -68,7 +68,7 @@ def serve(tmp_path: Path) -> Any:
     clock = SystemClock()
 
     def make(settings: ModelSettings) -> Callable[..., SequenceRequest]:
-        request = OpenRequest(ID, read_version(str(tmp_path)), torch.device("cpu"), False, settings)
+        request = OpenRequest(ID, read_version(str(tmp_path)), "cpu", False, settings)
         servable = SequenceServable([open_exported(request) for _ in range(2)], ID, settings, clock)
         made.append(servable)
 

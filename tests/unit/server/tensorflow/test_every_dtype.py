@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tfs_lite
-from tfs_lite.adapters.tensors import TORCH_DTYPES
+from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES
 from tfs_lite.core.signature import DataType
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.dtypes import to_numpy

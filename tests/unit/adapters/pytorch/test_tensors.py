@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.tensors import DATA_TYPES, TORCH_DTYPES, to_arrays, to_tensor
+from tfs_lite.adapters.pytorch.tensors import DATA_TYPES, TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy

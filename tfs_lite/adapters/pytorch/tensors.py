@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tfs_lite.core.signature import DataType, Tensor
+from tfs_lite.adapters.results import check_outputs, type_of_array
+from tfs_lite.core.signature import DataType, Signature, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 
@@ -72,6 +73,23 @@ def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, T
     if device.type == "cuda":
         _wait(device)
     return {name: _as_array(name, value) for name, value in host.items()}
+
+
+def is_typed(value: object) -> bool:
+    """Whether a result has its dtype and shape before it is converted to an array."""
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def check_tensors(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
+    """:func:`check_outputs` of results that are tensors, arrays or texts."""
+    check_outputs(signature, inputs, outputs, _type_of)
+
+
+def _type_of(value: object) -> tuple[DataType, tuple[int, ...]] | None:
+    if not isinstance(value, torch.Tensor):
+        return type_of_array(value)
+    dtype = DATA_TYPES.get(value.dtype)
+    return None if dtype is None else (dtype, tuple(value.shape))
 
 
 def as_array(tensor: torch.Tensor) -> Array:

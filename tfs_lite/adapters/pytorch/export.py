@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tfs_lite.adapters.contract import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.cuda.graphs import GraphSwitch, wants_graphs, why_no_graph
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
@@ -24,8 +23,9 @@ from tfs_lite.adapters.exported.program import MISREAD, Program, build_program
 from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
 from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
-from tfs_lite.adapters.tensors import to_tensor
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import Signature, format_shape
 from tfs_lite.core.status import invalid_argument
@@ -43,7 +43,7 @@ class ExportedModel(DeviceModel):
         self, request: OpenRequest, signature: Signature, plain_sizes: bool, program: Program, pool: Pool | None = None
     ) -> None:
         """``plain_sizes``: the signature describes all sizes that the program takes."""
-        streams = open_streams(request.device, _graph_switch(request, program))
+        streams = open_streams(torch.device(request.device), _graph_switch(request, program))
         super().__init__(request, NAME, signature, reentrant=program.reentrant, streams=streams, pool=pool)
         self._shapes_were_checked = plain_sizes
         self._share_inputs = not program.writes
@@ -72,7 +72,7 @@ def open_exported(request: OpenRequest) -> ExportedModel:
     try:
         return _open(request, build_program)
     except UnsupportedProgram as error:
-        raise NeedsProcess(str(error)) from None
+        raise NeedsProcess(f"loaded by torch's loader in a process: {error}") from None
 
 
 def open_by_torch(request: OpenRequest) -> ExportedModel:
@@ -96,9 +96,10 @@ def _open(
     with open_archive(os.path.join(request.files.directory, ARTEFACT), ARTEFACT, request.meter) as archive:
         document = read_document(archive, request.trusted)
         signature, plain_sizes = _described(document, request.settings)
-        pool = open_pool(request.device)
+        device = torch.device(request.device)
+        pool = open_pool(device)
         try:
-            return ExportedModel(request, signature, plain_sizes, build(archive, document, request.device, pool), pool)
+            return ExportedModel(request, signature, plain_sizes, build(archive, document, device, pool), pool)
         except BaseException:
             if pool is not None:
                 pool.drop()
@@ -117,7 +118,7 @@ def _described(document: Document, settings: ModelSettings) -> tuple[Signature, 
 
 def _graph_switch(request: OpenRequest, program: Program) -> GraphSwitch | None:
     """The switch for a model on a GPU that can have CUDA graphs and whose config asks for them; otherwise None."""
-    if request.device.type != "cuda" or not wants_graphs(request.settings.parameters):
+    if not request.on_gpu or not wants_graphs(request.settings.parameters):
         return None
     reason = (
         "it keeps state, or has branches" if program.writes or program.branches else why_no_graph(program.operators)
@@ -152,5 +153,11 @@ def _recognises(files: VersionFiles) -> bool:
 
 
 PLATFORM = Platform(
-    NAME, ARTEFACT, _recognises, open_exported, open_in_process=open_by_torch, check_config=check_config
+    NAME,
+    ARTEFACT,
+    _recognises,
+    open_exported,
+    open_in_process=open_by_torch,
+    shared=("tfs_lite.adapters.exported.torch_loader",),
+    check_config=check_config,
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx.graph_module import _loader
 
-from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
@@ -227,7 +227,7 @@ def test_failure_of_the_program_itself_is_internal_and_logged_once(opened, caplo
         with pytest.raises(ServingError) as caught:
             model.run("", {"x": np.zeros((2, 3, 4), np.float32)}, ())
     assert caught.value.code is StatusCode.INTERNAL
-    assert [record.name for record in caplog.records if "tfs_lite" in record.name] == ["tfs_lite.adapters.contract"]
+    assert [record.name for record in caplog.records if "tfs_lite" in record.name] == ["tfs_lite.adapters.loaded_model"]
 
 
 def settings(kind, name, dtype):

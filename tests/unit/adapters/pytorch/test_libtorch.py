@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.pytorch_libtorch import open_script
+from tfs_lite.adapters.pytorch.libtorch import open_script
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
 from tfs_lite.core.status import StatusCode

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name, numbered
-from tfs_lite.adapters.tensors import to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.signature import DataType, Signature, TensorSpec, format_shape
@@ -52,7 +52,9 @@ class ScriptModel(DeviceModel):
     def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule, pool: Pool | None = None) -> None:
         arguments = arguments_of(module)
         signature = _signature(request.settings, arguments, module)
-        super().__init__(request, NAME, signature, reentrant=False, streams=open_streams(request.device), pool=pool)
+        super().__init__(
+            request, NAME, signature, reentrant=False, streams=open_streams(torch.device(request.device)), pool=pool
+        )
         self._parameters = {spec.name: _argument_for(spec.name, arguments).name for spec in signature.inputs}
         self._module: Any = module
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
@@ -89,9 +91,10 @@ def open_script(request: OpenRequest) -> ScriptModel:
     request.meter.begin(LoadPhase.OPENING)
     logger.warning("%s is TorchScript, which PyTorch has deprecated; export it with tfs_lite.save", request.id)
     warnings.filterwarnings("ignore", r"`torch\.jit\.load` is (deprecated|not supported)", DeprecationWarning)
-    pool = open_pool(request.device)
+    device = torch.device(request.device)
+    pool = open_pool(device)
     try:
-        return ScriptModel(request, _load(path, request.device, pool), pool)
+        return ScriptModel(request, _load(path, device, pool), pool)
     except BaseException:
         if pool is not None:
             pool.drop()

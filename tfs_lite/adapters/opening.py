@@ -1,0 +1,125 @@
+"""The contract of a platform: how it recognises its artefact, and how it opens it as a model.
+
+    recognises(files)  ->  open(request)  ->  OpenedModel.run*  ->  OpenedModel.close
+
+A platform is a value: a name, a rule, a function. To add one, write a module with a :class:`Platform` and register it
+under the entry point group ``tfs_lite.platforms``. What all platforms share (trust, devices, memory, workers) is in
+:mod:`tfs_lite.adapters.loader`. Nothing here imports torch, so that a process of a model can do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.loader import LoadMeter
+from tfs_lite.core.model import Model
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """The files in a version's directory.
+
+    ``unpacked_bytes`` counts archives by their contents. ``members`` are those of ``model.pt2``, if there is one.
+    """
+
+    directory: str
+    names: frozenset[str]
+    unpacked_bytes: int = 0
+    members: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
+    ``beside`` is the number of instances of the version that are open already. ``meter`` is told how far the load is: a
+    platform that reads bytes itself begins the phase READING with their number and adds what it has read."""
+
+    id: ServableId
+    files: VersionFiles
+    device: str
+    trusted: bool
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    beside: int = 0
+    meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+
+class NeedsProcess(Exception):
+    """``Platform.open`` does not open this version; ``Platform.open_in_process`` does, in a process of the model. The
+    message says why."""
+
+
+class OpenedModel(Model, Protocol):
+    """An opened version, with the signatures that its artefact has, and that knows its size."""
+
+    def resident_bytes(self) -> int | None:
+        """Bytes of the model's tensors; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A kind of artefact, and how versions of it are opened.
+
+    ``open`` is None if this server cannot serve the artefact, and ``missing`` says why; or if the platform is
+    ``composed``: a version has no artefact, and its servable is made of other models. ``open_in_process`` opens the
+    versions for which ``open`` raises NeedsProcess, in processes of their own, which share the modules ``shared``.
+    ``check_config`` raises INVALID_ARGUMENT if the artefact in a directory contradicts a config, without opening it.
+    ``reserve`` returns an upper bound of the bytes that a version takes on its device, from its files, the config and
+    whether it goes to a GPU, or raises ServingError; None means that the bound follows from the size of the files.
+
+    ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
+    where models live: where config and server say, always in the server, or always in a process of their own.
+    ``program`` (``module:function``) opens versions in processes that are started without torch; if it is empty, they
+    are forked from one that has imported it.
+    """
+
+    name: str
+    artefact: str
+    recognises: Callable[[VersionFiles], bool]
+    open: Callable[[OpenRequest], OpenedModel] | None
+    needs_trust: bool = False
+    missing: str = ""
+    composed: bool = False
+    reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
+    extra: str = ""
+    home: Literal["any", "server", "process"] = "any"
+    program: str = ""
+    family: Literal["torch", "tensorflow"] = "torch"
+    open_in_process: Callable[[OpenRequest], OpenedModel] | None = None
+    shared: tuple[str, ...] = ()
+    check_config: Callable[[str, ModelSettings], object] | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this server can serve versions of it."""
+        return self.open is not None or self.composed
+
+    def start(self, request: OpenRequest) -> OpenedModel:
+        """``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
+        return self._call(self.open, request)
+
+    def start_in_process(self, request: OpenRequest) -> OpenedModel:
+        """``open_in_process``; errors as those of ``start``."""
+        return self._call(self.open_in_process, request)
+
+    def _call(self, opens: Callable[[OpenRequest], OpenedModel] | None, request: OpenRequest) -> OpenedModel:
+        if opens is None:
+            raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {self.name}: {self.missing}")
+        try:
+            return opens(request)
+        except ModuleNotFoundError as error:
+            if not self.extra:
+                raise
+            library = error.name
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED,
+            f"platform {self.name} needs {library}, which is not installed: pip install 'tfs-lite[{self.extra}]'",
+        )

@@ -1,0 +1,7 @@
+"""Models of torch: the platforms of what torch writes, and what its models share.
+
+model            the base class: results are tensors on a device
+tensors          arrays to tensors and back
+export           platform ``pytorch_export``: ``model.pt2``
+libtorch         platform ``pytorch_libtorch``: ``model.pt``
+"""
