@@ -28,9 +28,9 @@ NUMBERS = '''
 import os
 
 import numpy as np
-import torch
 
-from tfs_lite.adapters.opening import LoadedModel, NeedsProcess, Platform
+from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.opening import NeedsProcess, Platform
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (1,)),), (TensorSpec("pid", DataType.INT64, (1,)),))

@@ -164,7 +164,7 @@ def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> Trans
 
 
 def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream) -> TransformersModel:
-    on_gpu = request.on_gpu
+    device, on_gpu = torch.device(request.device), request.on_gpu
     needs = budget(request.files, request.settings, on_gpu)
     config = network_config(request.files)
     opened = open_codec(request.files)
