@@ -92,7 +92,6 @@ class Platform:
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
     program: str = ""
-    family: Literal["torch", "tensorflow"] = "torch"
     open_in_process: Callable[[OpenRequest], OpenedModel] | None = None
     shared: tuple[str, ...] = ()
     check_config: Callable[[str, ModelSettings], object] | None = None

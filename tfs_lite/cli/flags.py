@@ -177,9 +177,7 @@ FLAGS: tuple[Flag, ...] = (
         expects="auto, cpu or cuda[:N]",
     ),
     _run("per_process_gpu_memory_fraction", _FLOAT, 0.0, "torch's share of a GPU; 0: all", minimum=0, maximum=1),
-    _run(
-        "saved_model_tags", _STRING, "serve", "which graph of a SavedModel is served", words="TAG,..."
-    ),
+    _run("saved_model_tags", _STRING, "serve", "which graph of a SavedModel is served: its tags, with commas"),
     _run("enable_signature_method_name_check", _BOOL, False, "a signature takes only the method it is meant for"),
     _run("enable_serialization_as_tensor_content", _BOOL, False, "tensors in gRPC answers are raw bytes"),
     _run("enable_batching", _BOOL, False, "run requests together that wait for the same model"),
