@@ -1,8 +1,9 @@
-"""Writes the SavedModels of the tests below a directory; a program, because TensorFlow's import takes seconds and memory.
+"""Writes the SavedModels of the tests below a directory; a program, because TensorFlow takes seconds and memory.
 
 python make_models.py ROOT
 
-three/1, /2   predict, classify and regress on features ``x``: softmax(x W), and its plain sum; 2 has twice the weights
+three/1       predict, classify and regress on features ``x``: softmax(x W), and the plain sum of x W
+    newer/2       the same with twice the weights
 torch/1       the same as three/1 in PyTorch, with the signatures in its config
 dtypes/1      returns every input of every element type
 words/1       looks texts up in a vocabulary, a file of the version; refuses the word "bad"
@@ -158,11 +159,11 @@ def save_torch(path: Path) -> None:
 
 
 def main(root: Path) -> None:
-    for version in (1, 2):
+    for version, name in ((1, "three"), (2, "newer")):
         model = Three(float(version))
         save(
             model,
-            root / "three" / str(version),
+            root / name / str(version),
             serving_default=model.predict,
             classify=model.classify,
             regress=model.regress,

@@ -1,4 +1,5 @@
-"""Loading SavedModels: what is refused, what is taken over from TensorFlow Serving, versions that follow one another."""
+"""Loading SavedModels: what is refused, what is taken over from TensorFlow Serving, how versions follow one another.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ pytest.importorskip("tensorflow_serving.apis")
 
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E402
 
-from tfs_lite.core.servable import VersionState  # noqa: E402
+from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
 from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
 from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile  # noqa: E402
 from tfs_lite.testing.servers.process import wait_until  # noqa: E402
@@ -43,13 +44,13 @@ def wait_available(served: ServerFixture, version: int = 1, model: str = "three"
 def wait_failed(served: ServerFixture, model: str, version: int = 1) -> ServingError:
     """Why the version could not be loaded."""
     wait_until(lambda: served.states(model).get(version) is END, f"{model}/{version} has failed", LOAD_SECONDS)
-    status = served.status(model)[version].error
+    status = served.status(model)[version].status
     return ServingError(status.code, status.message)
 
 
 def process_of(served: ServerFixture, model: str = "three") -> psutil.Process:
     """The process of the model's only version."""
-    with served.server.core.handle(model, None) as handle:
+    with served.server.core.handle(ModelRef(model)) as handle:
         (instance,) = handle.servable.models
         return psutil.Process(instance.worker.pid)
 
@@ -108,8 +109,8 @@ def write_warmup(version: Path, name: str) -> None:
 def test_config_tree_and_warmup_of_tensorflow_serving_are_taken_over_unchanged(
     publish: Publish, serve: Serve, tmp_path: Path
 ) -> None:
-    for number in (1, 2):
-        write_warmup(publish("three", number), "x")
+    write_warmup(publish("three"), "x")
+    write_warmup(publish("newer", 2, name="three"), "x")
     write_warmup(publish("three", 1, to=1, name="wrong"), "nothing")
     config = tmp_path / "models.config"
     config.write_text(
@@ -197,7 +198,7 @@ def test_version_replaces_another_under_load_without_a_failed_request(publish: P
         for thread in threads:
             thread.start()
         try:
-            publish("three", 2)
+            publish("newer", 2, name="three")
             wait_until(lambda: 2 in seen, "version 2 answers", LOAD_SECONDS)
             wait_until(lambda: served.states("three").get(1) is END, "version 1 has gone", LOAD_SECONDS)
         finally:
@@ -215,7 +216,7 @@ def test_twenty_loads_leave_no_memory_behind(publish: Publish, serve: Serve) -> 
         wait_available(served)
         sizes = list[int]()
         for number in range(2, 22):
-            publish("three", 2, to=number)
+            publish("newer", 2, to=number, name="three")
             wait_available(served, number)
             gone = number - 1
             wait_until(lambda gone=gone: served.states("three").get(gone) is END, f"{gone} has gone", LOAD_SECONDS)

@@ -30,7 +30,8 @@ def refuses(code: StatusCode, words: str) -> Iterator[None]:
     try:
         yield
     except ServingError as error:
-        assert error.code is code, f"{error.code.name}: {error}"
-        assert re.search(words, str(error)), str(error)
+        found = error
     else:
         raise AssertionError("the block did not fail")
+    assert found.code is code, f"{found.code.name}: {found}"
+    assert re.search(words, str(found)), str(found)

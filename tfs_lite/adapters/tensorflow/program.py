@@ -129,7 +129,7 @@ class SavedModelFunctions(LoadedModel):
         code = StatusCode(error.error_code) if error.error_code in _PASSED_ON else StatusCode.INTERNAL
         if code is StatusCode.INTERNAL:
             logger.error("%s failed on a request\n%s", self._label, story(error))
-        return ServingError(code, f"{self._label} failed: {sentence(RuntimeError(error.message))}")
+        return ServingError(code, f"{self._label} failed: {_sentence(error.message)}")
 
 
 def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapping[str, Any]]:
@@ -142,6 +142,13 @@ def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapp
         raise failed_precondition(f'signature "{key}" does not return {", ".join(missing)}, which the file declares')
     found: Callable[..., Mapping[str, Any]] = function
     return found
+
+
+def _sentence(message: str) -> str:
+    """The reason in a message of TensorFlow, which stands before the node that failed, and behind a stack."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    node = next((index for index, line in enumerate(lines) if line.startswith("[[")), 1)
+    return sentence(RuntimeError(lines[node - 1] if node and lines else message))
 
 
 def _array(tensor: Any) -> Array:

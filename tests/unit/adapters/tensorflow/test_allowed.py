@@ -8,6 +8,12 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refuses
 from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile, bytes_field, function, map_entry, node
 
+LEAVE_MEMORY = {
+    *("ReadFile", "WriteFile", "MatchingFiles", "ImmutableConst", "WholeFileReaderV2", "TextLineReaderV2", "SaveV2"),
+    *("RestoreV2", "MergeV2Checkpoints", "SnapshotDatasetReader", "TFRecordDataset", "FixedUnigramCandidateSampler"),
+    *("PyFunc", "EagerPyFunc", "PyFuncStateless", "RemoteCall", "RpcCall", "XlaLaunch", "Abort", "PrintV2"),
+    *("DebugIdentity", "DecodeProtoV2", "EncodeProto", "GenerateVocabRemapping"),
+}
 THIEF = node("t", "ReadFile", "path")
 
 
@@ -83,12 +89,8 @@ def test_an_operator_that_nobody_knows_needs_trust() -> None:
         check(nodes=[node("y", "F", "a"), *(node(name.lower(), name, chr(ord(name) + 33)) for name in "ABCDE")])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ReadFile", "WriteFile", "MatchingFiles", "ImmutableConst", "PyFunc", "EagerPyFunc", "PyFuncStateless", "DebugIdentity", "PrintV2", "Abort", "SnapshotDatasetReader", "TFRecordDataset", "SaveV2", "RestoreV2", "MergeV2Checkpoints", "DecodeProtoV2", "EncodeProto", "RemoteCall", "FixedUnigramCandidateSampler", "WholeFileReaderV2", "TextLineReaderV2", "RpcCall", "GenerateVocabRemapping", "XlaLaunch"],
-)
-def test_operators_that_leave_memory_are_not_on_the_list(name: str) -> None:
-    assert name not in allowed_operators()
+def test_operators_that_leave_memory_are_not_on_the_list() -> None:
+    assert not LEAVE_MEMORY & allowed_operators()
 
 
 def test_the_list_has_some_hundred_operators() -> None:

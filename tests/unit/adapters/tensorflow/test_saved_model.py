@@ -1,4 +1,4 @@
-"""What is read of ``saved_model.pb`` without TensorFlow. Files of TensorFlow itself are read in ``tests/tensorflow``."""
+"""What is read of ``saved_model.pb`` without TensorFlow. Its own files are read in ``tests/tensorflow``."""
 
 from pathlib import Path
 
@@ -129,6 +129,14 @@ def test_an_empty_file_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
         pass
 
 
+EXPECTED = (
+    StatusCode.DATA_LOSS,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.PERMISSION_DENIED,
+    StatusCode.RESOURCE_EXHAUSTED,
+)
+
+
 def read_everything(data: bytes) -> None:
     """Refuses what it refuses with a status."""
     try:
@@ -136,12 +144,8 @@ def read_everything(data: bytes) -> None:
             graph.signatures()
             check_operators(graph)
     except ServingError as error:
-        assert error.code in (
-            StatusCode.DATA_LOSS,
-            StatusCode.FAILED_PRECONDITION,
-            StatusCode.PERMISSION_DENIED,
-            StatusCode.RESOURCE_EXHAUSTED,
-        )
+        if error.code not in EXPECTED:
+            raise
 
 
 def test_every_cut_of_a_file_is_refused_or_read() -> None:
