@@ -103,6 +103,11 @@ class BatchMetrics:
         """Counts a run of a model that takes every call alone."""
         self._note(report, merges=False)
 
+    def add_exemplar(self, servable_id: ServableId, wait: float, trace_id: str, at: float) -> None:
+        """A call of the trace has waited so many seconds; ``at`` is when it ended, in seconds since 1970."""
+        with self._guard:
+            self._waits.add_exemplar((servable_id.name, str(servable_id.version)), wait, trace_id, at)
+
     def totals(self) -> dict[tuple[str, str], BatchTotals]:
         """By model and version."""
         with self._guard:

@@ -389,6 +389,7 @@ def _schemas() -> Tree:
         **_explained(),
         **_overview(),
         **_what_if(),
+        "ReadAgain": _object(("read",), read={"type": "string"}),
         "FailedRequests": _failed_requests(),
         "Events": _events(),
     }

@@ -21,7 +21,8 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.requests import REST, RecordedRequest, RequestMetrics
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.openai.answers import AnswerHead, Printer, printed_size
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError

@@ -28,7 +28,8 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
-from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Overload
