@@ -1,5 +1,4 @@
-"""Loading SavedModels: what is refused, what is taken over from TensorFlow Serving, how versions follow one another.
-"""
+"""Loading SavedModels: what is refused, what is taken over from TensorFlow Serving, how versions follow one another."""
 
 from __future__ import annotations
 
