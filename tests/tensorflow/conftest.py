@@ -19,6 +19,8 @@ import pytest
 from tfs_lite.testing.servers.in_process import ServerFixture, serving
 
 HERE = Path(__file__).parent
+ALL_SECONDS = 300.0
+"""One process after the other imports TensorFlow, which takes 5 seconds on a quiet machine."""
 Serve = Callable[..., AbstractContextManager[ServerFixture]]
 
 
@@ -48,26 +50,23 @@ def publish(shelf: Path, tmp_path: Path) -> Callable[..., Path]:
 
     def copy(model: str, version: int = 1, to: int | None = None, name: str = "") -> Path:
         base = tmp_path / "models" / (name or model)
-        for path in (shelf / model).iterdir():
+        made = shelf / "served" / model if (shelf / "served" / model).exists() else shelf / model
+        for path in made.iterdir():
             if path.is_file() and not (base / path.name).exists():
                 base.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, base)
-        return Path(shutil.copytree(shelf / model / str(version), base / str(to or version)))
+        return Path(shutil.copytree(made / str(version), base / str(to or version)))
 
     return copy
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """A server of the test's own repository, which is trusted unless the fields say otherwise."""
+    """A server of the test's own repository, of which nothing is trusted."""
     root = tmp_path / "models"
 
     def start(**fields: object) -> AbstractContextManager[ServerFixture]:
-        settings: dict[str, object] = {
-            "model_repository": str(root),
-            "trusted_model_base_paths": (str(root),),
-            "max_num_load_retries": 0,
-        }
+        settings: dict[str, object] = {"model_repository": str(root), "max_num_load_retries": 0}
         return serving(root, **(settings | fields))
 
     return start
@@ -75,6 +74,8 @@ def serve(tmp_path: Path) -> Serve:
 
 @pytest.fixture(scope="module")
 def served(shelf: Path) -> Iterator[ServerFixture]:
-    """A server of the whole shelf, started once."""
-    with serving(shelf, model_repository=str(shelf), trusted_model_base_paths=(str(shelf),)) as server:
+    """A server of everything in ``served``, started once. Nothing is trusted, so the thief is refused."""
+    root = shelf / "served"
+    with serving(root, ready=False, model_repository=str(root)) as server:
+        server.server.wait_ready(ALL_SECONDS)
         yield server

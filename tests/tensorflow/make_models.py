@@ -2,14 +2,13 @@
 
 python make_models.py ROOT
 
-three/1       predict, classify and regress on features ``x``: softmax(x W), and the plain sum of x W
-    newer/2       the same with twice the weights
-torch/1       the same as three/1 in PyTorch, with the signatures in its config
-dtypes/1      returns every input of every element type
-words/1       looks texts up in a vocabulary, a file of the version; refuses the word "bad"
-counter/1     a variable that every request adds to
-old/1         as TensorFlow 1 wrote it: method names of its own, and a second graph with the tags serve,gpu
-thief/1       returns the file that the request names
+    served/three/1   predict, classify and regress on features ``x``: softmax(x W), and the plain sum of x W
+    served/torch/1   the same in PyTorch, with the signatures in its config
+    served/many/1    same: returns an input of every element type; words: looks texts up in a vocabulary, a file of the
+                     version, and refuses "bad"; count: a variable that every request adds to
+    served/old/1     as TensorFlow 1 wrote it: method names of its own, and a second graph with the tags serve,gpu
+    served/thief/1   returns the file that the request names
+    newer/2          as three/1, with twice the weights
 """
 
 from __future__ import annotations
@@ -65,33 +64,25 @@ class Three(tf.Module):
         return {"outputs": tf.reduce_sum(tf.io.parse_example(inputs, FEATURES)["x"] @ self.weights, axis=1)}
 
 
-class Words(tf.Module):
+class Many(tf.Module):
     def __init__(self, vocabulary: Path) -> None:
         super().__init__()
-        self.table = tf.lookup.StaticVocabularyTable(
-            tf.lookup.TextFileInitializer(
-                str(vocabulary),
-                tf.string,
-                tf.lookup.TextFileIndex.WHOLE_LINE,
-                tf.int64,
-                tf.lookup.TextFileIndex.LINE_NUMBER,
-            ),
-            1,
-        )
+        whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        lines = tf.lookup.TextFileInitializer(str(vocabulary), tf.string, whole_line, tf.int64, line_number)
+        self.table = tf.lookup.StaticVocabularyTable(lines, 1)
+        self.total = tf.Variable(0.0)
+
+    @tf.function(input_signature=[spec([None, 2], dtype, name) for name, dtype in DTYPES.items()])
+    def same(self, *values):
+        return {f"{name}_out": tf.identity(value) for name, value in zip(DTYPES, values, strict=True)}
 
     @tf.function(input_signature=[spec([None], tf.string, "word")])
-    def __call__(self, word):
+    def words(self, word):
         with tf.control_dependencies([tf.debugging.assert_none_equal(word, "bad", message="a bad word")]):
             return {"number": self.table.lookup(word), "upper": tf.strings.upper(word)}
 
-
-class Counter(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = tf.Variable(0.0)
-
     @tf.function(input_signature=[spec([], tf.float32, "add")])
-    def __call__(self, add):
+    def count(self, add):
         return {"total": self.total.assign_add(add).read_value()}
 
 
@@ -103,16 +94,6 @@ class Thief(tf.Module):
 
 def save(model: tf.Module, path: Path, **signatures) -> None:
     tf.saved_model.save(model, str(path), signatures=signatures)
-
-
-def save_dtypes(path: Path) -> None:
-    @tf.function(input_signature=[spec([None, 2], dtype, name) for name, dtype in DTYPES.items()])
-    def same(*values):
-        return {f"{name}_out": tf.identity(value) for name, value in zip(DTYPES, values, strict=True)}
-
-    model = tf.Module()
-    model.same = same
-    save(model, path, serving_default=same)
 
 
 def save_old(path: Path) -> None:
@@ -159,25 +140,16 @@ def save_torch(path: Path) -> None:
 
 
 def main(root: Path) -> None:
-    for version, name in ((1, "three"), (2, "newer")):
-        model = Three(float(version))
-        save(
-            model,
-            root / name / str(version),
-            serving_default=model.predict,
-            classify=model.classify,
-            regress=model.regress,
-        )
-    save_dtypes(root / "dtypes" / "1")
+    served = root / "served"
+    for model, path in ((Three(1.0), served / "three" / "1"), (Three(2.0), root / "newer" / "2")):
+        save(model, path, serving_default=model.predict, classify=model.classify, regress=model.regress)
     vocabulary = root / "vocabulary.txt"
     vocabulary.write_text("zero\none\ntwo\n")
-    words = Words(vocabulary)
-    save(words, root / "words" / "1", serving_default=words.__call__)
-    vocabulary.unlink()
-    for name, simple in (("counter", Counter()), ("thief", Thief())):
-        save(simple, root / name / "1", serving_default=simple.__call__)
-    save_old(root / "old" / "1")
-    save_torch(root / "torch")
+    many, thief = Many(vocabulary), Thief()
+    save(many, served / "many" / "1", same=many.same, words=many.words, count=many.count)
+    save(thief, served / "thief" / "1", serving_default=thief.__call__)
+    save_old(served / "old" / "1")
+    save_torch(served / "torch")
 
 
 if __name__ == "__main__":

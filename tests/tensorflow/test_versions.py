@@ -20,6 +20,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E40
 
 from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
 from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
+from tfs_lite.testing.errors import refuses  # noqa: E402
 from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile  # noqa: E402
 from tfs_lite.testing.servers.process import wait_until  # noqa: E402
 
@@ -54,14 +55,41 @@ def process_of(served: ServerFixture, model: str = "three") -> psutil.Process:
         return psutil.Process(instance.worker.pid)
 
 
-def test_models_without_trust_say_why_they_are_refused_and_disturb_nobody(publish: Publish, serve: Serve) -> None:
-    thief, torch = publish("thief"), publish("torch")
-    with serve(trusted_model_base_paths=(str(torch),), ready=False) as served:
+def test_thief_without_trust_is_refused_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
+    publish("thief")
+    publish("torch")
+    with serve(ready=False) as served:
         error = wait_failed(served, "thief")
         assert error.code is StatusCode.PERMISSION_DENIED
         assert "uses ReadFile" in str(error)
         wait_available(served, model="torch")
-    assert thief.exists()
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_thief_with_trust_is_served_and_still_steals_nothing_from_within_a_sandbox(
+    publish: Publish, serve: Serve, tmp_path: Path, sandbox: str
+) -> None:
+    base = publish("thief").parent
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    with serve(trusted_model_base_paths=(str(base),), worker_sandbox=sandbox, ready=False) as served:
+        wait_available(served, model="thief")
+        path = {"path": np.array(str(secret).encode(), object)}
+        if sandbox == "off":
+            assert served.client.predict("thief", path).outputs["content"].item() == b"secret"
+            return
+        with refuses(StatusCode.INTERNAL, "thief"):
+            served.client.predict("thief", path)
+        own = {"path": np.array(str(base / "1" / "fingerprint.pb").encode(), object)}
+        assert served.client.predict("thief", own).outputs["content"].item()
+
+
+def test_without_a_sandbox_a_model_needs_trust(publish: Publish, serve: Serve) -> None:
+    publish("three")
+    with serve(worker_sandbox="off", ready=False) as served:
+        error = wait_failed(served, "three")
+        assert error.code is StatusCode.PERMISSION_DENIED
+        assert "needs a sandbox" in str(error)
 
 
 @pytest.mark.parametrize(

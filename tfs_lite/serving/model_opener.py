@@ -25,6 +25,7 @@ from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.serving.sandboxes import Sandboxes, asks_for_sandbox
 from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
@@ -32,7 +33,7 @@ from tfs_lite.workers.supervisor import Supervisor
 if TYPE_CHECKING:
     from tfs_lite.serving.cluster.cluster import Cluster
 
-PROCESS = "process"
+PROCESS, THREAD = "process", "thread"
 logger = logging.getLogger(__name__)
 
 
@@ -52,17 +53,20 @@ class ModelOpener:
         gpu_fraction: float = 0.0,
         cluster: Cluster | None = None,
         on_worker: Callable[[ServableId, str | None], None] = ignore,
+        sandbox: str = "auto",
         saved_model_tags: str = SERVE,
     ) -> None:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
         that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none.
-        ``on_worker`` is told why a process of a version has ended, and None when it runs again. ``saved_model_tags``:
-        which graph of a SavedModel is opened."""
+        ``on_worker`` is told why a process of a version has ended, and None when it runs again. ``sandbox``: auto,
+        require or off; see :mod:`~tfs_lite.serving.sandboxes`. ``saved_model_tags``: which graph of a SavedModel is
+        opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
         self._cluster = cluster
         self._on_worker = on_worker
         self._saved_model_tags = saved_model_tags
+        self._sandboxes = Sandboxes(sandbox)
         self._supervisor = Supervisor(PRELOAD)
         self._bare_supervisor = Supervisor(as_program=True)
         self._preload: tuple[str, ...] = ()  # for processes to share once one has needed it
@@ -76,6 +80,7 @@ class ModelOpener:
         if replicas is not None:
             if self._cluster is None:
                 raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
+            self._sandboxes.check_replicas(platform, request)
             settings = request.settings.model_copy(update={"instance_group": joined})
             return self._cluster.open(platform, replace(request, settings=settings), replicas)
         count = request.beside + sum(group.count for group in groups)
@@ -97,8 +102,11 @@ class ModelOpener:
         self, platform: Platform, request: OpenRequest, group: InstanceGroup, instances: int
     ) -> Iterator[OpenedModel]:
         """``instances`` of the version all together share torch's threads."""
+        asked = asks_for_sandbox(request.settings.parameters)
+        if asked and (group.worker == THREAD or platform.home == "server"):
+            raise invalid_argument("parameters: worker_sandbox is true, and a model in the server's process has none")
         for _ in range(group.count):
-            if _home(platform, group.worker or self._worker) == PROCESS:
+            if asked or _home(platform, group.worker or self._worker) == PROCESS:
                 yield self._open_in_process(platform, request, instances)
                 continue
             try:
@@ -120,6 +128,7 @@ class ModelOpener:
             arguments,
             preload=() if platform.program else self._preload,
             on_worker=partial(self._on_worker, request.id),
+            sandbox=self._sandboxes.choose(platform, request),
         )
         if reason := model.worker.reason:
             self._preload = platform.shared

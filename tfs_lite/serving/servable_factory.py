@@ -287,6 +287,7 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
             worker.cause,
             worker.failure,
             worker.retry_at,
+            worker.sandbox,
         )
 
 

@@ -116,5 +116,6 @@ PLATFORM = Platform(
     extra=EXTRA,
     home="process",
     program=OPEN_VERSION,
+    sandbox="required",
     check_config=lambda directory, settings: inspect_saved_model(directory, SERVE, True, settings),
 )

@@ -1,9 +1,10 @@
 """What the process of a SavedModel does: it reads the file, refuses what needs trust, and only then imports TensorFlow.
 
-    open_version -> saved_model.pb, read without TensorFlow -> operators allowed, process confined -> import, load
+    open_version -> saved_model.pb, read without TensorFlow -> are its operators allowed? -> import, load
 
-The process was forked by one that has imported neither torch nor TensorFlow, and has one thread until the import. The
-server hears of signatures from here; requests come through shared memory as those of every model in a process.
+The process was forked by one that has imported neither torch nor TensorFlow: it had one thread when it entered its
+sandbox, and TensorFlow's threads are in there, too. The server hears of signatures from here; requests come through
+shared memory as those of every model in a process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import orjson
 
 from tfs_lite.adapters.failures import label_of, sentence, story
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.tensorflow.allowed import check_operators, untrusted
+from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_declared, not_installed, read_signatures
 from tfs_lite.adapters.tensorflow.saved_model import open_saved_model
 from tfs_lite.config.model import ModelSettings
@@ -49,8 +50,6 @@ def open_version(arguments: str) -> SavedModelFunctions:
         if not request["trusted"]:
             check_operators(graph)
     check_declared(signatures, ModelSettings.model_validate(request["settings"]))
-    if not request["trusted"]:
-        confine(directory)
     _set_environment(request["device"])
     started = time.monotonic()
     import tensorflow
@@ -75,12 +74,6 @@ def open_version(arguments: str) -> SavedModelFunctions:
         )
         return SavedModelFunctions(servable_id, signatures, functions, tensorflow, loaded)
     raise failure
-
-
-def confine(directory: str) -> None:
-    """Limits this process, which has one thread, to the files of the version, for good. PERMISSION_DENIED where the
-    system cannot do that: the model needs trust then."""
-    raise untrusted("a SavedModel runs in a sandbox, and this server has none")
 
 
 class SavedModelFunctions(LoadedModel):
