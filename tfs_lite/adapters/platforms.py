@@ -16,6 +16,7 @@ from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.exported.document import COMPILED
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.onnx import model as onnx_model
 from tfs_lite.adapters.opening import Platform, VersionFiles
 from tfs_lite.adapters.python import model as python_model
 from tfs_lite.adapters.pytorch import export, libtorch
@@ -48,13 +49,7 @@ BUILT_IN = (
         needs_trust=True,
         missing="AOTInductor packages are not served yet: publish the model as torch.export.save writes it",
     ),
-    Platform(
-        "onnxruntime_onnx",
-        "model.onnx",
-        lambda files: "model.onnx" in files.names,
-        None,
-        missing="ONNX models are not served yet",
-    ),
+    onnx_model.PLATFORM,
     tensorflow.PLATFORM,
     transformers_model.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),

@@ -87,7 +87,7 @@ class ModelOpener:
         models: list[OpenedModel] = []
         try:
             for group in groups:
-                models.extend(self._open_group(platform, _placed(request, group), group, count))
+                models.extend(self._open_group(platform, _placed(request, group, count), group))
         except BaseException:
             for model in models:
                 model.close()
@@ -98,29 +98,25 @@ class ModelOpener:
         self._supervisor.close()
         self._bare_supervisor.close()
 
-    def _open_group(
-        self, platform: Platform, request: OpenRequest, group: InstanceGroup, instances: int
-    ) -> Iterator[OpenedModel]:
-        """``instances`` of the version all together share torch's threads."""
+    def _open_group(self, platform: Platform, request: OpenRequest, group: InstanceGroup) -> Iterator[OpenedModel]:
         asked = asks_for_sandbox(request.settings.parameters)
         if asked and (group.worker == THREAD or platform.home == "server"):
             raise invalid_argument("parameters: worker_sandbox is true, and a model in the server's process has none")
         for _ in range(group.count):
             if asked or _home(platform, group.worker or self._worker) == PROCESS:
-                yield self._open_in_process(platform, request, instances)
+                yield self._open_in_process(platform, request)
                 continue
             try:
                 models = open_here(platform, request)
             except NeedsProcess:
                 self._preload = platform.shared
-                models = [self._open_in_process(platform, request, instances)]
+                models = [self._open_in_process(platform, request)]
             yield from models
 
-    def _open_in_process(self, platform: Platform, request: OpenRequest, instances: int) -> OpenedModel:
+    def _open_in_process(self, platform: Platform, request: OpenRequest) -> OpenedModel:
         if platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
-        threads = max(1, torch.get_num_threads() // instances)
-        arguments = describe(request, platform.name, threads, self._gpu_fraction, self._saved_model_tags)
+        arguments = describe(request, platform.name, request.threads, self._gpu_fraction, self._saved_model_tags)
         model = open_in_process(
             self._bare_supervisor if platform.program else self._supervisor,
             label_of(request.id),
@@ -148,8 +144,10 @@ def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
     return (groups[0].model_copy(update={"count": sum(group.count for group in groups)}),)
 
 
-def _placed(request: OpenRequest, group: InstanceGroup) -> OpenRequest:
-    """The request for the device that the group wants."""
+def _placed(request: OpenRequest, group: InstanceGroup, instances: int) -> OpenRequest:
+    """The request for the device that the group wants. ``instances`` of the version all together share torch's
+    threads."""
+    request = replace(request, threads=max(1, torch.get_num_threads() // instances))
     if group.kind == "KIND_CPU":
         return replace(request, device="cpu")
     if group.kind == "KIND_GPU" and not request.on_gpu:

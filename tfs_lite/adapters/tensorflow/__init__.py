@@ -3,7 +3,6 @@
 platform      the platform ``tensorflow_savedmodel``, and what ``check`` and the server read of a version
 saved_model   ``saved_model.pb``: graphs by tags, signatures, operators
 graph         which operators can run
-wire          the fields of protobuf messages
 allowed       the operators that need no trust, listed in ``operators.txt``
 program       what the process does: it reads, refuses, and only then imports TensorFlow and loads
 

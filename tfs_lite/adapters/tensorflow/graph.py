@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tfs_lite.adapters.tensorflow.wire import as_bytes, damaged, entries, fields, last_text, messages, text, texts
+from tfs_lite.adapters.inspect.wire import as_bytes, damaged, entries, fields, last_text, messages, text, texts
 from tfs_lite.core.status import ServingError, StatusCode
 
 MAX_OPERATIONS = 2_000_000

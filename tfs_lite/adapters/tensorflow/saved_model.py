@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tfs_lite.adapters.inspect.wire import damaged, entries, fields, last_number, last_text, messages, texts
 from tfs_lite.adapters.tensorflow.graph import Graph, functions_of_objects
-from tfs_lite.adapters.tensorflow.wire import damaged, entries, fields, last_number, last_text, messages, texts
 from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, not_found
 

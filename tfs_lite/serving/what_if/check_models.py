@@ -24,6 +24,8 @@ from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
+from tfs_lite.adapters.onnx.model import NAME as ONNX
+from tfs_lite.adapters.onnx.model import inspect_onnx
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
@@ -258,6 +260,11 @@ def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelS
     return generation_signature(open_codec(files) is not None)
 
 
+def _inspect_onnx(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
+    signature, _ = inspect_onnx(files, trusted, seen_by_model(settings))
+    return signature
+
+
 def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """Platforms of other distributions have no inspection."""
     return None
@@ -274,6 +281,7 @@ _INSPECTIONS: Mapping[
     export.NAME: _inspect_exported,
     libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
+    ONNX: _inspect_onnx,
     LANGUAGE_MODEL: _inspect_language_model,
     saved_model.NAME: _inspect_saved_model,
 }

@@ -67,7 +67,18 @@ def last_number(message: memoryview, number: int) -> int:
             if not isinstance(candidate, int):
                 raise damaged()
             value = candidate
-    return value - (1 << 64) if value >= 1 << 63 else value
+    return _signed(value)
+
+
+def numbers(message: memoryview, number: int, most: int) -> list[int]:
+    """The numbers in a repeated field, signed, packed or not. DATA_LOSS if there are more than ``most``."""
+    found: list[int] = []
+    for field, value in fields(message):
+        if field == number:
+            found += [value] if isinstance(value, int) else _packed(value, most)
+        if len(found) > most:
+            raise damaged()
+    return [_signed(value) for value in found]
 
 
 def entries(message: memoryview, number: int) -> Iterator[tuple[str, memoryview]]:
@@ -97,7 +108,20 @@ def as_bytes(value: int | memoryview) -> memoryview:
 
 
 def damaged() -> ServingError:
-    return ServingError(StatusCode.DATA_LOSS, "the file is damaged: its bytes are no such message")
+    return ServingError(StatusCode.DATA_LOSS, "the file is damaged: its bytes are no protobuf message")
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _packed(values: memoryview, most: int) -> list[int]:
+    """Varints, one after the other; at most one more than ``most``."""
+    found, position = list[int](), 0
+    while position < len(values) and len(found) <= most:
+        value, position = _varint(values, position, _MAX_VARINT)
+        found.append(value)
+    return found
 
 
 def _varint(message: memoryview, position: int, most: int) -> tuple[int, int]:
