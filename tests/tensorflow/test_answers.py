@@ -184,7 +184,7 @@ def test_models_own_refusal_blames_the_request_without_a_path_or_a_stack(stub) -
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "a bad word" in error.details()
     assert "\n" not in error.details()
-    assert "/" not in error.details()
+    assert "site-packages" not in error.details()
 
 
 def test_example_that_cannot_be_parsed_blames_the_request(stub) -> None:
