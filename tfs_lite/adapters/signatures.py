@@ -8,7 +8,7 @@ config names are the model's own, and classify and regress use the only output.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -106,6 +106,14 @@ class SignedModel(OpenedModel):
         wanted = outputs or mapping.signature.output_names
         for results in self._model.parts(mapping.own, mapping.feed(inputs), mapping.needed(wanted)):
             yield self._answer(mapping, results, wanted)
+
+    @property
+    def merges_calls(self) -> bool:
+        return self._model.merges_calls
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._model.labels
 
     @property
     def concurrency(self) -> int:

@@ -109,6 +109,16 @@ class Model(Protocol):
         return WorkerStatus()
 
     @property
+    def merges_calls(self) -> bool:
+        """Whether calls are batched also where no config asks for it."""
+        return False
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes, by output, that the artefact itself has."""
+        return {}
+
+    @property
     def concurrency(self) -> int:
         """How many threads may be inside ``run`` at once."""
         return 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,8 +95,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``services`` has what requests need beside the models, ``failed_requests`` the last
-    ones that have failed.
+    in the control mode explicit, ``refused_models`` are those of a repository that cannot be served, ``services`` has
+    what requests need beside the models, ``failed_requests`` the last ones that have failed.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class ServerCore:
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
+        self.refused_models: Mapping[str, Status] = {}
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
@@ -380,6 +381,11 @@ class ServerCore:
     def refused_config(self) -> StandingRefusal | None:
         """The config file that is not in force, until it is corrected; None: it is in force, or none is followed."""
         return self._refused
+
+    def repository_refuses(self, models: Mapping[str, Status]) -> None:
+        """Which models of the repository are not served and why, by name, until it is told anew. One thread."""
+        self.refused_models = models
+        self.changes.notify()
 
     def what_if(self, config: ModelServerConfig) -> WhatIf:
         """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the

@@ -43,7 +43,8 @@ def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> No
     code, model = check(published, capsys)
     assert code == 0
     (version,) = model["versions"]
-    own = {"name": "serving_default", "method": "predict", "inputs": None, "outputs": None}
+    takes, gives = {"x": "float[-1,3]"}, {"y": "float[-1,3]", "version": "float[-1]"}
+    own = {"name": "serving_default", "method": "predict", "inputs": takes, "outputs": gives}
     assert version.pop("signatures") == [own]
     assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}
 
