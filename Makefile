@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -77,6 +77,21 @@ test-cluster: $(CLUSTERVENV)/.installed
 
 test-cluster-long: $(CLUSTERVENV)/.installed
 	OMP_NUM_THREADS=1 $(CLUSTERVENV)/bin/python -m pytest tests/cluster -m load -s $(PYTEST_ARGS)
+
+TENSORFLOWVENV := .venv-tensorflow
+$(TENSORFLOWVENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TENSORFLOWVENV)
+	$(TENSORFLOWVENV)/bin/python $(PIP) -c constraints.txt -e '.[demo,tensorflow]'
+	$(TENSORFLOWVENV)/bin/python $(PIP) -c constraints.txt pytest pytest-timeout hypothesis httpx psutil
+	$(TENSORFLOWVENV)/bin/python $(PIP) --no-deps 'tensorflow-serving-api==2.21.0'
+	@touch $@
+
+# SavedModels, by servers that have torch, in processes that have TensorFlow: 1.5 GB. Elsewhere these tests skip.
+test-tensorflow: $(TENSORFLOWVENV)/.installed
+	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m "not load" $(PYTEST_ARGS)
+
+test-tensorflow-long: $(TENSORFLOWVENV)/.installed
+	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)
 
 # Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
 test-grpcio: $(VENV)/.dev

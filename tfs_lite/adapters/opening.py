@@ -79,9 +79,10 @@ class Platform:
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
-    ``family`` is the library of that process: those of torch are forked from one that has imported it, others are
-    started without torch. ``sandbox`` is for processes of models: "auto", one where the kernel has it; "asked", only if
-    the model's config or the server asks for it; "required", no process without one unless the version is trusted.
+    ``program`` (``module:function``) opens versions in processes that are started without torch; if it is empty, they
+    are forked from one that has imported it. ``sandbox`` is for processes of models: "auto", one where the kernel has
+    it; "asked", only if the model's config or the server asks for it; "required", no process without one unless the
+    version is trusted.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Platform:
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
-    family: Literal["torch", "tensorflow"] = "torch"
+    program: str = ""
     sandbox: Literal["auto", "asked", "required"] = "auto"
     open_in_process: Callable[[OpenRequest], OpenedModel] | None = None
     shared: tuple[str, ...] = ()

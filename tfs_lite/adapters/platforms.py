@@ -21,6 +21,7 @@ from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.python import model as python_model
 from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
+from tfs_lite.adapters.tensorflow import platform as tensorflow
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, StoragePath
@@ -38,6 +39,7 @@ BUILT_IN = (
     python_model.PLATFORM,
     aoti.PLATFORM,
     onnx_model.PLATFORM,
+    tensorflow.PLATFORM,
     transformers_platform.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )

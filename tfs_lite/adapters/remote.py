@@ -31,10 +31,17 @@ _CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
 logger = logging.getLogger(__name__)
 
 
-def describe(request: OpenRequest, platform: str, torch_threads: int = 0, gpu_fraction: float = 0.0) -> str:
+def describe(
+    request: OpenRequest,
+    platform: str,
+    torch_threads: int = 0,
+    gpu_fraction: float = 0.0,
+    saved_model_tags: str = "serve",
+) -> str:
     """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch uses inside an
     operator there (0: all cores but one), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
-    all of it). The files are listed again when the version is opened."""
+    all of it), ``saved_model_tags`` which graph of a SavedModel is served. The files are listed again when the version
+    is opened."""
     return orjson.dumps(
         {
             "name": request.id.name,
@@ -46,6 +53,7 @@ def describe(request: OpenRequest, platform: str, torch_threads: int = 0, gpu_fr
             "platform": platform,
             "torch_threads": torch_threads,
             "gpu_fraction": gpu_fraction,
+            "saved_model_tags": saved_model_tags,
         }
     ).decode()
 

@@ -16,7 +16,7 @@ import numpy as np
 from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
@@ -39,17 +39,17 @@ def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
 
 
 class ReshapedModel(Model):
-    """An opened model with other dimensions for clients. Threads and errors are the inner model's; in addition
-    INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
+    """An opened model with other dimensions for clients, in its signature ``serving_default``. Threads and errors are
+    the inner model's; in addition INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
 
     def __init__(self, inner: OpenedModel, settings: ModelSettings) -> None:
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
-        own = inner.signatures[DEFAULT_SIGNATURE]
+        own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
         outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional)
         self._inner = inner
         self._batched = settings.max_batch_size > 0
-        self._signatures = {DEFAULT_SIGNATURE: outside}
+        self._signatures = {**inner.signatures, DEFAULT_SIGNATURE: outside}
         self._inward = {tensor.name: _shape(tensor) for tensor in settings.input if tensor.reshape is not None}
         self._outward = {tensor.name: tensor.dims for tensor in settings.output if tensor.reshape is not None}
 
@@ -62,6 +62,8 @@ class ReshapedModel(Model):
         return self._signatures
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        if signature not in ("", DEFAULT_SIGNATURE):
+            return self._inner.run(signature, inputs, outputs)
         return self._shaped(self._inner.run(signature, self._fed(inputs), outputs))
 
     def parts(

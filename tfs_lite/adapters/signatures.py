@@ -1,8 +1,8 @@
 """Several signatures for one model, as its config declares them.
 
-A model has one signature of its own. A :class:`SignatureMapping` maps another signature to it: it exchanges names,
-requests only the outputs that are needed, and adds class labels to scores. Without a mapping in the config names are
-the model's own, and classify and regress use the only output.
+A model has signatures of its own; most have one. A :class:`SignatureMapping` maps another signature to one of them: it
+exchanges names, requests only the outputs that are needed, and adds class labels to scores. Without a mapping in the
+config names are the model's own, and classify and regress use the only output.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ class SignatureMapping:
     """A signature, and how it maps to the model's own.
 
     ``inputs`` and ``outputs`` map the signature's names to the model's; other names are the same on both sides. With
-    ``labels`` the output ``classes`` consists of them, for the scores that it maps to.
+    ``labels`` the output ``classes`` consists of them, for the scores that it maps to. ``own`` is the key of the
+    model's signature.
     """
 
     signature: Signature
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     labels: Array | None = None
+    own: str = DEFAULT_SIGNATURE
 
     def feed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inputs under the model's names."""
@@ -92,11 +94,9 @@ class SignedModel(OpenedModel):
         """As every model; also INTERNAL if the number of classes in the scores is not that of the labels."""
         mapping = self._mapping(signature)
         if self._model.has_item_steps:
-            return self._model.run(DEFAULT_SIGNATURE, inputs, outputs)
+            return self._model.run(mapping.own, inputs, outputs)
         wanted = outputs or mapping.signature.output_names
-        return self._answer(
-            mapping, self._model.run(DEFAULT_SIGNATURE, mapping.feed(inputs), mapping.needed(wanted)), wanted
-        )
+        return self._answer(mapping, self._model.run(mapping.own, mapping.feed(inputs), mapping.needed(wanted)), wanted)
 
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
@@ -104,7 +104,7 @@ class SignedModel(OpenedModel):
         """As every model; each answer has all wanted outputs."""
         mapping = self._mapping(signature)
         wanted = outputs or mapping.signature.output_names
-        for results in self._model.parts(DEFAULT_SIGNATURE, mapping.feed(inputs), mapping.needed(wanted)):
+        for results in self._model.parts(mapping.own, mapping.feed(inputs), mapping.needed(wanted)):
             yield self._answer(mapping, results, wanted)
 
     @property
@@ -130,9 +130,9 @@ class SignedModel(OpenedModel):
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
         mapping = self._mapping(signature)
         if self._model.has_item_steps:
-            return self._model.stage(DEFAULT_SIGNATURE, shapes)
+            return self._model.stage(mapping.own, shapes)
         names = {mapping.inputs.get(name, name): name for name in shapes}
-        memory = self._model.stage(DEFAULT_SIGNATURE, {own: shapes[name] for own, name in names.items()})
+        memory = self._model.stage(mapping.own, {own: shapes[name] for own, name in names.items()})
         return None if memory is None else {names[own]: array for own, array in memory.items()}
 
     def recover(self, give_up: threading.Event) -> bool:
@@ -143,12 +143,13 @@ class SignedModel(OpenedModel):
         return self._model.has_item_steps
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        return self._model.preprocess(DEFAULT_SIGNATURE, self._mapping(signature).feed(inputs), deadline)
+        mapping = self._mapping(signature)
+        return self._model.preprocess(mapping.own, mapping.feed(inputs), deadline)
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         """As every model; also INTERNAL as ``run``."""
         mapping = self._mapping(signature)
-        results = self._model.postprocess(DEFAULT_SIGNATURE, outputs, deadline)
+        results = self._model.postprocess(mapping.own, outputs, deadline)
         return self._answer(mapping, results, mapping.signature.output_names)
 
     def _mapping(self, signature: str) -> SignatureMapping:
@@ -181,8 +182,7 @@ def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
     if not settings.signatures:
         _check_optional(model.signatures.get(DEFAULT_SIGNATURE), {}, settings)
         return model
-    own = find_signature(model.signatures, DEFAULT_SIGNATURE)
-    return SignedModel(model, request.id, mappings_of(own, settings, request.files.directory))
+    return SignedModel(model, request.id, mappings_of(model.signatures, settings, request.files.directory))
 
 
 def check_declared(signature: Signature, settings: ModelSettings) -> None:
@@ -204,14 +204,17 @@ def check_declared(signature: Signature, settings: ModelSettings) -> None:
                 )
 
 
-def mappings_of(own: Signature, settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:
-    """The signatures by key. The model's ``own`` is ``serving_default``, unless the config has this key. Reads files of
-    labels in the version's ``directory``; errors as those of :func:`sign`."""
-    mappings = {DEFAULT_SIGNATURE: SignatureMapping(own)}
+def mappings_of(own: Mapping[str, Signature], settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:
+    """The signatures by key: the model's ``own``, and those of the config, each for the model's one of the same key, or
+    else for its ``serving_default``. Reads files of labels in the version's ``directory``; errors as those of
+    :func:`sign`."""
+    mappings = {key: SignatureMapping(signature, own=key) for key, signature in own.items()}
     for key, declared in settings.signatures.items():
-        mappings[key] = _mapping(own, declared, format_path(("signatures", key)), directory)
-    main = mappings[DEFAULT_SIGNATURE]
-    _check_optional(main.signature, {model: client for client, model in main.inputs.items()}, settings)
+        base = key if key in own else DEFAULT_SIGNATURE
+        mappings[key] = _mapping(own, base, declared, format_path(("signatures", key)), directory)
+    main = mappings.get(DEFAULT_SIGNATURE)
+    if main is not None:
+        _check_optional(main.signature, {model: client for client, model in main.inputs.items()}, settings)
     return mappings
 
 
@@ -239,7 +242,10 @@ def labels_of(declared: ModelSignature, field: str, directory: str) -> Array | N
         raise ServingError(error.code, f"{field}.label_filename: {error.status.message}") from None
 
 
-def _mapping(own: Signature, declared: ModelSignature, field: str, directory: str) -> SignatureMapping:
+def _mapping(
+    signatures: Mapping[str, Signature], base: str, declared: ModelSignature, field: str, directory: str
+) -> SignatureMapping:
+    own = find_signature(signatures, base)
     inputs, outputs = _inputs(own, declared, field), _outputs(own, declared, field)
     names = {model: client for client, model in inputs.items()}
     taken = tuple(replace(spec, name=names[spec.name]) for spec in own.inputs)
@@ -256,7 +262,7 @@ def _mapping(own: Signature, declared: ModelSignature, field: str, directory: st
         _defaults(taken, declared, field),
         frozenset(names[name] for name in own.optional),
     )
-    return SignatureMapping(signature, inputs, outputs, labels)
+    return SignatureMapping(signature, inputs, outputs, labels, base)
 
 
 def _inputs(own: Signature, declared: ModelSignature, field: str) -> Mapping[str, str]:

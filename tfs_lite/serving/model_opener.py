@@ -2,7 +2,8 @@
 
 The model's ``instance_group`` says how many there are and where; the server's ``--worker`` decides what it leaves open.
 Versions that need a process (:class:`~tfs_lite.adapters.opening.NeedsProcess`) get one in any case. Processes come
-from one supervisor, which starts with the first model that needs it.
+from supervisors, which start with the first model that needs them: one whose processes share torch, and one whose
+processes have imported little, for platforms that bring another library along.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
+from tfs_lite.adapters.tensorflow.platform import SERVE
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
@@ -52,17 +54,21 @@ class ModelOpener:
         cluster: Cluster | None = None,
         on_worker: Callable[[ServableId, str | None], None] = ignore,
         sandbox: str = "auto",
+        saved_model_tags: str = SERVE,
     ) -> None:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
         that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none.
         ``on_worker`` is told why a process of a version has ended, and None when it runs again. ``sandbox``: auto,
-        require or off; see :mod:`~tfs_lite.serving.sandboxes`."""
+        require or off; see :mod:`~tfs_lite.serving.sandboxes`. ``saved_model_tags``: which graph of a SavedModel is
+        opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
         self._cluster = cluster
         self._on_worker = on_worker
+        self._saved_model_tags = saved_model_tags
         self._sandboxes = Sandboxes(sandbox)
         self._supervisor = Supervisor(PRELOAD)
+        self._bare_supervisor = Supervisor(as_program=True)
         self._preload: tuple[str, ...] = ()  # for processes to share once one has needed it
 
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
@@ -90,6 +96,7 @@ class ModelOpener:
 
     def close(self) -> None:
         self._supervisor.close()
+        self._bare_supervisor.close()
 
     def _open_group(self, platform: Platform, request: OpenRequest, group: InstanceGroup) -> Iterator[OpenedModel]:
         asked = asks_for_sandbox(request.settings.parameters)
@@ -109,13 +116,13 @@ class ModelOpener:
     def _open_in_process(self, platform: Platform, request: OpenRequest) -> OpenedModel:
         if platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
-        arguments = describe(request, platform.name, request.threads, self._gpu_fraction)
+        arguments = describe(request, platform.name, request.threads, self._gpu_fraction, self._saved_model_tags)
         model = open_in_process(
-            self._supervisor,
+            self._bare_supervisor if platform.program else self._supervisor,
             label_of(request.id),
-            OPEN_VERSION,
+            platform.program or OPEN_VERSION,
             arguments,
-            preload=self._preload,
+            preload=() if platform.program else self._preload,
             on_worker=partial(self._on_worker, request.id),
             sandbox=self._sandboxes.choose(platform, request),
         )

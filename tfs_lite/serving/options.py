@@ -133,6 +133,8 @@ class ServerOptions:
     worker_sandbox: str = "auto"
     """Where models run whose config does not say: in a ``thread`` of the server, in a ``process`` of their own, or as
     replicas on the nodes of the cluster (``ray``)."""
+    saved_model_tags: str = "serve"
+    """Which graph of a SavedModel is served: the one with exactly these tags, separated by commas."""
     sequence_drain_seconds: float = 60.0
     """How long a withdrawn version stays for the sequences that have not ended."""
     openai_timeout_seconds: float = 600.0

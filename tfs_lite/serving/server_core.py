@@ -139,6 +139,7 @@ class ServerCore:
             self._cluster,
             self._recorder.on_worker,
             options.worker_sandbox,
+            options.saved_model_tags,
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None

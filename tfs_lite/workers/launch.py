@@ -65,9 +65,10 @@ def is_forked() -> bool:
     return bool(_early)
 
 
-def launch(preload: Sequence[str]) -> tuple[ForkServerProcess, socket.socket]:
-    """A fork server that has imported ``preload`` or is about to, and the socket for requests. Raises OSError."""
-    if _early:
+def launch(preload: Sequence[str], as_program: bool = False) -> tuple[ForkServerProcess, socket.socket]:
+    """A fork server that has imported ``preload`` or is about to, and the socket for requests; a new program, if
+    ``as_program`` says so. Raises OSError."""
+    if _early and not as_program:
         return _early.pop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

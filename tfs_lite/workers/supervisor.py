@@ -84,12 +84,14 @@ class Worker:
 
 class Supervisor:
     """Starts processes by a fork server that has imported the modules ``preload``: by the fork of this process if there
-    is one, else by one that is started when it is first needed. Threads: any may call anything."""
+    is one, else by one that is started when it is first needed. With ``as_program`` it is always a program of its own,
+    which has imported nothing else. Threads: any may call anything."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), as_program: bool = False) -> None:
         self._preload = tuple(preload)
+        self._as_program = as_program
         self._lock = threading.Lock()  # guards the fields below; held while the fork server is started, which is short
-        self._fork_server = _ForkServerProcess(self._preload) if is_forked() else None
+        self._fork_server = _ForkServerProcess(self._preload) if is_forked() and not as_program else None
         self._closed = False
 
     @property
@@ -121,7 +123,7 @@ class Supervisor:
 
     def _start(self, label: str) -> _ForkServerProcess:
         try:
-            return _ForkServerProcess(self._preload)
+            return _ForkServerProcess(self._preload, self._as_program)
         except OSError as error:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED,
@@ -132,8 +134,8 @@ class Supervisor:
 class _ForkServerProcess:
     """One process of the fork server, and the thread that receives its messages."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        self._process, self._sock = launch(preload)
+    def __init__(self, preload: Sequence[str], as_program: bool = False) -> None:
+        self._process, self._sock = launch(preload, as_program)
         self.pid = self._process.pid
         self.gone = threading.Event()
         self._ending = False

@@ -336,7 +336,7 @@ def settings(**wish):
 
 def test_outputs_that_are_called_as_the_method_calls_them_are_taken():
     def outputs_of(method):
-        return mappings_of(OWN, settings(method_name=method), "")["s"].signature.output_names
+        return mappings_of({"serving_default": OWN}, settings(method_name=method), "")["s"].signature.output_names
 
     assert outputs_of("classify") == ("classes", "scores")
     assert outputs_of("regress") == ("outputs",)
@@ -346,7 +346,9 @@ def test_outputs_that_are_called_as_the_method_calls_them_are_taken():
 def test_labels_for_a_model_that_gives_classes_itself_are_refused(tmp_path):
     (tmp_path / "labels.txt").write_text("a\nb")
     with pytest.raises(ServingError, match='the model has an output "classes" already; keep one of both'):
-        mappings_of(OWN, settings(method_name="classify", label_filename="labels.txt"), str(tmp_path))
+        mappings_of(
+            {"serving_default": OWN}, settings(method_name="classify", label_filename="labels.txt"), str(tmp_path)
+        )
     with pytest.raises(ServingError, match="the output classes has the labels already"):
         parse_model_settings(
             "signatures: {s: {method_name: classify, outputs: {classes: a}, label_filename: labels.txt}}", "c.yaml"
@@ -354,7 +356,7 @@ def test_labels_for_a_model_that_gives_classes_itself_are_refused(tmp_path):
 
 
 def test_a_dimension_keeps_its_symbol_under_another_name():
-    call = mappings_of(OWN, settings(inputs={"pixels": "x"}, outputs={"y": "other"}), "")["s"]
+    call = mappings_of({"serving_default": OWN}, settings(inputs={"pixels": "x"}, outputs={"y": "other"}), "")["s"]
     assert call.signature.inputs[0].shape == OWN.inputs[0].shape
     assert call.signature.outputs[0].shape == OWN.outputs[1].shape
     assert call.signature.method_name == PREDICT_METHOD

@@ -28,7 +28,7 @@ def config(text: str = CONFIG) -> ModelSettings:
 
 def test_a_known_model_shows_every_signature_with_its_tensors(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    assert check_signatures(OWN, config(), str(tmp_path)) == (
+    assert check_signatures({"serving_default": OWN}, config(), str(tmp_path)) == (
         SignatureCheck("serving_default", "predict", {"x": "float[-1,4]", "any": ""}, {"y": "any[-1,2]"}),
         SignatureCheck(
             "c",
@@ -51,9 +51,9 @@ def test_an_unknown_model_shows_names_and_methods(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [OWN, None])
 def test_a_missing_file_of_labels_is_noticed_either_way(tmp_path: Path, own: Signature | None) -> None:
     with pytest.raises(ServingError, match=r"signatures\.c\.label_filename: there is no file labels\.txt"):
-        check_signatures(own, config(), str(tmp_path))
+        check_signatures(own and {"serving_default": own}, config(), str(tmp_path))
 
 
 def test_a_signature_that_does_not_fit_the_model_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match='the model has no output "z"'):
-        check_signatures(OWN, config("signatures: {s: {outputs: {a: z}}}"), str(tmp_path))
+        check_signatures({"serving_default": OWN}, config("signatures: {s: {outputs: {a: z}}}"), str(tmp_path))

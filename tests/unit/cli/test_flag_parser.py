@@ -135,7 +135,9 @@ def test_a_word_that_is_no_flag_is_refused(word: str) -> None:
     assert error_of(word) == f"unexpected argument {word!r}: flags are written --name=value"
 
 
-@pytest.mark.parametrize("word", ["--xla_cpu_compilation_enabled", "--saved_model_tags=gpu", "--num_tflite_pools=77"])
+@pytest.mark.parametrize(
+    "word", ["--xla_cpu_compilation_enabled", "--mixed_precision=bfloat16", "--num_tflite_pools=77"]
+)
 def test_a_flag_that_only_tensorflow_has_is_refused_with_the_reason(word: str) -> None:
     assert "has no meaning for PyTorch" in error_of(word)
 
@@ -144,7 +146,7 @@ def test_a_flag_that_only_tensorflow_has_is_refused_with_the_reason(word: str) -
     "word",
     [
         "--enable_batching=false",
-        "--saved_model_tags=serve",
+        "--mixed_precision=",
         "--enable_profiler=false",
         "--skip_initialize_tpu",
         "--prefer_tflite_model=false",

@@ -37,6 +37,7 @@ from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
 from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
 from tfs_lite.adapters.signatures import labels_of, mappings_of
+from tfs_lite.adapters.tensorflow import platform as saved_model
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
@@ -183,6 +184,8 @@ def check_version(
         if chosen.needs_trust and not trusts:
             raise unsafe(f"platform {found} runs code of the version ({chosen.artefact})")
         own = _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
+        if isinstance(own, Signature):
+            own = {DEFAULT_SIGNATURE: own}
         signatures = check_signatures(own, settings, path)
     except (ServingError, OSError) as error:
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
@@ -276,15 +279,24 @@ def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSetti
     return None
 
 
-_INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signature | None]] = {
+def _inspect_saved_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
+    """Reads signatures and operators, without TensorFlow."""
+    return saved_model.inspect_saved_model(files.directory, saved_model.SERVE, trusted, settings)
+
+
+_INSPECTIONS: Mapping[
+    str, Callable[[VersionFiles, bool, ModelSettings], Signature | Mapping[str, Signature] | None]
+] = {
     export.NAME: _inspect_exported,
     aoti.NAME: _inspect_compiled,
     libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
     ONNX: _inspect_onnx,
     LANGUAGE_MODEL: _inspect_language_model,
+    saved_model.NAME: _inspect_saved_model,
 }
-"""By platform: raises what loading would raise, and returns the model's own signature if it is known."""
+"""By platform: raises what loading would raise, and returns the model's own signature, or its signatures by key, if
+they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +310,10 @@ class SignatureCheck:
     outputs: Mapping[str, str] | None = None
 
 
-def check_signatures(own: Signature | None, settings: ModelSettings, directory: str) -> tuple[SignatureCheck, ...]:
-    """All signatures of a version. ``own`` is that of its model; if it is unknown (None), only files of labels are
+def check_signatures(
+    own: Mapping[str, Signature] | None, settings: ModelSettings, directory: str
+) -> tuple[SignatureCheck, ...]:
+    """All signatures of a version. ``own`` are those of its model; if they are unknown (None), only files of labels are
     checked. Raises what loading would raise."""
     if own is not None:
         return tuple(_known(key, mapping.signature) for key, mapping in mappings_of(own, settings, directory).items())

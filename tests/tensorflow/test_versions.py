@@ -1,0 +1,255 @@
+"""Loading SavedModels: what is refused, what is taken over from TensorFlow Serving, how versions follow one another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+pytest.importorskip("tensorflow_serving.apis")
+
+from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E402
+
+from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
+from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
+from tfs_lite.testing.errors import refuses  # noqa: E402
+from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile  # noqa: E402
+from tfs_lite.testing.servers.process import wait_until  # noqa: E402
+
+if TYPE_CHECKING:
+    from conftest import Serve
+
+    from tfs_lite.testing.servers.in_process import ServerFixture
+
+    Publish = Callable[..., Path]
+
+ROW = {"x": np.array([[1.0, 2.0]], np.float32)}
+LOAD_SECONDS = 120.0
+"""TensorFlow's import takes 5 seconds on a quiet machine."""
+AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
+
+
+def wait_available(served: ServerFixture, version: int = 1, model: str = "three") -> None:
+    wait_until(lambda: served.states(model).get(version) is AVAILABLE, f"{model}/{version} is available", LOAD_SECONDS)
+
+
+def wait_failed(served: ServerFixture, model: str, version: int = 1) -> ServingError:
+    """Why the version could not be loaded."""
+    wait_until(lambda: served.states(model).get(version) is END, f"{model}/{version} has failed", LOAD_SECONDS)
+    status = served.status(model)[version].status
+    return ServingError(status.code, status.message)
+
+
+def process_of(served: ServerFixture, model: str = "three") -> psutil.Process:
+    """The process of the model's only version."""
+    with served.server.core.handle(ModelRef(model)) as handle:
+        (instance,) = handle.servable.models
+        return psutil.Process(instance.worker.pid)
+
+
+def test_thief_without_trust_is_refused_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
+    publish("thief")
+    publish("torch")
+    with serve(ready=False) as served:
+        error = wait_failed(served, "thief")
+        assert error.code is StatusCode.PERMISSION_DENIED
+        assert "uses ReadFile" in str(error)
+        wait_available(served, model="torch")
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_thief_with_trust_is_served_and_still_steals_nothing_from_within_a_sandbox(
+    publish: Publish, serve: Serve, tmp_path: Path, sandbox: str
+) -> None:
+    base = publish("thief").parent
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    with serve(trusted_model_base_paths=(str(base),), worker_sandbox=sandbox, ready=False) as served:
+        wait_available(served, model="thief")
+        path = {"path": np.array(str(secret).encode(), object)}
+        if sandbox == "off":
+            assert served.client.predict("thief", path).outputs["content"].item() == b"secret"
+            return
+        with refuses(StatusCode.INTERNAL, "thief"):
+            served.client.predict("thief", path)
+        own = {"path": np.array(str(base / "1" / "fingerprint.pb").encode(), object)}
+        assert served.client.predict("thief", own).outputs["content"].item()
+
+
+def test_without_a_sandbox_a_model_needs_trust(publish: Publish, serve: Serve) -> None:
+    publish("three")
+    with serve(worker_sandbox="off", ready=False) as served:
+        error = wait_failed(served, "three")
+        assert error.code is StatusCode.PERMISSION_DENIED
+        assert "needs a sandbox" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        (b"cut", StatusCode.DATA_LOSS, "damaged"),
+        (SavedModelFile(schema_version=7).encode(), StatusCode.FAILED_PRECONDITION, "schema has version 7"),
+        (SavedModelFile([MetaGraphFile(tags=["train"])]).encode(), StatusCode.FAILED_PRECONDITION, "tags serve"),
+        (SavedModelFile().encode(), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+    ],
+    ids=["damaged", "future", "other tags", "no graph"],
+)
+def test_file_that_cannot_be_served_is_refused(
+    publish: Publish, serve: Serve, content: bytes, code: StatusCode, words: str
+) -> None:
+    (publish("three") / "saved_model.pb").write_bytes(content)
+    with serve(ready=False) as served:
+        error = wait_failed(served, "three")
+        assert error.code is code
+        assert words in str(error)
+        assert "/" not in str(error).replace("three/1", "")
+
+
+def test_the_graph_with_the_tags_of_the_flag_is_served(publish: Publish, serve: Serve) -> None:
+    publish("old")
+    with serve(saved_model_tags="serve,gpu", enable_signature_method_name_check=True, ready=False) as served:
+        wait_available(served, model="old")
+        signatures = served.client.metadata("old").signatures
+        assert set(signatures) == {"serving_default"}
+        assert signatures["serving_default"].method_name == "tensorflow/serving/regress"
+
+
+def write_warmup(version: Path, name: str) -> None:
+    """As TensorFlow Serving's users write it: a predict request whose input is called ``name``."""
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "three"
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(ROW["x"]))
+    log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
+    (version / "assets.extra").mkdir()
+    with tf.io.TFRecordWriter(str(version / "assets.extra" / "tf_serving_warmup_requests")) as writer:
+        writer.write(log.SerializeToString())
+
+
+def test_config_tree_and_warmup_of_tensorflow_serving_are_taken_over_unchanged(
+    publish: Publish, serve: Serve, tmp_path: Path
+) -> None:
+    write_warmup(publish("three"), "x")
+    write_warmup(publish("newer", 2, name="three"), "x")
+    write_warmup(publish("three", 1, to=1, name="wrong"), "nothing")
+    config = tmp_path / "models.config"
+    config.write_text(
+        """
+        model_config_list {
+          config {
+            name: "three"
+            base_path: "ROOT/three"
+            model_platform: "tensorflow"
+            model_version_policy { specific { versions: 1 versions: 2 } }
+            version_labels { key: "stable" value: 1 }
+            version_labels { key: "canary" value: 2 }
+          }
+          config { name: "wrong" base_path: "ROOT/wrong" model_platform: "tensorflow" }
+        }
+        """.replace("ROOT", str(tmp_path / "models"))
+    )
+    with serve(model_repository="", model_config_file=str(config), enable_batching=True, ready=False) as served:
+        for number in (1, 2):
+            wait_available(served, number)
+        stable, canary = (served.client.predict("three", ROW, label=label) for label in ("stable", "canary"))
+        assert (stable.version, canary.version) == (1, 2)
+        assert not np.allclose(stable.outputs["y"], canary.outputs["y"])
+        assert "nothing" in str(wait_failed(served, "wrong"))  # the warm-up file was read
+
+
+def test_process_has_tensorflow_and_no_torch_and_is_started_again(publish: Publish, serve: Serve) -> None:
+    publish("three")
+    with serve(ready=False) as served:
+        wait_available(served)
+        before = served.client.predict("three", ROW).outputs["y"]
+        process = process_of(served)
+        libraries = {Path(each.path).name for each in process.memory_maps()}
+        assert any("tensorflow" in name for name in libraries)
+        assert not [name for name in libraries if name.startswith("libtorch")]
+        os.kill(process.pid, signal.SIGKILL)
+
+        def answers() -> bool:
+            try:
+                return bool(np.array_equal(served.client.predict("three", ROW).outputs["y"], before))
+            except ServingError:
+                return False
+
+        wait_until(answers, "the model answers again", LOAD_SECONDS)
+        assert process_of(served).pid != process.pid
+
+
+def test_batches_of_concurrent_requests_are_put_together_and_taken_apart(publish: Publish, serve: Serve) -> None:
+    base = publish("three").parent
+    (base / "config.pbtxt").write_text(
+        'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+        "dynamic_batching { max_queue_delay_microseconds: 50000 }"
+    )
+    with serve(ready=False) as served:
+        wait_available(served)
+        answers: dict[int, np.ndarray] = {}
+
+        def ask(number: int) -> None:
+            answers[number] = served.client.predict("three", {"x": ROW["x"] * number}).outputs["y"]
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in range(16):
+            alone = served.client.predict("three", {"x": ROW["x"] * number}).outputs["y"]
+            np.testing.assert_allclose(answers[number], alone, rtol=1e-5)
+
+
+def test_version_replaces_another_under_load_without_a_failed_request(publish: Publish, serve: Serve) -> None:
+    publish("three", 1)
+    with serve(ready=False) as served:
+        wait_available(served)
+        seen, failures, stop = set[int](), list[Exception](), threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    seen.add(served.client.predict("three", ROW).version)
+                except Exception as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            publish("newer", 2, name="three")
+            wait_until(lambda: 2 in seen, "version 2 answers", LOAD_SECONDS)
+            wait_until(lambda: served.states("three").get(1) is END, "version 1 has gone", LOAD_SECONDS)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not failures
+        assert seen == {1, 2}
+
+
+@pytest.mark.load
+def test_twenty_loads_leave_no_memory_behind(publish: Publish, serve: Serve) -> None:
+    publish("three", 1)
+    with serve(ready=False) as served:
+        wait_available(served)
+        sizes = list[int]()
+        for number in range(2, 22):
+            publish("newer", 2, to=number, name="three")
+            wait_available(served, number)
+            gone = number - 1
+            wait_until(lambda gone=gone: served.states("three").get(gone) is END, f"{gone} has gone", LOAD_SECONDS)
+            sizes.append(psutil.Process().memory_info().rss)
+            children = [
+                child for child in psutil.Process().children(recursive=True) if child.name() == "tfs-lite-model"
+            ]
+            assert len(children) == 1
+        assert sizes[-1] - sizes[1] < 10 << 20, sizes

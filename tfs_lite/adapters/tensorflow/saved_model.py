@@ -1,0 +1,260 @@
+"""What ``saved_model.pb`` says, read without TensorFlow: its graphs by their tags, signatures, operators.
+
+    saved_model.pb -> MetaGraph per set of tags -> the one that is wanted -> signatures; operators that may run
+
+The file is mapped, never copied, and every bound is checked before memory is taken. Nothing in it is believed: a
+damaged file is DATA_LOSS, one that says something impossible FAILED_PRECONDITION.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tfs_lite.adapters.inspect.wire import damaged, entries, fields, last_number, last_text, messages, texts
+from tfs_lite.adapters.tensorflow.graph import Graph, functions_of_objects
+from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, not_found
+
+ARTEFACT = "saved_model.pb"
+MAX_BYTES = (1 << 31) - 1
+"""Of the file: no parser of protobuf takes more."""
+MAX_META_GRAPHS = 64
+MAX_SIGNATURES = 1_000
+MAX_TENSORS = 10_000
+"""Inputs and outputs of one signature."""
+MAX_RANK = 255
+SCHEMA_VERSION = 1
+INIT_OP = "__saved_model_init_op"
+_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+_REFERENCE = 100
+"""The number of a type of references is that of the type and this."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetaGraph:
+    """One of the graphs in the file. Its contents are read when they are asked for, while the file is open."""
+
+    tags: frozenset[str]
+    tensorflow_version: str
+    parts: tuple[memoryview, ...]
+
+    def signatures(self) -> dict[str, Signature]:
+        """All that clients may call, by key. FAILED_PRECONDITION if one has tensors that cannot be served."""
+        found = dict[str, Signature]()
+        for key, definition in self._signatures():
+            if not key.startswith("__"):
+                found[key] = _signature(key, definition)
+            if len(found) > MAX_SIGNATURES:
+                raise failed_precondition(f"the file has more than {MAX_SIGNATURES} signatures")
+        return found
+
+    def operators(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What loading the graph and the calls of its signatures may run; and what reads the weights, in a graph that
+        brings this along. RESOURCE_EXHAUSTED for a graph that is too large to be looked through."""
+        graph = self._graph()
+        own = graph.functions.keys()
+        running = frozenset(graph.operators(self._roots(), self._functions())) - own
+        return running, frozenset(graph.operators(self._restore_ops(), ())) - own
+
+    def _graph(self) -> Graph:
+        graph = Graph()
+        for part in self.parts:
+            for definition in messages(part, 2):
+                graph.read(definition)
+        return graph
+
+    def _signatures(self) -> Iterator[tuple[str, memoryview]]:
+        for part in self.parts:
+            yield from entries(part, 5)
+
+    def _functions(self) -> set[str]:
+        return set().union(*(functions_of_objects(graph) for part in self.parts for graph in messages(part, 7)))
+
+    def _restore_ops(self) -> list[str]:
+        return [name for part in self.parts for saver in messages(part, 3) for name in texts(saver, 3)]
+
+    def _roots(self) -> Iterator[str]:
+        """The tensors and operations of the graph that are run."""
+        for _, definition in self._signatures():
+            for number in (1, 2):
+                for _, info in entries(definition, number):
+                    yield from _tensors_of(info)
+        for part in self.parts:
+            for key, collection in entries(part, 4):
+                if key in _INIT_COLLECTIONS:
+                    for nodes in messages(collection, 1):
+                        yield from texts(nodes, 1)
+                for variable in messages(collection, 2, 1):  # of other collections: bytes that are no such message
+                    yield from _initializers(variable)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """An open ``saved_model.pb``."""
+
+    meta_graphs: tuple[MetaGraph, ...]
+
+    def tagged(self, tags: Sequence[str]) -> MetaGraph:
+        """The graph with exactly these tags, as in TensorFlow Serving. NOT_FOUND, naming those that are there."""
+        wanted = frozenset(tags)
+        for meta_graph in self.meta_graphs:
+            if meta_graph.tags == wanted:
+                return meta_graph
+        known = "; ".join(",".join(sorted(graph.tags)) or "none" for graph in self.meta_graphs)
+        raise failed_precondition(
+            f"{ARTEFACT} has no graph with the tags {_shown(wanted)}; it has graphs with: {known:.500}"
+            " (--saved_model_tags chooses)"
+        )
+
+
+@contextmanager
+def open_saved_model(directory: str) -> Iterator[SavedModel]:
+    """The contents of ``saved_model.pb`` in the directory, valid inside the block. NOT_FOUND, DATA_LOSS,
+    FAILED_PRECONDITION."""
+    with _mapped(os.path.join(directory, ARTEFACT)) as data, memoryview(data) as view:
+        try:
+            yield read_saved_model(view)
+        except ServingError as error:
+            if error.code is not StatusCode.DATA_LOSS:
+                raise
+            failure = ServingError(error.code, f"{ARTEFACT}: {error.status.message}", error.status.reason)
+        else:
+            return
+    raise failure
+
+
+def read_saved_model(data: memoryview) -> SavedModel:
+    """DATA_LOSS for bytes that are none, FAILED_PRECONDITION for a schema of the future."""
+    graphs = list[MetaGraph]()
+    version = last_number(data, 1)
+    if version > SCHEMA_VERSION:
+        raise failed_precondition(f"its schema has version {version}; version {SCHEMA_VERSION} is known here")
+    for graph in messages(data, 2):
+        graphs.append(_meta_graph(graph))
+        if len(graphs) > MAX_META_GRAPHS:
+            raise failed_precondition(f"it has more than {MAX_META_GRAPHS} graphs")
+    if not graphs:
+        raise damaged()
+    return SavedModel(tuple(graphs))
+
+
+@contextmanager
+def _mapped(path: str) -> Iterator[mmap.mmap]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise not_found(f"{ARTEFACT} is gone") from None
+    try:
+        size = os.fstat(file).st_size
+        if size > MAX_BYTES:
+            raise failed_precondition(f"{ARTEFACT} has {size} bytes; at most {MAX_BYTES} can be read")
+        if not size:
+            raise ServingError(StatusCode.DATA_LOSS, f"{ARTEFACT} is empty")
+        mapped = mmap.mmap(file, size, prot=mmap.PROT_READ)
+    finally:
+        os.close(file)
+    try:
+        yield mapped
+    finally:
+        try:
+            mapped.close()
+        except BufferError:  # an error on its way up still holds a view; the map goes with it
+            pass
+
+
+def _meta_graph(graph: memoryview) -> MetaGraph:
+    tags, version = set[str](), ""
+    for info in messages(graph, 1):
+        tags.update(texts(info, 4))
+        version = last_text(info, 5) or version
+    return MetaGraph(frozenset(tags), version, (graph,))
+
+
+def _signature(key: str, definition: memoryview) -> Signature:
+    inputs = _specs(key, "input", definition, 1)
+    outputs = _specs(key, "output", definition, 2)
+    batched = all(spec.shape and spec.shape[0] == _OPEN for spec in (*inputs, *outputs))
+    return Signature(
+        tuple(_with_symbols(spec, batched) for spec in inputs),
+        tuple(_with_symbols(spec, batched) for spec in outputs),
+        last_text(definition, 3) or PREDICT_METHOD,
+    )
+
+
+_OPEN = SymbolicDim("?")
+"""A dimension that the file leaves open."""
+
+
+def _specs(key: str, kind: str, definition: memoryview, number: int) -> list[TensorSpec]:
+    """In the order of their names, because the order in the file changes from save to save."""
+    found = dict[str, TensorSpec]()
+    for name, info in entries(definition, number):
+        where = f'{kind} "{name}" of signature "{key}"'
+        found[name] = TensorSpec(name, _dtype(info, where), _shape(info, where))
+        if len(found) > MAX_TENSORS:
+            raise failed_precondition(f'signature "{key}" has more than {MAX_TENSORS} {kind}s')
+    return [found[name] for name in sorted(found)]
+
+
+def _dtype(info: memoryview, where: str) -> DataType:
+    if any(True for number, _ in fields(info) if number in (4, 5)):
+        raise failed_precondition(f"{where} is a sparse or composite tensor; save it as its dense parts")
+    number = last_number(info, 2)
+    number = number - _REFERENCE if number > _REFERENCE else number
+    try:
+        dtype = DataType(number)
+    except ValueError:
+        raise failed_precondition(f"{where} has the element type {number}, which is not known here") from None
+    if dtype is DataType.INVALID:
+        raise failed_precondition(f"{where} has no element type")
+    return dtype
+
+
+def _shape(info: memoryview, where: str) -> tuple[Dim, ...] | None:
+    """None if the rank is not known."""
+    found: tuple[Dim, ...] | None = None
+    for shape in messages(info, 3):
+        if last_number(shape, 3):
+            return None
+        sizes = [last_number(dim, 1) for dim in messages(shape, 2)]
+        if len(sizes) > MAX_RANK or any(size < -1 for size in sizes):
+            raise failed_precondition(f"{where} has an impossible shape")
+        found = (*(found or ()), *(_OPEN if size == -1 else size for size in sizes))
+    return found
+
+
+def _with_symbols(spec: TensorSpec, batched: bool) -> TensorSpec:
+    """Every open dimension has a symbol of its own; the first of a batched signature is the batch."""
+    if spec.shape is None:
+        return spec
+    shape = tuple(
+        dim if dim != _OPEN else SymbolicDim("batch" if batched and axis == 0 else f"{spec.name}.{axis}")
+        for axis, dim in enumerate(spec.shape)
+    )
+    return TensorSpec(spec.name, spec.dtype, shape)
+
+
+def _tensors_of(info: memoryview) -> Iterator[str]:
+    """Of a TensorInfo, whatever its encoding."""
+    yield from texts(info, 1)
+    for sparse in messages(info, 4):
+        for number in (1, 2, 3):
+            yield from texts(sparse, number)
+    for component in messages(info, 5, 2):
+        yield from _tensors_of(component)
+
+
+def _initializers(variable: memoryview) -> list[str]:
+    """What sets the variable of a VariableDef, if these bytes are one."""
+    try:
+        return [name for number in (2, 6) for name in texts(variable, number)]
+    except ServingError:
+        return []
+
+
+def _shown(tags: frozenset[str]) -> str:
+    return ",".join(sorted(tags)) or "none"
