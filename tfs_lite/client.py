@@ -34,7 +34,7 @@ from tfs_lite.protocols.trailers import APPLIED, decode_trailer
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 _STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
-_EXPLAIN = "/tfs_lite.AdminService/Explain"
+_ADMIN = "/tfs_lite.AdminService/"
 _RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -188,9 +188,22 @@ class Client:
         over HTTP; without a model one line for each, under ``models``. Only our servers answer."""
         ref = _reference(model, version, label)
         asked = {"model": ref.name, "version": ref.version, "label": ref.label}
-        text = json.dumps({name: value for name, value in asked.items() if value not in (None, "")})
-        answer = self._call(_EXPLAIN, messages.AdminRequest(json=text.encode()), messages.AdminResponse, timeout)
-        return dict(json.loads(answer.json))
+        return self._ask("Explain", {name: value for name, value in asked.items() if value not in (None, "")}, timeout)
+
+    def failed_requests(self, id: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP. NOT_FOUND if
+        none was kept. Only our servers answer."""
+        return self._ask("FailedRequests", {"request": id}, timeout)
+
+    def what_if(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+        """What a config or a new version would change, without changing it; ``asked`` and the answer are those of
+        ``/v1/config:explain`` over HTTP. Only our servers answer."""
+        return self._ask("WhatIf", asked, timeout)
+
+    def _ask(self, method: str, asked: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        """A question of operators; see ``admin_service.proto``."""
+        request = messages.AdminRequest(json=json.dumps(asked).encode())
+        return dict(json.loads(self._call(_ADMIN + method, request, messages.AdminResponse, timeout).json))
 
     def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:
         """Replaces the server's whole config, and returns when every new model is available: a text that says what was

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.in_process import ServerFixture, entry, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import write_python_version
 from tfs_lite.testing.servers.process import ServerProcess
 
@@ -182,3 +182,30 @@ def test_config_file_models_have_no_buttons(viewer: Open, publish: Publish, tmp_
             seen.open("#model=ranker")
             seen.wait_text("Serving", ".title")
             assert seen.page.locator(".title button").count() == 0
+
+
+def test_changed_config_file_is_read_again_by_click_of_those_who_may(
+    viewer: Open, publish: Publish, tmp_path: Path
+) -> None:
+    publish(tmp_path, "ranker", 1)
+    publish(tmp_path, "second", 1)
+    file = tmp_path / "models.config"
+    file.write_text(config_text(tmp_path, entry("ranker")))
+    with serving(tmp_path, model_config_file=str(file)) as served:
+        file.write_text(config_text(tmp_path, entry("ranker"), entry("second")))
+        with viewer(served.url, extra_http_headers={"x-forwarded-for": "203.0.113.7"}) as seen:
+            seen.open()
+            seen.wait_text("Serving", "tbody")
+            assert seen.page.get_by_role("button", name="Read again").count() == 0
+        with viewer(served.url) as seen:
+            seen.open()
+            seen.page.get_by_role("button", name="Read again").click()
+            seen.wait_text("are read now", "dialog")
+            seen.page.locator("dialog").get_by_role("button", name="Read").click()
+            seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
+            seen.wait_text("second", "tbody")
+            seen.expected = ("400 (Bad Request)",)
+            file.write_text("no config")
+            seen.page.get_by_role("button", name="Read again").click()
+            seen.page.locator("dialog").get_by_role("button", name="Read").click()
+            seen.wait_text("models.config", "dialog [role=alert]")

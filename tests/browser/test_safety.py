@@ -95,6 +95,7 @@ def test_viewer_from_elsewhere_sees_no_buttons_and_may_not_press_them(
             assert seen.page.locator(".title button").count() == 0
             forged = "fetch('/v2/repository/models/m/unload', {method: 'POST', headers: {'content-type': 'application/json'}, body: '{}'}).then((answer) => answer.status)"  # noqa: E501
             assert seen.page.evaluate(forged) == 403
+            assert seen.page.evaluate(forged.replace("/v2/repository/models/m/unload", "/v1/config:reload")) == 403
         assert served.version("m") == 1
 
 

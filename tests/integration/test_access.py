@@ -61,6 +61,7 @@ MANAGING_ROUTES = {
         "/v2/models/{model}/trace/setting",
         "/v2/logging",
         "/v1/config:explain",
+        "/v1/config:reload",
     )
 }
 OPEN_ROUTES = {

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import torch
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.testing.servers.explanations import Explanations, link_of
@@ -59,6 +60,8 @@ def test_a_base_path_that_goes_while_a_version_serves(tmp_path: Path, archives: 
         explain.wait("m", "SERVING", "!BASE_PATH_PROBLEM", "does not exist")
         (tmp_path / "away").rename(tmp_path / "m")
         wait_until(lambda: not explain.ask("m")["because"], "all is well again")
+        told = [event["kind"] for event in explain.ask("m")["events"] if event["kind"].startswith("BASE_PATH")]
+        assert told == ["BASE_PATH_PROBLEM", "BASE_PATH_GOOD"]
 
 
 def test_a_base_path_without_versions(tmp_path: Path, archives: TaggedArchives) -> None:
@@ -95,6 +98,20 @@ def test_a_version_that_the_policy_passes_over(tmp_path: Path, archives: TaggedA
         served.reload(entry("m", "model_version_policy { specific { versions: 2 } }"))
         answer = explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER", "specific takes 2")
         assert "versions: 1" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+
+
+def test_a_newer_version_that_the_policy_passes_over_shows_in_what_is_said_of_the_model(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    with started(tmp_path, entry("m", "model_version_policy { specific { versions: 1 } }")) as (served, explain):
+        answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 2 is on disk and newer, but")
+        assert answer["sentence"] == "version 1 answers"
+        fix = link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        copied = fix.removeprefix("set ").partition(" in the model's config")[0]
+        served.reload(entry("m", copied))
+        explain.wait("m/versions/2", "SERVING")
 
 
 def test_a_version_that_is_asked_for_by_number_and_missing(tmp_path: Path, archives: TaggedArchives) -> None:
@@ -145,6 +162,16 @@ def test_an_archive_that_holds_a_pickle(tmp_path: Path, archives: TaggedArchives
     with started(tmp_path, entry("m")) as (_, explain):
         answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "x.pkl")
         assert "publish a good one as version 2" in link_of(answer, "ARTEFACT_REFUSED")["fix"]
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m", "SERVING")
+
+
+def test_a_pickle_in_place_of_an_archive(tmp_path: Path, archives: TaggedArchives) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "m" / "1" / "model.pt2")
+    with started(tmp_path, entry("m"), ready=False) as (_, explain):
+        answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "is a pickle that torch.save wrote")
+        assert "tfs_lite.save" in answer["sentence"]
         archives.write_version(2, tmp_path / "m")
         explain.wait("m", "SERVING")
 
@@ -208,6 +235,34 @@ def test_a_config_that_is_wrong_beside_a_version_that_serves(tmp_path: Path, arc
         explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED")
         config.write_text("max_batch_size: 4")
         wait_until(lambda: not explain.ask("m")["because"], "the config is in force")
+
+
+def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(1, tmp_path / "other")
+    file = tmp_path / "models.config"
+    with started(tmp_path, entry("m"), model_config_file_poll_wait_seconds=0.1) as (served, explain):
+        good = file.read_text()
+        file.write_text(good.replace("base_path", "bsae_path"))
+        answer = explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED", "models.config:")
+        assert answer["sentence"].startswith("version 1 answers, but the config file was refused: ")
+        assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
+        assert "was refused" in explain.get("/v1/models:explain")["models"][0]["sentence"]
+        assert "was refused" in explain.get("/v1/overview")["server"]["config_refused"]["text"]
+        link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
+        assert str(file) in link.text
+        file.write_text(good)
+        wait_until(lambda: not explain.ask("m")["because"], "what the file says is in force")
+        assert explain.get("/v1/overview")["server"]["config_refused"] is None
+        labelled = config_text(tmp_path, entry("m", 'version_labels { key: "stable" value: 7 }'), entry("other"))
+        file.write_text(labelled)
+        answer = explain.wait("m/labels/stable", "NOT_CONFIGURED", "!LABEL_UNKNOWN", "gives it to version 7, but was")
+        assert "stable" in link_of(answer, "CONFIG_NOT_APPLIED")["text"]
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the config file names model 'other'")
+        file.write_text(labelled.replace("value: 7", "value: 1"))
+        explain.wait("m/labels/stable", "SERVING")
+        explain.wait("other", "SERVING")
+        assert not explain.ask("m")["because"]
 
 
 def test_a_server_that_looks_at_the_disk_once(tmp_path: Path, archives: TaggedArchives) -> None:

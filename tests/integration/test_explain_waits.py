@@ -46,7 +46,8 @@ def started(root: Path, *models: str, **options: Any) -> Iterator[tuple[ServerFi
 
 @contextmanager
 def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -> Iterator[None]:
-    """Requests of a gated model, all answered at the end."""
+    """Requests of a gated model, all answered at the end. The others come when the first is inside: they would find the
+    queue full of each other, be refused, and leave it empty."""
 
     def ask() -> None:
         try:
@@ -55,9 +56,10 @@ def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -
             pass
 
     with ThreadPoolExecutor(requests) as pool:
-        for _ in range(requests):
-            pool.submit(ask)
+        pool.submit(ask)
         wait_until(lambda: (gate / f"entered-{version}").exists(), "a request is inside")
+        for _ in range(requests - 1):
+            pool.submit(ask)
         try:
             yield
         finally:

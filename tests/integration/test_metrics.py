@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import ServingError
@@ -60,3 +62,23 @@ def test_names_that_clients_make_up_do_not_grow_the_page(served):
 
 def test_page_has_upstreams_address_too(served):
     assert served.server.get("/monitoring/prometheus/metrics")[0] == 200
+
+
+def test_openmetrics_has_the_series_of_the_text_page(served, model):
+    served.publish(model, 1)
+    served.probe.wait_available(model, 1)
+    served.probe.ask(model)
+    url = f"http://127.0.0.1:{served.server.http_port}/metrics"
+    text = httpx.get(url, timeout=60)
+    page = httpx.get(url, headers={"accept": "application/openmetrics-text; version=1.0.0"}, timeout=60)
+    assert page.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert page.text.endswith("# EOF\n")
+
+    def series(lines: str) -> set[str]:
+        """Names and labels."""
+        return {line.split("# {")[0].rpartition(" ")[0] for line in lines.splitlines() if not line.startswith("#")}
+
+    families = list(openmetrics_families(page.text))
+    assert {family.type for family in families if family.name.startswith("nv_")} == {"unknown"}
+    assert any(name.startswith("nv_inference_count{") for name in series(page.text))
+    assert series(page.text) == series(text.text)

@@ -17,6 +17,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import Message, PredictRequest
@@ -30,6 +31,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 
 TIMEOUT = 60.0
+OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.2"}
 CONFIG = """
 platform: "python"
 max_batch_size: 8
@@ -231,6 +233,21 @@ def test_steps_of_an_ensemble_and_models_in_processes_of_their_own_belong_to_the
     assert {span.resource["service.name"] for span in collector.spans} == {"tfs_lite"}
 
 
+def test_the_tracestate_of_a_caller_goes_with_every_span_of_its_trace(
+    repository: Path, collector: TraceCollector
+) -> None:
+    ids = new_parent()
+    with traced(repository, collector, "rate=0") as served:
+        body = {"instances": [[1.0, 2.0, 3.0]]}
+        headers = {"traceparent": traceparent(ids), "tracestate": "vendor=a:b,other@x=1"}
+        answer = httpx.post(f"{served.url}/v1/models/plus:predict", json=body, headers=headers, timeout=TIMEOUT)
+        assert answer.status_code == 200, answer.text
+        wait_for_servers(collector, 1)
+    states = {span.name: span.state for span in collector.spans if span.trace_id == ids[0]}
+    names = ("Predict plus", "decode", "queue", "compute", "encode")
+    assert states == dict.fromkeys(names, "vendor=a:b,other@x=1")
+
+
 def test_failures_are_traced_at_rate_0_and_say_where_and_why(repository: Path, collector: TraceCollector) -> None:
     with traced(repository, collector, "rate=0") as served:
         asking = Asking(served)
@@ -269,6 +286,43 @@ def test_every_nth_request_is_traced_and_callers_that_do_not_record_are_not_foll
     assert not collector.of_trace(ids[0])
 
 
+def lost(served: ServerFixture) -> float:
+    """Traces that were dropped, for any reason."""
+    value = served.server.core.registry.get_sample_value
+    return sum(value("tfs_lite_traces_dropped_total", {"reason": why}) or 0 for why in ("queue_full", "not_taken"))
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_collector_that_comes_back_gets_the_traces_of_then_and_each_lost_one_is_counted(
+    repository: Path, collector: TraceCollector, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")  # seconds of attempts for one export
+    collector.status = status
+    asked = 0
+    with traced(repository, collector, "rate=1", "opentelemetry", "bsp_max_queue_size=10") as served:
+
+        def ask() -> None:
+            nonlocal asked
+            assert served.predict("plus").version == 1
+            asked += 1
+
+        for _ in range(30):
+            ask()
+        wait_until(lambda: lost(served) > 0, "traces are dropped", TIMEOUT)
+        collector.status = 200
+        ask()
+        exported = lambda: served.server.core.registry.get_sample_value("tfs_lite_traces_exported_total") or 0  # noqa: E731
+
+        def all_told() -> bool:
+            if not exported():
+                ask()
+            return bool(exported()) and exported() + lost(served) == asked
+
+        wait_until(all_told, "traces arrive again, and each is accounted for", TIMEOUT)
+        arrived = exported()
+    assert len(servers(collector.spans)) == arrived
+
+
 @pytest.mark.parametrize("trouble", ["down", "slow", "broken"])
 def test_a_collector_in_trouble_costs_traces_which_are_counted_and_no_request(
     repository: Path, collector: TraceCollector, trouble: str
@@ -283,14 +337,8 @@ def test_a_collector_in_trouble_costs_traces_which_are_counted_and_no_request(
             collector.__exit__(None, None, None)
         for _ in range(60):
             assert served.predict("plus").version == 1
-        dropped = lambda: sum(  # noqa: E731
-            served.server.core.registry.get_sample_value("tfs_lite_traces_dropped_total", {"reason": reason}) or 0
-            for reason in ("queue_full", "not_taken")
-        )
-        if trouble == "broken":
-            wait_until(lambda: dropped() > 0, "traces are dropped", TIMEOUT)
-        else:
-            wait_until(lambda: dropped() >= 30, "traces are dropped", TIMEOUT)
+        least = 1 if trouble == "broken" else 30
+        wait_until(lambda: lost(served) >= least, "traces are dropped", TIMEOUT)
         assert served.predict("plus").version == 1
         collector.open.set()
     assert collector.url == before or trouble == "down"
@@ -334,6 +382,28 @@ def test_texts_over_openai_have_their_prompts_and_tokens_in_the_callers_trace(
             assert prefill.parent_id == compute.span_id
             assert (prefill.attributes["tfs_lite.tokens"], tokens.attributes["tfs_lite.tokens"]) == (3, 5)
         check_nesting(collector.spans)
+
+
+def test_openmetrics_has_the_ids_of_traces_that_the_collector_has(repository: Path, collector: TraceCollector) -> None:
+    with traced(repository, collector, "rate=1") as served:
+        served.predict("plus")
+        page = lambda: httpx.get(f"{served.url}/metrics", headers=OPENMETRICS, timeout=TIMEOUT).text  # noqa: E731
+        families = ("tfs_lite_request_seconds", "tfs_lite_batch_queue_seconds")
+        wait_until(lambda: page().count("trace_id=") == len(families), "both histograms have an exemplar", TIMEOUT)
+        found = {
+            family.name: (sample, sample.exemplar)
+            for family in text_string_to_metric_families(page())
+            for sample in family.samples
+            if sample.exemplar is not None
+        }
+        text = httpx.get(f"{served.url}/metrics", timeout=TIMEOUT).text
+        (root,) = servers(collector.spans)
+    assert set(found) == set(families)
+    for sample, exemplar in found.values():
+        assert exemplar.labels == {"trace_id": root.trace_id}
+        assert exemplar.value <= float(sample.labels["le"])
+        assert abs(float(exemplar.timestamp) - root.end / 1e9) < 60
+    assert "trace_id" not in text
 
 
 def test_what_waits_is_sent_when_the_server_stops(repository: Path, collector: TraceCollector) -> None:

@@ -5,7 +5,7 @@
     loaded_model        the base class of opened models: what is done around the call of an artefact
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
-    pytorch/, aoti/, python/, language/   the platforms
+    pytorch/, aoti/, python/, onnx/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python

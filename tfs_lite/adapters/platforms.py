@@ -14,8 +14,9 @@ from types import MappingProxyType
 
 from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
-from tfs_lite.adapters.language import transformers_model
+from tfs_lite.adapters.encoders import platform as transformers_platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.onnx import model as onnx_model
 from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.python import model as python_model
 from tfs_lite.adapters.pytorch import export, libtorch
@@ -36,14 +37,8 @@ BUILT_IN = (
     libtorch.PLATFORM,
     python_model.PLATFORM,
     aoti.PLATFORM,
-    Platform(
-        "onnxruntime_onnx",
-        "model.onnx",
-        lambda files: "model.onnx" in files.names,
-        None,
-        missing="ONNX models are not served yet",
-    ),
-    transformers_model.PLATFORM,
+    onnx_model.PLATFORM,
+    transformers_platform.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser, add_token, http_server
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
-from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config, show
+from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config, show
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.status import ServingError
 
@@ -54,7 +54,8 @@ def run(argv: Sequence[str]) -> int:
     checks = _check(config, args) if config is not None else []
     against = None
     if args.against and config is not None:
-        against = of_config(config, http_server(args.against, args, ANSWER_TIMEOUT))
+        server = http_server(args.against, args, ANSWER_TIMEOUT)
+        against = of_config(config, lambda asked: server.json(PATH, asked))
     bad_files = [f"--{file.flag}" for file in files if not file.ok]
     bad_models = [check.name for check in checks if not check.ok]
     if args.json:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests
-from tfs_lite.cli.what_if import ANSWER_TIMEOUT, of_config_file, of_published, show
+from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
 from tfs_lite.core.manifest import parse_version
 
@@ -98,8 +98,6 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     asked = [name for name in ("request", "config", "if_published") if getattr(args, name)]
     if len(asked) > 1 or (asked and (args.follow or args.since)):
         raise UsageError("--request, --config and --if-published are questions of their own: ask one of them")
-    if asked and args.server:
-        raise UsageError(f"--{asked[0].replace('_', '-')} asks over HTTP: use --rest")
     if args.model and asked in (["request"], ["config"]):
         raise UsageError(f"--{asked[0]} asks about no model: leave it out")
     return args
@@ -107,15 +105,29 @@ def _arguments(argv: Sequence[str]) -> Namespace:
 
 def _ask_once(question: Question, args: Namespace) -> int:
     """About a failed request, a config, or files that are not published yet."""
-    server = http_server(args.rest, args, ANSWER_TIMEOUT)
     if args.request:
-        print_failed_requests(server.json(f"/v1/requests/{quote(args.request, safe='')}"), args.json)
+        print_failed_requests(_failed_requests(args), args.json)
         return DONE
     if args.config:
-        return show(of_config_file(args.config, server), args.json)
+        return show(of_config_file(args.config, lambda asked: _what_if(asked, args)), args.json)
     if not question.model or question.label is not None:
         raise UsageError("--if-published needs the model: MODEL or MODEL@VERSION")
-    return show(of_published(question.model, question.version, args.if_published, server), args.json)
+    answer = of_published(question.model, question.version, args.if_published, lambda asked: _what_if(asked, args))
+    return show(answer, args.json)
+
+
+def _failed_requests(args: Namespace) -> Any:
+    if args.server:
+        with grpc_client(args.server, _ANSWER_TIMEOUT, args) as client:
+            return client.failed_requests(args.request)
+    return http_server(args.rest, args, ANSWER_TIMEOUT).json(f"/v1/requests/{quote(args.request, safe='')}")
+
+
+def _what_if(asked: Tree, args: Namespace) -> Any:
+    if args.server:
+        with grpc_client(args.server, ANSWER_TIMEOUT, args) as client:
+            return client.what_if(asked)
+    return http_server(args.rest, args, ANSWER_TIMEOUT).json(PATH, asked)
 
 
 def duration(text: str) -> float:
@@ -195,12 +207,13 @@ def _show(question: Question, answer: Tree, as_json: bool) -> None:
 
 def _list_lines(models: Sequence[Tree]) -> list[str]:
     """The verdict, the model, and what is the case; what to do below, where there is something to do."""
-    lines = []
+    lines: list[str] = []
     width = max((len(line["verdict"]) for line in models), default=0)
     for line in models:
         lines.append(f"{line['verdict']:{width}}  {line['model']}: {line['sentence']}")
-        if line["fix"] and line["verdict"] != SERVING:
-            lines.append(f"{'':{width}}  do: {line['fix']}")
+        remedy = f"{'':{width}}  do: {line['fix']}"
+        if line["fix"] and remedy not in lines:
+            lines.append(remedy)
     return lines
 
 

@@ -7,23 +7,25 @@ the line of their model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import DONE, FAILED, print_json
 
 if TYPE_CHECKING:
-    from tfs_lite.cli.http import HttpServer
     from tfs_lite.config.model_server import ModelServerConfig
     from tfs_lite.config.settings import Document
 
+Ask: TypeAlias = "Callable[[Any], Any]"
+"""Sends a question to a running server: from its JSON to that of the answer."""
 PATH = "/v1/config:explain"
+"""Where it is asked over HTTP."""
 ANSWER_TIMEOUT = 120.0
 """Seconds: the server looks at its disk, and into archives."""
 
 
-def of_config_file(file: str, server: HttpServer) -> Any:
+def of_config_file(file: str, ask: Ask) -> Any:
     """The server's answer about a config file. Raises ServingError for a mistake in the file, with its place."""
     from tfs_lite.config.model_server import ModelServerConfig
     from tfs_lite.config.settings import build
@@ -32,18 +34,18 @@ def of_config_file(file: str, server: HttpServer) -> Any:
 
     document = read_document(read_text(Path(file), file), file, messages.ModelServerConfig)
     config = build(ModelServerConfig, document, Path.cwd())
-    return _with_lines(of_config(config, server), config, document)
+    return _with_lines(of_config(config, ask), config, document)
 
 
-def of_config(config: ModelServerConfig, server: HttpServer) -> Any:
+def of_config(config: ModelServerConfig, ask: Ask) -> Any:
     """The server's answer about a config."""
-    return server.json(PATH, config.model_dump(mode="json"))
+    return ask(config.model_dump(mode="json"))
 
 
-def of_published(model: str, version: int | None, directory: str, server: HttpServer) -> Any:
+def of_published(model: str, version: int | None, directory: str, ask: Ask) -> Any:
     """The server's answer about files that would be a version; None: the next one. The files are on its machine."""
     asked = {"model": model, "version": version, "directory": str(Path(directory).absolute())}
-    return server.json(PATH, {"publish": asked})
+    return ask({"publish": asked})
 
 
 def _with_lines(answer: Any, config: ModelServerConfig, document: Document) -> Any:

@@ -39,6 +39,10 @@ class EventKind(enum.Enum):
 
     SEEN = "SEEN"
     """A version's directory was found for the first time."""
+    BASE_PATH_PROBLEM = "BASE_PATH_PROBLEM"
+    """The model's base path is gone, cannot be read, or holds nothing that is wanted; the status says which."""
+    BASE_PATH_GOOD = "BASE_PATH_GOOD"
+    """It is there again."""
     COMPLETE = "COMPLETE"
     """Its files are all there."""
     ASPIRED = "ASPIRED"
@@ -183,6 +187,8 @@ class Event:
 
 _TEXTS = {
     EventKind.SEEN: "found, not complete{why}",
+    EventKind.BASE_PATH_PROBLEM: "base path{status}",
+    EventKind.BASE_PATH_GOOD: "base path is there again",
     EventKind.COMPLETE: "files complete",
     EventKind.ASPIRED: "aspired{by}",
     EventKind.UNASPIRED: "un-aspired{by}{why}",

@@ -1,5 +1,7 @@
 """Counters and histograms: what the metrics pages show.
 
+request_records                 a request while it runs
+ended_requests                  what it was when it ended
 requests, batches, generation   what is counted at the end of a request, of a run, of a step and a text
 failed_requests                 the last requests that have failed, by their ids
 replicas        replicas in a cluster, and the cluster

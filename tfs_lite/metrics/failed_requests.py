@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.core.history import iso_time
-from tfs_lite.metrics.requests import REST, UNKNOWN, EndedRequest
+from tfs_lite.metrics.ended_requests import EndedRequest
+from tfs_lite.metrics.requests import REST, UNKNOWN
 
 KEPT_OF_MODEL, KEPT, MOST_BYTES = 100, 2000, 4 * 2**20
 MOST_A_SECOND = 50

@@ -13,29 +13,18 @@ Others may want to know about requests when they end: about those that have fail
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
-from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry
 
-from tfs_lite.core.model import RUNNING, CallTrace, PredictCall, ServableCall
-from tfs_lite.core.request_context import (
-    REQUEST_ID,
-    SERVER_TIMING,
-    WANTS_TIMING,
-    Carrier,
-    RequestContext,
-    TraceContext,
-    checked_id,
-    read_context,
-)
+from tfs_lite.core.request_context import Carrier
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.metrics.ended_requests import EndedRequest, ended_request
+from tfs_lite.metrics.request_records import ASKED, RecordedRequest, RequestRecord
 from tfs_lite.metrics.series import (
     KEPT_VERSIONS,
     Cell,
@@ -48,16 +37,7 @@ from tfs_lite.metrics.series import (
 )
 from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, TensorflowMetrics
 
-__all__ = [
-    "GRPC",
-    "KEPT_VERSIONS",
-    "PREDICTIONS",
-    "REST",
-    "EndedRequest",
-    "RecordedRequest",
-    "RequestMetrics",
-    "RequestRecord",
-]
+__all__ = ["GRPC", "KEPT_VERSIONS", "PREDICTIONS", "REST", "RequestMetrics"]
 
 GRPC = "GRPC"
 REST = "REST"
@@ -71,266 +51,16 @@ MOST_NOTED = 64
 """Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
 MOST_FAILURES = 100
 """Failed requests of a second that listeners are told about; the others are counted (``untold_failures``)."""
-MAX_ERROR_TEXT = 500
-"""Characters of a failure's text that listeners are told."""
 _OK = StatusCode.OK
-
-NEVER, ASKED, ALWAYS = "never", "asked", "always"
-"""Who gets ``Server-Timing``."""
 
 Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 """Method, model, entrypoint, version, code."""
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
-    ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
-    known. ``calls`` are those to the model, ``answered`` tells whether the model has answered all of them, ``sending``
-    whether a part of its answer has been handed on; ``sent_id`` is the id that the request names in its body."""
-
-    method: str
-    model: str
-    entrypoint: str
-    version: int | None = None
-    run_seconds: float = 0.0
-    deadline: float | None = None
-    late: Reason | None = None
-    calls: Sequence[ServableCall] = ()
-    answered: bool = False
-    sending: bool = False
-    sent_id: str = ""
-
-
-class RecordedRequest(RequestRecord):
-    """Times a block, or what ends with ``end``. ``started`` is in seconds of ``time.monotonic``; ``trace_id`` is set
-    when it has ended, and is traced."""
-
-    __slots__ = ("_carrier", "_context", "_metrics", "started", "trace_id")
-
-    def __init__(
-        self, metrics: RequestMetrics, method: str, model: str, entrypoint: str, carrier: Carrier | None = None
-    ) -> None:
-        self.method = method
-        self.model = model
-        self.entrypoint = entrypoint
-        self.version = None
-        self.run_seconds = 0.0
-        self.deadline = None
-        self.late = None
-        self.calls = ()
-        self.answered = False
-        self.sending = False
-        self.sent_id = ""
-        self.trace_id = ""
-        self._metrics = metrics
-        self._carrier = carrier
-        self._context: RequestContext | None = None
-        self.started = monotonic()
-
-    @property
-    def context(self) -> RequestContext:
-        """Who asks, under which id, as a part of which trace; read when it is wanted first."""
-        context = self._context
-        if context is None:
-            context = self._context = read_context(self._carrier, self.sent_id)
-        return context
-
-    @property
-    def caller(self) -> TraceContext | None:
-        """The span of the client that the request belongs to."""
-        carrier = self._carrier
-        return self.context.trace if carrier is not None and carrier.marked else None
-
-    @property
-    def arrived(self) -> float:
-        """When the request's head had come, in seconds of ``time.monotonic``."""
-        carrier = self._carrier
-        return self.started if carrier is None else min(carrier.arrived or self.started, self.started)
-
-    def __enter__(self) -> RecordedRequest:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.end(error)
-
-    def mark(self) -> None:
-        """Names the request in its answer, for a stream whose head is sent before the request has ended."""
-        if self._carrier is not None:
-            self._carrier.mark(REQUEST_ID, self.context.request_id)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Counts the request under OK, or under the code of the error that ended it. Before the answer is sent."""
-        metrics, carrier, seconds = self._metrics, self._carrier, monotonic() - self.started
-        code = _OK if error is None else self._code_of(error)
-        metrics.observe(self, code, seconds)
-        if code is not _OK or metrics.listens:
-            metrics.tell(self, code, seconds, error)
-        if carrier is not None:
-            if carrier.marked or code is not _OK or metrics.server_timing == ALWAYS:
-                self._mark_answer(carrier, code, seconds)
-            elif not carrier.names_requests:
-                pass
-            elif self._context is None and not self.sent_id:
-                carrier.mark_with_new_id()
-            else:
-                carrier.mark(REQUEST_ID, self.context.request_id)
-        self.calls = ()  # they refer to the request, and so to this record
-
-    def _mark_answer(self, carrier: Carrier, code: StatusCode, seconds: float) -> None:
-        if code is not _OK or carrier.names_requests or checked_id(carrier.header(REQUEST_ID)):
-            carrier.mark(REQUEST_ID, self.context.request_id)
-        timing = self._metrics.server_timing
-        if timing == ALWAYS or (timing == ASKED and carrier.marked and carrier.header(WANTS_TIMING) == "1"):
-            carrier.mark(SERVER_TIMING, timing_line(self, seconds))
-
-    def _code_of(self, error: BaseException) -> StatusCode:
-        """A request that is cancelled when its time is up has missed its deadline."""
-        if isinstance(error, ServingError):
-            return error.code
-        if not isinstance(error, asyncio.CancelledError | GeneratorExit):
-            return StatusCode.INTERNAL
-        late = self.deadline is not None and monotonic() >= self.deadline
-        return StatusCode.DEADLINE_EXCEEDED if late else StatusCode.CANCELLED
-
-
-class CallTimes(NamedTuple):
-    """One call to a model, in seconds; ``arrived`` of ``time.monotonic``. ``rows`` are its own, ``batch_rows`` those of
-    the run that answered it (0: not known). ``halved``: its batch had failed, and was tried again in halves."""
-
-    arrived: float
-    queue_seconds: float
-    run_seconds: float
-    copy_seconds: tuple[float, float]
-    rows: int
-    batch_rows: int
-    halved: bool
-    trace: CallTrace | None
-
-
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
-    """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
-    and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
-
-    ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
-    success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
-    ``run_seconds`` the longest time in the model. ``trace_id``: of the trace that it belongs to, which need not have
-    been recorded; empty if it belongs to none."""
-
-    method: str
-    model: str
-    entrypoint: str
-    version: int | None
-    code: StatusCode
-    message: str
-    reason: Reason | None
-    stage: str
-    context: RequestContext
-    trace_id: str
-    arrived: float
-    started: float
-    seconds: float
-    queue_seconds: float
-    run_seconds: float
-    calls: tuple[CallTimes, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(call.rows for call in self.calls)
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of the largest run that it was in; 0: not known."""
-        return max((call.batch_rows for call in self.calls), default=0)
-
-    @property
-    def halved(self) -> bool:
-        """Whether a batch with it had failed, and was tried again in halves."""
-        return any(call.halved for call in self.calls)
-
 
 FailureListener: TypeAlias = Callable[[EndedRequest], None]
 """Called on the event loop; must be short and must not raise."""
 EndListener: TypeAlias = Callable[[RecordedRequest, StatusCode, float, BaseException | None], None]
 """The same, with the record, the code, the seconds and the error. :func:`ended_request` makes a value of them, before
 the listener returns."""
-
-
-def ended_request(
-    record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
-) -> EndedRequest:
-    """While a listener is called: later the record has no calls any more."""
-    calls = tuple([_times(call) for call in record.calls])
-    text = "" if code is _OK else str(error or "") or code.name
-    return EndedRequest(
-        record.method,
-        record.model,
-        record.entrypoint,
-        record.version,
-        code,
-        text[:MAX_ERROR_TEXT],
-        error.status.reason if isinstance(error, ServingError) else None,
-        _stage(record, code),
-        record.context,
-        record.trace_id or (record.context.trace.trace_id if record.context.trace is not None else ""),
-        record.arrived,
-        record.started,
-        seconds,
-        max([call.queue_seconds for call in calls], default=0.0),
-        max([call.run_seconds for call in calls], default=0.0),
-        calls,
-    )
-
-
-def _times(call: ServableCall) -> CallTimes:
-    rows = next((array.shape[0] for array in call.inputs.values() if array.shape), 1)
-    return CallTimes(
-        call.arrived,
-        call.queue_seconds,
-        call.run_seconds,
-        call.copy_seconds,
-        rows,
-        call.batch_rows if isinstance(call, PredictCall) else 0,
-        isinstance(call, PredictCall) and call.halved,
-        call.trace,
-    )
-
-
-def _stage(record: RequestRecord, code: StatusCode) -> str:
-    """Where a request has ended."""
-    if code is _OK:
-        return "done"
-    if record.sending:
-        return "send" if code is StatusCode.CANCELLED else "run"
-    if record.answered:
-        return "encode"
-    calls = record.calls
-    if any(call.run_seconds or call.ticket is RUNNING for call in calls):
-        return "run"
-    if calls and not (code is StatusCode.INVALID_ARGUMENT and not calls[0].admitted):
-        return "queue"
-    if record.version is not None:
-        return "check"
-    return "decode" if code is StatusCode.INVALID_ARGUMENT else "route"
-
-
-def timing_line(record: RecordedRequest, seconds: float) -> str:
-    """The value of ``Server-Timing`` for a request that ends now, ``seconds`` after it had started: its parts, of which
-    the sum is at most the total."""
-    received = record.started - record.arrived
-    parts, left = [("recv", received)], seconds
-    calls = record.calls
-    first = min([call.arrived for call in calls if call.arrived], default=0.0)
-    if first:
-        wait = max(call.queue_seconds for call in calls)
-        run = max(call.run_seconds for call in calls)
-        for name, wanted in (("decode", first - record.started), ("queue", wait), ("compute", run), ("encode", left)):
-            value = min(max(wanted, 0.0), left)
-            left -= value
-            parts.append((name, value))
-    parts.append(("total", received + seconds))
-    return ", ".join([f"{name};dur={int(value * 1e6) / 1e3:.3f}" for name, value in parts])
 
 
 class _KindCells(NamedTuple):
@@ -441,6 +171,13 @@ class RequestMetrics:
         self._noted.append((kind, seconds, record.run_seconds))
         if len(self._noted) >= MOST_NOTED:
             self._guard.add_up_now()
+
+    def add_exemplar(self, ended: EndedRequest, at: float) -> None:
+        """The trace of the request can be found by its id. ``at`` is when the request ended, in seconds since 1970."""
+        if ended.code is _OK and ended.method in PREDICTIONS:
+            with self._guard:
+                labels = (ended.model, "" if ended.version is None else str(ended.version))
+                self._seconds.add_exemplar(labels, ended.seconds, ended.trace_id, at)
 
     def unread(self, path: str, code: int, count: int) -> None:
         """Counts calls of gRPC that have ended before anything of them was read; so the model is not known."""

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from tfs_lite.core.callbacks import ignore
@@ -172,16 +173,35 @@ class LengthSeries(Series):
 
 
 class HistogramSeries(Series):
-    """Counts by inclusive upper limit."""
+    """Counts by inclusive upper limit. Each bucket may have an exemplar: the trace of one request in it."""
+
+    def __init__(
+        self, guard: Guard, name: str, text: str, labels: Sequence[str], limits: Sequence[float], most: int = 0
+    ) -> None:
+        super().__init__(guard, name, text, labels, limits, most)
+        self._exemplars: dict[Labels, tuple[Exemplar | None, ...]] = {}  # read without the lock, replaced whole
+
+    def add_exemplar(self, labels: Labels, value: float, trace_id: str, at: float) -> None:
+        """The trace of this id has the value, ``at`` is its time in seconds since 1970. It takes the place of the
+        bucket's last one; without a cell it is left out. Called under the lock."""
+        if self.find(labels) is not None:
+            found = list(self._exemplars.get(labels) or [None] * (len(self.limits) + 1))
+            found[bisect_left(self.limits, value)] = Exemplar({"trace_id": trace_id}, value, at)
+            self._exemplars[labels] = tuple(found)
+
+    def _forget(self, labels: Labels) -> None:
+        super()._forget(labels)
+        self._exemplars.pop(labels, None)
 
     def family(self, cells: Mapping[Labels, Cell], created: Mapping[Labels, float]) -> Metric:
         family = HistogramMetricFamily(self._name, self._text, labels=self.labels)
         limits = [*map(floatToGoString, self.limits), "+Inf"]
         for labels, (*counts, total) in cells.items():
             running, buckets = 0.0, []
-            for limit, count in zip(limits, counts, strict=True):
+            exemplars = self._exemplars.get(labels) or [None] * len(limits)
+            for limit, count, exemplar in zip(limits, counts, exemplars, strict=True):
                 running += count
-                buckets.append((limit, running))
+                buckets.append((limit, running) if exemplar is None else (limit, running, exemplar))
             family.add_metric(labels, buckets, total)
             if labels in created:
                 names = dict(zip(self.labels, labels, strict=True))

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import EndedRequest, RecordedRequest, RequestMetrics, ended_request
+from tfs_lite.metrics.ended_requests import EndedRequest, ended_request
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import RequestMetrics
 
 ALL, ERRORS = "all", "errors"
 FAILURES_A_SECOND = 20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import REST, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import REST
 from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import DenialEvents
@@ -29,7 +31,7 @@ from tfs_lite.server.admin.events import EventFeed
 from tfs_lite.server.admin.events_grpc import EventsMethod
 from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
-from tfs_lite.server.admin.http_app import MAX_PENDING_QUESTIONS, AdminApi
+from tfs_lite.server.admin.http_app import MAX_PENDING_FORECASTS, MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
@@ -59,6 +61,7 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.server.traces.exemplars import Exemplars
 from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
 from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
@@ -113,9 +116,15 @@ class Endpoints:
     two, ``close_workers`` at the end."""
 
     def __init__(
-        self, core: ServerCore, health: Health, settings: EndpointSettings, repository: RepositoryControl | None = None
+        self,
+        core: ServerCore,
+        health: Health,
+        settings: EndpointSettings,
+        read_again: Callable[[], str],
+        repository: RepositoryControl | None = None,
     ) -> None:
-        """``repository`` loads and unloads models by call; None: there are no such calls."""
+        """``read_again`` reads the config and the disk without waiting for the next poll. ``repository`` loads and
+        unloads models by call; None: there are no such calls."""
         options = core.options
         self._core = core
         self._health = health
@@ -147,11 +156,13 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health, repository)
+        self.admin = AdminControl(core, health, read_again, repository)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
-        self._exporter = make_exporter(traces) if traces.mode == OPENTELEMETRY else None
+        exemplars = Exemplars(core.request_metrics, core.batch_metrics)
+        self._exporter = make_exporter(traces, exemplars.add) if traces.mode == OPENTELEMETRY else None
         if self._exporter is not None:
             core.registry.register(TraceCollector(self._exporter))
             self._exporter.start()
@@ -230,6 +241,7 @@ class Endpoints:
             self._exporter.close()
         self._metrics_pages.close()
         self._questions.close()
+        self._forecasts.close()
         if self._dashboard is not None:
             self._dashboard.close()
         self._large_bodies.close()
@@ -261,7 +273,7 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
-            AdminService(self.admin, self._questions, self._manages_call),
+            AdminService(self.admin, self._questions, self._forecasts, self._manages_call),
             EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
@@ -275,7 +287,7 @@ class Endpoints:
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
             EventsApi(self._events, self._manages),
-            AdminApi(self.admin, self._questions, http.bodies, self._manages),
+            AdminApi(self.admin, self._questions, self._forecasts, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),

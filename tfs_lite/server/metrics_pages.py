@@ -1,5 +1,7 @@
 """The metrics pages: ours, and one with TensorFlow Serving's names; and what they say of the server as a whole.
 
+Our page is text, or OpenMetrics for those who ask for it, which has exemplars. Both have the same series.
+
 A page takes a moment to write, so it is made on a thread of its own.
 """
 
@@ -10,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 import tfs_lite
@@ -22,6 +26,7 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 MAX_PENDING_PAGES = 16
 PATH = "/metrics"
+OPENMETRICS = "application/openmetrics-text"
 
 
 class ServerCollector(Collector):
@@ -43,6 +48,44 @@ class ServerCollector(Collector):
         yield info
 
 
+class _ForOpenMetrics(Collector):
+    """Metrics of ours, then Triton's. In OpenMetrics all that Triton counts is of unknown type, because counters end
+    with ``_total``; and so is a counter of ours that would have the name of a gauge without that ending."""
+
+    def __init__(self, registry: CollectorRegistry, lines: Iterable[str]) -> None:
+        self._registry = registry
+        self._lines = lines
+
+    def collect(self) -> Iterator[Metric]:
+        own = list(self._registry.collect())
+        taken = {metric.name for metric in own if metric.type != "counter"}
+        for metric in own:
+            yield (
+                _untyped(metric, f"{metric.name}_total")
+                if metric.type == "counter" and metric.name in taken
+                else metric
+            )
+        for family in text_string_to_metric_families("".join(f"{line}\n" for line in self._lines)):
+            yield _untyped(family, family.name)
+
+
+def _untyped(metric: Metric, name: str) -> Metric:
+    found = UnknownMetricFamily(name, metric.documentation)
+    for sample in metric.samples:
+        found.add_sample(name, sample.labels, sample.value)
+    return found
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether an ``Accept`` header names OpenMetrics 1.0.0, as Prometheus does."""
+    for kind in accept.split(","):
+        media, *parameters = [part.strip().lower() for part in kind.split(";")]
+        found = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in parameters)}
+        if media == OPENMETRICS and found.get("version", "1.0.0") == "1.0.0":
+            return found.get("q", "1").strip("0.") != ""
+    return False
+
+
 class MetricsPages:
     """``tensorflow_path`` is that of the page with TensorFlow Serving's names; None: there is no such page.
     ``triton_lines`` gives the lines under Triton's names. On the event loop; ``close`` on another thread."""
@@ -61,6 +104,8 @@ class MetricsPages:
         self._background = BackgroundRunner("page", 1, MAX_PENDING_PAGES)
 
     async def own(self, request: Request, target: None) -> Response:
+        if wants_openmetrics(request.headers.get("accept")):
+            return await self._respond(self._write_openmetrics, openmetrics.CONTENT_TYPE_LATEST)
         return await self._respond(self._write_own, CONTENT_TYPE_LATEST)
 
     async def tensorflow(self, request: Request, target: None) -> Response:
@@ -78,6 +123,11 @@ class MetricsPages:
         """Triton's names follow ours as text, because prometheus_client would change them."""
         triton = "".join(f"{line}\n" for line in self._triton_lines())
         return generate_latest(self._registry) + triton.encode()
+
+    def _write_openmetrics(self) -> bytes:
+        metrics = _ForOpenMetrics(self._registry, self._triton_lines())
+        page: bytes = openmetrics.generate_latest(metrics)  # type: ignore[no-untyped-call]
+        return page
 
     def _write_tensorflow(self) -> bytes:
         """Our names follow if this page replaces ours."""

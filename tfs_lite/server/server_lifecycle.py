@@ -19,6 +19,7 @@ from tfs_lite.serving.config_sources import (
     ConfigFileWatcher,
     ModelLocator,
     RepositoryWatcher,
+    read_config_file,
     read_first_config,
     working_directory,
 )
@@ -43,7 +44,7 @@ class ServerLifecycle:
         self.core = self._make_core(options, engine)
         self.health = Health(self.core.is_model_available)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
-        self.endpoints = Endpoints(self.core, self.health, settings, self.repository)
+        self.endpoints = Endpoints(self.core, self.health, settings, self._read_again, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._hurried = threading.Event()
@@ -55,8 +56,18 @@ class ServerLifecycle:
         interval = options.model_config_file_poll_wait_seconds
         if options.follows_changes and options.model_config_file and interval > 0:
             file, directory = options.model_config_file, working_directory(options)
-            apply, on_refused = self.core.follow, self.core.config_refused
-            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, apply, on_refused))
+            core = self.core
+            self._watchers.append(
+                ConfigFileWatcher(
+                    file,
+                    directory,
+                    interval,
+                    self._config,
+                    core.follow,
+                    core.config_refused,
+                    core.config_file_looked_at,
+                )
+            )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
 
@@ -96,6 +107,26 @@ class ServerLifecycle:
         watcher = RepositoryWatcher(options, core.clock, core.check, core.follow)
         self._watchers.append(watcher)
         return watcher.first_look()
+
+    def _read_again(self) -> str:
+        """Reads what says which models there are, and looks at their directories, without waiting for the next poll:
+        what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
+        nothing. Any thread but the event loop's."""
+        core, options = self.core, self.core.options
+        core.look_again()
+        if options.model_config_file:
+            try:
+                config = read_config_file(options.model_config_file, working_directory(options))
+            except ServingError as error:
+                core.config_refused(error.status)
+                raise
+            core.follow(config)
+            return "the config file and the directories of its models"
+        for watcher in self._watchers:
+            if isinstance(watcher, RepositoryWatcher):
+                watcher.look()
+                return "the repository and the directories of its models"
+        return "the directory of the model"
 
     def begin(self, on_decided: Callable[[ServingError | None], None]) -> None:
         """Loads the first config on a thread of its own. ``on_decided`` gets None when the server is ready or was

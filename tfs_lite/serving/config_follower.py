@@ -19,7 +19,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -288,7 +288,7 @@ class ConfigFollower:
             is_known, change.logged = change.logged == status.message, status.message
         if not is_known:
             logger.warning("%s goes on with the config of before: %s", change.item.id, status.message)
-        self._remark(change, Status(status.code, f"it goes on with the config of before: {status.message}"))
+        self._remark(change, replace(status, message=f"it goes on with the config of before: {status.message}"))
         if delay is not None:
             self._clock.call_later(delay, self._thread.wake)
 

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
@@ -19,7 +20,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.history import Cause, Origin, acting
+from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.serving.config_checks import base_directory
@@ -60,6 +61,20 @@ _Found = tuple[str, VersionPolicy]
 """A base path, and which versions there are wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedConfig:
+    """Why what the config file ``file`` says is not in force. ``config`` is what it says; None: it cannot be read."""
+
+    file: str
+    status: Status
+    config: ModelServerConfig | None = None
+
+    def named(self, model: str) -> ModelConfig | None:
+        """What it says of the model; None if it does not name it, or that is not known."""
+        models = self.config.models if self.config is not None else ()
+        return next((found for found in models if found.name == model), None)
+
+
 class ConfigFileWatcher:
     """Reads the file at intervals and applies it when its meaning has changed, or when the last attempt failed."""
 
@@ -71,13 +86,16 @@ class ConfigFileWatcher:
         applied: ModelServerConfig,
         apply: Apply,
         on_refused: Callable[[Status], None] = ignore,
+        on_looked: Callable[[RefusedConfig | None], None] = ignore,
     ) -> None:
-        """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not."""
+        """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not.
+        ``on_looked`` is told after each look why what the file says is not in force; None: it is."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
         self._apply = apply
         self._on_refused = on_refused
+        self._on_looked = on_looked
         self._logged_error = ""
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
@@ -89,6 +107,7 @@ class ConfigFileWatcher:
 
     def poll(self) -> None:
         """Reads the file once. Never raises for what is in it."""
+        config: ModelServerConfig | None = None
         with acting(Origin(Cause.CONFIG_FILE)):
             try:
                 config = self._read()
@@ -97,7 +116,9 @@ class ConfigFileWatcher:
                     self._apply(config)
                     self._applied = config
                 self._logged_error = ""
+                self._on_looked(None)
             except ServingError as error:
+                self._on_looked(RefusedConfig(self._path, self._without_path(error.status), config))
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
@@ -106,8 +127,12 @@ class ConfigFileWatcher:
         try:
             return read_config_file(self._path, self._working_directory)
         except ServingError as error:
-            self._on_refused(error.status)
+            self._on_refused(self._without_path(error.status))
             raise
+
+    def _without_path(self, status: Status) -> Status:
+        """For clients, who may not all see paths of the server: the message has the name of the file only."""
+        return replace(status, message=status.message.replace(self._path, os.path.basename(self._path)))
 
 
 class RepositoryWatcher:
@@ -145,6 +170,10 @@ class RepositoryWatcher:
         self._started.set()
         self._repository.start()
 
+    def look(self) -> None:
+        """Looks at the repository now, on the caller's thread."""
+        self._repository.poll()
+
     def close(self) -> None:
         self._repository.close()
 
@@ -154,7 +183,7 @@ class RepositoryWatcher:
         if not self._started.is_set() or self._found == before:
             return
         try:
-            with acting(Origin(Cause.POLL)):
+            with acting(current_origin() or Origin(Cause.POLL)):
                 self._apply(self._config(self._found))
         except ServingError as error:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))

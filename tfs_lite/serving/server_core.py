@@ -45,6 +45,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
+from tfs_lite.serving.config_sources import RefusedConfig
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.history.file import EventFile
 from tfs_lite.serving.history.memory import MemoryAccounts, VersionMemory
@@ -80,6 +81,14 @@ class Burden:
     pending: int
     refusal: Status | None
     workers: tuple[WorkerState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRefusal:
+    """A config file that is not in force, and since when the server has known that, in seconds since 1970."""
+
+    config: RefusedConfig
+    since: float
 
 
 class ServerCore:
@@ -125,9 +134,14 @@ class ServerCore:
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(
-            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+            options.worker,
+            options.per_process_gpu_memory_fraction,
+            self._cluster,
+            self._recorder.on_worker,
+            options.worker_sandbox,
         )
         self.model_configs = ModelConfigs()
+        self._refused: StandingRefusal | None = None
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
@@ -171,7 +185,7 @@ class ServerCore:
         self.registry.register(
             StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
-        self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
         self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
@@ -340,12 +354,31 @@ class ServerCore:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
+    def look_again(self) -> None:
+        """The source looks at its directories now, on its own thread. FAILED_PRECONDITION where the options say that
+        nothing changes."""
+        self._require_following()
+        self.sources.wake()
+
     def config_refused(self, status: Status, model: str = "") -> None:
         """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
         that is no reload."""
         if not model:
             self._metrics.on_reload(ok=False)
         self._recorder.config_refused(status, model)
+
+    def config_file_looked_at(self, refused: RefusedConfig | None) -> None:
+        """After each look at the config file: why what it says is not in force; None: it is. One thread."""
+        before = self._refused
+        if refused != (before.config if before is not None else None):
+            since = before.since if before is not None else self.clock.time()
+            self._refused = StandingRefusal(refused, since) if refused is not None else None
+            self.changes.notify()
+
+    @property
+    def refused_config(self) -> StandingRefusal | None:
+        """The config file that is not in force, until it is corrected; None: it is in force, or none is followed."""
+        return self._refused
 
     def what_if(self, config: ModelServerConfig) -> WhatIf:
         """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
@@ -547,6 +580,11 @@ class ServerCore:
                 workers = tuple(worker_states(servable_id, servable))
                 yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
+    def workers(self) -> Iterator[WorkerState]:
+        """Of every instance that is loaded."""
+        for servable_id, servable in self._servables():
+            yield from worker_states(servable_id, servable)
+
     def survey(self) -> ManagerView:
         """Every version that the manager has, and what each of them waits for."""
         return self._manager.survey()
@@ -558,10 +596,6 @@ class ServerCore:
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
-
-    def _workers(self) -> Iterator[WorkerState]:
-        for servable_id, servable in self._servables():
-            yield from worker_states(servable_id, servable)
 
     def _servables(self) -> Iterator[tuple[ServableId, Servable]]:
         """Every version that is available, each while a handle holds it."""

@@ -91,9 +91,7 @@ def test_a_truncated_archive_is_refused(archives: TaggedArchives, tmp_path: Path
     assert reason(model, 1).startswith("DATA_LOSS: model.pt2 is truncated")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("notes.txt", "no platform serves"), ("model.onnx", "ONNX models are not served yet")]
-)
+@pytest.mark.parametrize(("name", "why"), [("notes.txt", "no platform serves"), ("model.onnx", "the file is damaged")])
 def test_a_version_without_an_artefact_that_is_served_is_refused(
     tmp_path: Path, capsys: Captured, name: str, why: str
 ) -> None:

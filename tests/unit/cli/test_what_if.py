@@ -11,7 +11,7 @@ import pytest
 
 from tfs_lite.cli.http import HttpServer
 from tfs_lite.cli.main import main
-from tfs_lite.cli.what_if import lines, of_config_file, show
+from tfs_lite.cli.what_if import PATH, Ask, lines, of_config_file, show
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
@@ -22,6 +22,10 @@ Captured = pytest.CaptureFixture[str]
 
 def address(server: Server) -> str:
     return f"127.0.0.1:{server.rest_api_port}"
+
+
+def over_http(address: str) -> Ask:
+    return lambda asked: HttpServer(address).json(PATH, asked)
 
 
 def write(path: Path, *models: str) -> str:
@@ -76,7 +80,7 @@ def test_a_config_that_a_server_would_refuse_fails_with_the_line_of_each_model(
 ) -> None:
     label = 'version_labels { key: "stable" value: 7 }'
     file = write(tmp_path / "models.config", entry("b", base), entry("tagged", base, label))
-    answer = of_config_file(file, HttpServer(address(server)))
+    answer = of_config_file(file, over_http(address(server)))
     told = list(lines(answer))
     assert told[0].startswith(f'refused: {file}:3:3: Request to assign label "stable" to version 7 of model "tagged"')
     assert told[1:] == ["nothing would change"]
@@ -86,7 +90,7 @@ def test_a_config_that_a_server_would_refuse_fails_with_the_line_of_each_model(
 def test_a_mistake_in_the_file_is_found_before_the_server_is_asked(tmp_path: Path) -> None:
     file = write(tmp_path / "models.config", '  config { name: "m" base_pth: "/m" }')
     with pytest.raises(ServingError, match=rf"{file}:2:\d+: .*base_pth"):
-        of_config_file(file, HttpServer("127.0.0.1:1"))
+        of_config_file(file, over_http("127.0.0.1:1"))
 
 
 def test_files_that_are_not_published_yet_are_told(
@@ -115,7 +119,6 @@ def test_a_config_that_changes_nothing_says_so(server: Server, base: Path, tmp_p
         ["m", "--config=y"],
         ["--if-published=d"],
         ["m@stable", "--if-published=d"],
-        ["--request=x", "--server=h:1"],
         ["--config=y", "--follow"],
     ],
 )
@@ -149,3 +152,21 @@ def test_no_server_and_no_config_are_one_line(tmp_path: Path, published: Path, c
     assert main(["check", file, "--against=127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1/v1/config:explain" in capsys.readouterr().err
     assert main(["check", "--batching_parameters_file=x", "--against=127.0.0.1:1"]) == 2
+
+
+def test_both_doors_answer_what_a_config_and_files_would_change(
+    server: Server, published: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    file = write(tmp_path / "models.config", entry("other", published))
+    told = []
+    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+        assert main(["explain", "--config", file, door]) == 0
+        assert main(["explain", "tagged", "--if-published", str(published / "1"), door]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
+def test_both_doors_say_that_a_failed_request_was_not_kept(server: Server, capsys: Captured) -> None:
+    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+        assert main(["explain", "--request", "unknown", door]) == 1
+        assert "no failed request with the id 'unknown' was kept" in capsys.readouterr().err

@@ -8,8 +8,9 @@ import pytest
 
 from tfs_lite.core.request_context import RequestContext
 from tfs_lite.core.status import StatusCode
+from tfs_lite.metrics.ended_requests import CallTimes, EndedRequest
 from tfs_lite.metrics.failed_requests import KEPT, KEPT_OF_MODEL, MOST_A_SECOND, MOST_BYTES, SAMPLED, FailedRequests
-from tfs_lite.metrics.requests import GRPC, REST, CallTimes, EndedRequest
+from tfs_lite.metrics.requests import GRPC, REST
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 ENDED = EndedRequest(

@@ -114,3 +114,25 @@ def test_dropping_takes_the_cells_with_all_of_the_values() -> None:
         cells.cell(labels)
     cells.drop(model="a", version="1")
     assert list(cells.snapshot()) == [("a", "2", "OK"), ("b", "1", "OK")]
+
+
+def test_a_bucket_has_the_exemplar_that_came_last_and_loses_it_with_its_cell():
+    guard = Guard()
+    series = HistogramSeries(guard, "seconds", "Times.", ("model",), (1.0, 2.0))
+    with guard:
+        series.add_exemplar(("m",), 0.5, "none", 1.0)  # without a cell
+        series.cell(("m",))
+        for number, value in enumerate((0.5, 1.0, 3.0)):
+            series.add_exemplar(("m",), value, f"{number:032x}", 100.0 + number)
+
+    def exemplars() -> dict[str, str]:
+        with guard:
+            cells = series.snapshot()
+        samples = series.family(cells, {}).samples
+        return {found.labels["le"]: found.exemplar.labels["trace_id"] for found in samples if found.exemplar}
+
+    assert exemplars() == {"1.0": f"{1:032x}", "+Inf": f"{2:032x}"}
+    with guard:
+        series.drop(model="m")
+        series.cell(("m",))
+    assert not exemplars()

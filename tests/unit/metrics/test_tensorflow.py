@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.metrics.requests import GRPC, REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import GRPC, REST, RequestMetrics
 from tfs_lite.metrics.tensorflow import TensorflowMetrics
 
 SERVING = ":tensorflow:serving:"

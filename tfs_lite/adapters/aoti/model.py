@@ -22,10 +22,11 @@ from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, check_members, damaged, open_archive
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.pytorch.export import ARTEFACT, check_program, open_exported
+from tfs_lite.adapters.pytorch.export import ARTEFACT, open_exported
 from tfs_lite.adapters.pytorch.model import TorchModel
 from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
+from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import Signature, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
@@ -119,7 +120,7 @@ def _signature(document: Document, settings: ModelSettings) -> Signature:
             f"{document.file} takes only some sizes of a dimension (such as multiples of 8), which compiled code does "
             "not check: save it without compile"
         )
-    check_program(signature, settings)
+    check_declared(signature, settings)
     return signature
 
 

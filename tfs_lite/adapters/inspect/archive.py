@@ -33,6 +33,8 @@ _END, _LOCATOR, _END64 = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
 _END_SIZE, _LOCATOR_SIZE, _END64_SIZE = 22, 20, 56
 _LOCAL_HEADER_SIZE, _LOCAL_LENGTHS_AT = 30, 26
 _ENCRYPTED = 0x1
+_PICKLE = "data.pkl"
+"""The member of a module or a state_dict as torch.save writes them, and of TorchScript, which has all it needs."""
 _ZIP64_EXTRA = 1
 _ZIP32_LIMIT = 0xFFFFFFFF
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\\]+")
@@ -114,6 +116,11 @@ class Archive:
 
     def _find(self, member: str) -> zipfile.ZipInfo:
         info = self.members.get(member)
+        if info is None and _PICKLE in self.members:
+            raise damaged(
+                f"{self.name} is a pickle that torch.save wrote, which is never loaded: write the model with "
+                "tfs_lite.save or torch.export.save"
+            )
         if info is None:
             raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
         return info

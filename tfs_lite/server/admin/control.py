@@ -1,15 +1,16 @@
 """The one contract behind HTTP, gRPC, the command line and the dashboard: it answers values, they translate.
 
 Everything is read from what the server knows, under short locks, on the caller's thread, which is never that of the
-event loop. Nothing here changes what is served.
+event loop. But for ``read_again`` nothing here changes what is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import not_found
 from tfs_lite.server.admin.questions import what_if
@@ -32,9 +33,13 @@ MOST_WITH_ONE_ID = 100
 class AdminControl:
     """Any thread but the event loop's may call any method. Raises ServingError."""
 
-    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
-        """``repository`` loads models by call; None: there are no such calls."""
+    def __init__(
+        self, core: ServerCore, health: Health, read_again: Callable[[], str], repository: RepositoryControl | None
+    ) -> None:
+        """``read_again`` reads the config and the disk now, and tells what was read. ``repository`` loads models by
+        call; None: there are no such calls."""
         self._core = core
+        self._read_again = read_again
         self._snapshots = Snapshots(core, health, repository)
 
     def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
@@ -71,6 +76,12 @@ class AdminControl:
     def what_if(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What a config or a new version would change, without changing it; see :mod:`questions`. Reads the disk."""
         return what_if(self._core, asked).as_json()
+
+    def read_again(self, by: str) -> dict[str, Any]:
+        """Reads the config and the disk without waiting for the next poll, because ``by`` wishes so; the models that
+        this changes are not waited for. FAILED_PRECONDITION where nothing is followed."""
+        with acting(Origin(Cause.OPERATOR, by)):
+            return {"read": self._read_again()}
 
     def verdicts(self) -> list[ModelVerdict]:
         """One line for each model of the config, and for each other that still has a version, worst first."""

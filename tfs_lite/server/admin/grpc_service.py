@@ -22,23 +22,26 @@ _FIELDS = ("model", "version", "label")
 
 
 class AdminService:
-    """On the event loop; ``background`` runs what answers. ``may_see_paths`` tells which clients are shown paths of the
-    server."""
+    """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
+    ``may_see_paths`` tells which clients are shown paths of the server."""
 
     def __init__(
         self,
         control: AdminControl,
         background: BackgroundRunner,
+        forecasts: BackgroundRunner,
         may_see_paths: Callable[[CallContext], bool] = lambda context: False,
     ) -> None:
         self._control = control
         self._background = background
+        self._forecasts = forecasts
         self._may_see_paths = may_see_paths
 
     def methods(self) -> list[Method]:
         return [
             unary(f"{SERVICE}/Explain", self.explain, scope=Scope.READ, models=_models),
             unary(f"{SERVICE}/WhatIf", self.what_if, scope=Scope.MANAGE),
+            unary(f"{SERVICE}/FailedRequests", self.failed_requests, scope=Scope.READ),
         ]
 
     async def explain(self, data: bytes, context: CallContext) -> bytes:
@@ -53,7 +56,14 @@ class AdminService:
     async def what_if(self, data: bytes, context: CallContext) -> bytes:
         """Of a config or a version that is not there yet."""
         asked, control = read_body(parse(AdminRequest, data).json), self._control
-        return await self._answer(lambda: control.what_if(asked))
+        return await self._forecasts.run(lambda: _encode(control.what_if(asked)))
+
+    async def failed_requests(self, data: bytes, context: CallContext) -> bytes:
+        """With one request id or trace id."""
+        id, control = read_question(data, ("request",)).get("request"), self._control
+        if not isinstance(id, str) or not id:
+            raise invalid_argument("json: field request: expected the id of a request, or its trace id")
+        return await self._answer(lambda: control.failed_request(id))
 
     async def _answer(self, answer: Callable[[], Any]) -> bytes:
         """Of a function that gives a JSON value and runs on a thread."""

@@ -30,16 +30,17 @@ from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
 MAX_PENDING_QUESTIONS = 64
 """More than these are refused."""
+MAX_PENDING_FORECASTS = 4
+"""The same, of questions about configs, which are longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminQuery:
-    """What a route was asked: the model of its path, its other names, and its body. ``paths``:
-    whether the client may see paths of the server; ``grant``: which models it may see."""
+    """What a route was asked: the model of its path, and its other names. ``paths``: whether the client may see paths
+    of the server; ``grant``: which models it may see."""
 
     model: ModelRef
     names: Mapping[str, str]
-    body: bytes = b""
     paths: bool = False
     grant: Grant = EVERYTHING
 
@@ -69,22 +70,14 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
     yield _route("/v1/requests/{request}", _failed_request, about)
     refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
-    yield Route(
-        "/v1/config:explain",
-        POST,
-        lambda api: partial(api.answer_body, _what_if),
-        packs=True,
-        about=about,
-        scope=Scope.MANAGE,
-    )
+    yield Route("/v1/config:explain", POST, lambda api: api.what_if, packs=True, about=about, scope=Scope.MANAGE)
+
+    about = About("readAgain", "Read the config and the disk again now.", "ReadAgain", ("400", "405", "429", "503"))
+    yield Route("/v1/config:reload", POST, lambda api: api.read_again, about=about, scope=Scope.MANAGE)
 
 
 def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
     return control.failed_request(query.names["request"])
-
-
-def _what_if(control: AdminControl, query: AdminQuery) -> Any:
-    return control.what_if(read_body(query.body))
 
 
 def _verdicts(control: AdminControl, query: AdminQuery) -> Any:
@@ -96,8 +89,8 @@ def _explain(control: AdminControl, query: AdminQuery) -> Any:
 
 
 class AdminApi(Api[AdminQuery]):
-    """On the event loop; ``background`` runs what answers. ``may_see_paths`` tells which clients are shown paths of the
-    server."""
+    """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
+    ``may_see_paths`` tells which clients are shown paths of the server."""
 
     routes = tuple(_routes())
     names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
@@ -108,12 +101,14 @@ class AdminApi(Api[AdminQuery]):
         self,
         control: AdminControl,
         background: BackgroundRunner,
+        forecasts: BackgroundRunner,
         bodies: Bodies,
         may_see_paths: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         self._control = control
         self._bodies = bodies
         self._background = background
+        self._forecasts = forecasts
         self._may_see_paths = may_see_paths
         self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes]
 
@@ -140,17 +135,31 @@ class AdminApi(Api[AdminQuery]):
     def error(self, request: Request, error: ServingError) -> Response:
         return error_reply(error)
 
-    async def answer_body(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
-        """To a question that is in the body."""
+    async def what_if(self, request: Request, query: AdminQuery) -> Response:
+        """On a thread of its own: a long config holds up no other question."""
+        _refuse_query(request)
         body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
-        return await self.answer(answer, request, replace(query, body=body))
+        return await _reply(self._forecasts, lambda: self._control.what_if(read_body(body)))
+
+    async def read_again(self, request: Request, query: AdminQuery) -> Response:
+        """Takes no body. On the thread of forecasts, because it reads the disk as they do."""
+        _refuse_query(request)
+        return await _reply(self._forecasts, lambda: self._control.read_again(request.caller))
 
     async def answer(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
-        if request.head.query:
-            raise invalid_argument(f"this page takes no query, got {request.head.query:.50}")
+        _refuse_query(request)
         asked = replace(query, paths=self._may_see_paths(request), grant=request.grant)
-        body = await self._background.run(lambda: orjson.dumps(answer(self._control, asked)))
-        return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
+        return await _reply(self._background, lambda: answer(self._control, asked))
+
+
+def _refuse_query(request: Request) -> None:
+    if request.head.query:
+        raise invalid_argument(f"this page takes no query, got {request.head.query:.50}")
+
+
+async def _reply(background: BackgroundRunner, answer: Callable[[], Any]) -> Response:
+    body = await background.run(lambda: orjson.dumps(answer()))
+    return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
 
 
 def _version(digits: str) -> int:

@@ -19,6 +19,8 @@ from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.what_if.forecast import WhatIf
 
 _FIELDS = ("model", "version", "directory")
+MOST_MODELS = 10_000
+"""In a config whose effect is asked."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 def what_if(core: ServerCore, asked: Mapping[str, Any]) -> WhatIf:
     """The answer. Reads the disk. Raises ServingError."""
     if "publish" not in asked:
+        _check_length(asked)
         return core.what_if(build(ModelServerConfig, Document(dict(asked)), base_directory(core.options)))
     publish = asked["publish"]
     if len(asked) > 1 or not isinstance(publish, dict):
@@ -45,3 +48,14 @@ def what_if(core: ServerCore, asked: Mapping[str, Any]) -> WhatIf:
     if version is not None and not (type(version) is int and 0 <= version <= MAX_VERSION):
         raise invalid_argument(f"publish: field version: expected a number from 0 to {MAX_VERSION}")
     return core.what_if_published(model, version, directory)
+
+
+def _check_length(config: Mapping[str, Any]) -> None:
+    """INVALID_ARGUMENT for more models than are looked at at once. What is no config is found when it is read."""
+    models = config.get("model_config_list")
+    entries = models.get("config") if isinstance(models, dict) else None
+    if isinstance(entries, list) and len(entries) > MOST_MODELS:
+        raise invalid_argument(
+            f"model_config_list: {len(entries)} models are too many to look at at once, at most {MOST_MODELS}; "
+            "ask about parts of the config"
+        )

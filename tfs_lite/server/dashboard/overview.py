@@ -22,6 +22,7 @@ from tfs_lite.server.dashboard.counters import held_bytes
 from tfs_lite.server.dashboard.feed import Snapshot
 from tfs_lite.server.dashboard.series import Key, Latest, Numbers, Series
 from tfs_lite.server.explain.explanation import Verdict
+from tfs_lite.server.explain.words import config_refused
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.server_core import ServerCore
 
@@ -156,12 +157,18 @@ class Overview:
             "time": time.time(),
             "ready": health.ready,
             "why": why,
+            "config_refused": self._config_refused(),
             "control": self._core.options.model_control_mode,
             "tick": latest.tick,
             "now": rounded(latest.total),
             "resident": resident_bytes(),
             "memory": states.memory,
         }
+
+    def _config_refused(self) -> dict[str, Any] | None:
+        """The config file that is not in force. Its path stays out: one answer goes to every reader."""
+        refused = self._core.refused_config
+        return config_refused(refused, paths=False).as_json if refused is not None else None
 
 
 def _device(use: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What a row of the table looks at. ``version`` is None for a model of which no version is meant; then ``found`` is
-    too. ``paths``: whether texts may name paths of the server."""
+    too. ``paths``: whether texts may name paths of the server. ``depth`` is 0 for what was asked about."""
 
     model: ModelSnapshot
     verdict: Verdict
@@ -347,6 +347,14 @@ def _not_configured(case: Case) -> Link | None:
     return words.not_configured(case.model, case.paths)
 
 
+def _config_refused(case: Case) -> Link | None:
+    """Said once, of what was asked for."""
+    refused = case.model.server.refused_config
+    if refused is None or case.depth:
+        return None
+    return words.config_refused(refused, case.paths)
+
+
 def _control_mode(case: Case) -> Link | None:
     if _by_calls(case.model) and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
         return words.control_mode(case.model, case.version)
@@ -381,6 +389,7 @@ TABLE = (
     _seen_soon,
     _base_path,
     _not_configured,
+    _config_refused,
     _control_mode,
     _server_stops,
 )
@@ -438,18 +447,30 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
         case = case_of_model(model, paths)
         verdict = verdict_of_model(model)
     because = tuple(chain(case))
+    sentence = words.sentence(model, case.version, ref.label, verdict, case.verdict, because)
+    if ref.version is None and ref.label is None:
+        because = (*because, *_newer_passed_over(model, case))[:MAX_CHAIN]
     return Explanation(
         ref.name,
         version,
         ref.label,
         verdict,
-        words.sentence(model, case.version, ref.label, verdict, case.verdict, because),
+        sentence,
         because,
         tuple(waited_for([case.found])) if case.found is not None else (),
         _next(case, because),
         tuple(_answers(model)),
         tuple(_line(model, found) for found in model.versions.values()),
     )
+
+
+def _newer_passed_over(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """The highest version on disk, if it is newer than the one that the model is about and the policy leaves it out."""
+    newest = max((version for version, found in model.versions.items() if found.on_disk), default=0)
+    if newest <= (case.version or 0) or _by_calls(model):
+        return
+    if verdict_of_version(model, newest) is Verdict.NOT_WANTED:
+        yield words.newer_passed_over(model, newest)
 
 
 def case_of_model(model: ModelSnapshot, paths: bool = False) -> Case:
@@ -477,7 +498,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
 
 def _line(model: ModelSnapshot, found: VersionSnapshot) -> VersionLine:
     verdict = verdict_of_version(model, found.version)
-    because = chain(Case(model, verdict, found.version, found))
+    because = chain(Case(model, verdict, found.version, found, depth=1))
     text = words.sentence(model, found.version, None, verdict, verdict, because)
     return VersionLine(found.version, verdict, text, found.state.time if found.state is not None else None)
 
@@ -499,4 +520,11 @@ def _next(case: Case, because: Sequence[Link]) -> Next:
         return Next(words.next_of_load(load), at)
     if found is not None and found.incomplete is not None:
         return Next(words.next_of_files(found.incomplete), found.incomplete.retry_at)
-    return Next(words.next_of(case.verdict))
+    return Next(words.next_of(case.verdict, waits_for_room=_waits_for_room(case)))
+
+
+def _waits_for_room(case: Case) -> bool:
+    found, lacks = case.found, case.failure.code is StatusCode.RESOURCE_EXHAUSTED
+    return (
+        lacks and found is not None and words.can_be_renewed(found) and not words.never_fits(case.model.server, found)
+    )

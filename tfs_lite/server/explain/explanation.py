@@ -61,7 +61,7 @@ class Cause(enum.Enum):
     WORKER_RESTARTING = "what runs it is being started again"
     QUEUE_FULL = "as many requests wait as may"
     SLOW = "requests wait longer than they run"
-    CONFIG_NOT_APPLIED = "it serves with an earlier config"
+    CONFIG_NOT_APPLIED = "a changed config is not in force"
     LABEL_UNKNOWN = "no such label"
     LABEL_TO_MISSING = "the label points to a version that does not answer"
     CONTROL_MODE = "the control mode forbids it"

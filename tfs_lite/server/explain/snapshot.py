@@ -22,7 +22,7 @@ from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.repository.control import RepositoryControl
-from tfs_lite.serving.server_core import Burden, ServerCore
+from tfs_lite.serving.server_core import Burden, ServerCore, StandingRefusal
 from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy
 
 MAX_DEPTH = 3
@@ -99,7 +99,8 @@ class Overview:
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
-    ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load."""
+    ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
+    ``refused_config`` is the config file that is not in force."""
 
     taken: float
     monotonic: float
@@ -113,6 +114,7 @@ class ServerSnapshot:
     known: tuple[str, ...] = ()
     offered: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
+    refused_config: StandingRefusal | None = None
     overview: Overview = field(default_factory=lambda: Overview())
 
     def wall(self, monotonic: float) -> float:
@@ -211,6 +213,7 @@ class Snapshots:
             core.states.configured,
             (),
             options.trusted_model_base_paths,
+            core.refused_config,
             Overview.of(view),
         )
 

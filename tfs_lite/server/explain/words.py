@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -19,8 +20,10 @@ from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.server_core import Burden
+from tfs_lite.serving.config_follower import CHANGED
+from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
 MOST_SHOWN = 5
 """Names in one text; the others are counted."""
@@ -80,8 +83,12 @@ def worker_down(model: ModelSnapshot, found: VersionSnapshot, down: Sequence[Wor
     text = f"{count} ended ({first.cause or 'the cause is not known yet'}), {counted(first.restarts, 'restart')} before"
     when = model.server.wall(first.retry_at) if first.retry_at is not None else None
     if first.failure:
-        text += f"; it cannot be started again: {first.failure}"
-        fix = f"mend that; the next attempt is at {clock(when)}"
+        text += f"; the last attempt to start it again failed: {first.failure}"
+        fix = f"it is tried again by itself: the next attempt is at {clock(when)}; "
+        if FORK_SERVER_DIED in first.failure:
+            fix += "if it has not come back within a minute, restart the server"
+        else:
+            fix += "mend what the message says before then, or publish a version without the fault"
         return Link(Cause.WORKER_DOWN, text, fix)
     fix = "it is started again by itself; if it ends again and again, publish a version whose model does not end"
     if first.cause == "signal 9":
@@ -100,10 +107,27 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
 
 
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
-    fix = "correct the model's config file; what it says is followed as soon as it can be"
-    if found.remark.code is StatusCode.UNAVAILABLE:
+    remark = found.remark
+    if remark == CHANGED or remark.waits:
         fix = "wait: it is loaded anew by itself"
-    return Link(Cause.CONFIG_NOT_APPLIED, found.remark.message, fix)
+    elif remark.code is StatusCode.INVALID_ARGUMENT:
+        fix = "correct the model's config file; what it says is followed as soon as it can be"
+    elif remark.code is StatusCode.RESOURCE_EXHAUSTED:
+        fix = (
+            "make room for a second load beside it (unload another version), then save the model's config file again; "
+            "or use --aspired_version_policy=resource, which unloads the old one first"
+        )
+    else:
+        fix = "mend what the message says, then save the model's config file again; or put the config of before back"
+    return Link(Cause.CONFIG_NOT_APPLIED, remark.message, fix)
+
+
+def config_refused(refused: StandingRefusal, paths: bool) -> Link:
+    """Of all models: nothing of the file is in force."""
+    file = f" {refused.config.file}" if paths else ""
+    text = f"the config file{file} was refused: {refused.config.status.message}"
+    fix = f"correct the config file{file}: it is read again by itself; until then the config of before is in force"
+    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, refused.since, "model-config.md")
 
 
 # What is on its way.
@@ -144,8 +168,26 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
     own = any(view.answers for view in server.overview.by_model.get(model.name, {}).values())
     flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
     beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
-    fix = f"take another model or version out of the config (it is tried again by itself), or {flag}{beside}"
+    again = "it is tried again by itself then" if can_be_renewed(found) else "publish it anew then"
+    fix = f"take another model or version out of the config ({again}), or {flag}{beside}"
+    if _never_fits(figures):
+        fix = f"{flag}, or publish a smaller model: nothing that is unloaded makes enough room"
     return Link(Cause.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
+
+
+def can_be_renewed(found: VersionSnapshot) -> bool:
+    """Whether the manager tries a version that had no memory once more when some comes free, and that may help."""
+    return found.view is not None and (found.view.load is not None or found.view.state.has_loader)
+
+
+def never_fits(server: ServerSnapshot, found: VersionSnapshot) -> bool:
+    """Whether it needs more memory than there is."""
+    needs = found.view.estimate.entries if found.view is not None else {}
+    return _never_fits([_Memory.of(server, resource, wanted) for resource, wanted in needs.items()])
+
+
+def _never_fits(figures: Sequence[_Memory]) -> bool:
+    return any(each.wanted > each.total for each in figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +355,11 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
     return Link(Cause.POLICY_PASSES_OVER, text, how)
 
 
+def newer_passed_over(model: ModelSnapshot, version: int) -> Link:
+    link = passed_over(model, version)
+    return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
+
+
 def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:
     there = [str(v) for v, each in model.versions.items() if each.on_disk]
     text = f"there is no directory {version}; there are: {listed(there) or 'none'}"
@@ -352,7 +399,16 @@ def label_unknown(model: ModelSnapshot, label: str) -> Link:
     text = f'the model has no label "{label}"; it has: {known}'
     example = f'version_labels {{ key: "{label}" value: {newest if newest is not None else "N"} }}'
     fix = f"ask for one of these, or add {example} to the model's config and reload: tfs-lite reload FILE"
+    said = _said_by_refused_file(model)
+    if said is not None and label in said.version_labels:
+        text += f"; the config file gives it to version {said.version_labels[label]}, but was refused"
+        fix = "correct the config file: it is read again by itself"
     return Link(Cause.LABEL_UNKNOWN, text, fix)
+
+
+def _said_by_refused_file(model: ModelSnapshot) -> ModelConfig | None:
+    refused = model.server.refused_config
+    return refused.config.named(model.name) if refused is not None else None
 
 
 def label_to_missing(model: ModelSnapshot, label: str, verdict: Verdict) -> Link:
@@ -372,6 +428,9 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
         f"; did you mean {' or '.join(near)}?" if near else f"; served are: {listed(sorted(server.known)) or 'none'}"
     )
     text = f"no model {model.name!r} is served{served} (models come from {_origin(model)})"
+    if _said_by_refused_file(model) is not None:
+        text = f"the config file names model {model.name!r}, but was refused"
+        return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
     return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
 
 
@@ -432,8 +491,11 @@ def next_of_files(what: Incomplete) -> str:
     return "it is looked at again" if what.retry_at is not None else "nothing happens before its files change"
 
 
-def next_of(verdict: Verdict) -> str:
+def next_of(verdict: Verdict, *, waits_for_room: bool) -> str:
+    """``waits_for_room``: it has failed for want of memory, and is tried again when some comes free."""
     match verdict:
+        case Verdict.FAILED if waits_for_room:
+            return "it is tried again when another version is unloaded, or its files change"
         case Verdict.SERVING:
             return "it goes on serving"
         case Verdict.FAILED | Verdict.REFUSED:

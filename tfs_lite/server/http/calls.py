@@ -16,7 +16,7 @@ from types import CoroutineType, TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import RecordedRequest
+from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.server.http.message import Answer, Request, Response
 from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.runtime.reply import ModelReply, Pending

@@ -15,7 +15,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, named
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.requests import RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.messages import ClassificationResponse, Message, MultiInferenceResponse, RegressionResponse
 from tfs_lite.protocols.runs import Run

@@ -27,7 +27,8 @@ from tfs_lite.core.model import OnCall, Servable, ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.runtime.event_loop import CompletionQueue

@@ -24,7 +24,8 @@ from tfs_lite.core.model import CallTrace, OnCall, PredictCall, SequenceFlags, S
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
-from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.server.inference.pending import ClientRoom, Inference, InFlight, PendingRequest

@@ -6,7 +6,7 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from tfs_lite.metrics.requests import RecordedRequest
+from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.transport.table import Reply
 
 A = TypeVar("A")

@@ -20,7 +20,8 @@ import numpy as np
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.model import Servable
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.metrics.requests import GRPC, RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.fields import names_at
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, piece_outputs

@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, MSGPACK, body_formats, error_reply

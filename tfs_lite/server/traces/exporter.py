@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import BatchTrace
 from tfs_lite.core.status import failed_precondition
+from tfs_lite.metrics.ended_requests import EndedRequest
 from tfs_lite.server.traces.spans import SERVER, ChosenRequest, Span, SpanId, batch_span, request_spans
 from tfs_lite.serving.statistics.trace_config import TraceConfig
 
@@ -56,8 +58,17 @@ class TraceExporter:
     """``start`` -> ``offer``, on one thread -> ``close``. ``send`` takes spans, and returns whether they have reached
     the collector; it may block."""
 
-    def __init__(self, config: TraceConfig, send: Callable[[Sequence[Span]], bool], stop: Callable[[], None]) -> None:
-        """``stop`` makes a ``send`` that blocks return."""
+    def __init__(
+        self,
+        config: TraceConfig,
+        send: Callable[[Sequence[Span]], bool],
+        stop: Callable[[], None],
+        on_exported: Callable[[EndedRequest], None] = ignore,
+    ) -> None:
+        """``stop`` makes a ``send`` that blocks return. ``on_exported`` is told, on the exporter's thread, which
+        requests have reached the collector."""
+        self._on_exported = on_exported
+        self._requests: dict[SpanId, EndedRequest] = {}
         self._send = send
         self._stop = stop
         self._most = config.max_queue_size or _environment("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE)
@@ -110,8 +121,10 @@ class TraceExporter:
         ]
         spans: list[Span] = []
         for _ in range(len(self._queue)):
+            chosen = self._queue.popleft()
             try:
-                spans += request_spans(self._queue.popleft(), self._batches)
+                spans += request_spans(chosen, self._batches)
+                self._requests[chosen.id] = chosen.ended
             except Exception:
                 logger.exception("the spans of a request could not be made")
                 continue
@@ -124,16 +137,18 @@ class TraceExporter:
             self._export(spans[start : start + self._batch])
 
     def _export(self, spans: Sequence[Span]) -> None:
-        requests = sum(span.kind == SERVER for span in spans)
+        requests = [self._requests.pop(span.id) for span in spans if span.kind == SERVER]
         try:
             taken = self._send(spans)
         except Exception:
             logger.exception("spans could not be exported")
             taken = False
         if taken:
-            self.exported += requests
+            self.exported += len(requests)
+            for ended in requests:
+                self._on_exported(ended)
             return
-        self.dropped[REFUSED] += requests
+        self.dropped[REFUSED] += len(requests)
         now = time.monotonic()
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
@@ -156,7 +171,7 @@ class TraceCollector(Collector):
         )
 
 
-def make_exporter(config: TraceConfig) -> TraceExporter | None:
+def make_exporter(config: TraceConfig, on_exported: Callable[[EndedRequest], None] = ignore) -> TraceExporter | None:
     """None where ``OTEL_SDK_DISABLED`` is true. FAILED_PRECONDITION without the extra ``otel``."""
     check_extra()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -176,7 +191,7 @@ def make_exporter(config: TraceConfig) -> TraceExporter | None:
     def send(spans: Sequence[Span]) -> bool:
         return exporter.export([convert(span) for span in spans]) is SpanExportResult.SUCCESS
 
-    return TraceExporter(config, send, exporter.shutdown)
+    return TraceExporter(config, send, exporter.shutdown, on_exported)
 
 
 class _RareLines(logging.Filter):
@@ -214,8 +229,8 @@ class _Converter:
         status = Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error)
         return ReadableSpan(
             name=span.name,
-            context=_context(span.id),
-            parent=None if span.parent is None else _context(span.parent, span.kind == SERVER),
+            context=_context(span.id, state=span.state),
+            parent=None if span.parent is None else _context(span.parent, span.kind == SERVER, span.state),
             resource=self._resource,
             attributes=dict(span.attributes),
             events=[Event(name, timestamp=self._wall(at)) for name, at in span.events],
@@ -232,10 +247,12 @@ class _Converter:
         return round(at * 1e9) + self._offset
 
 
-def _context(found: SpanId, remote: bool = False) -> Any:
-    from opentelemetry.trace import SpanContext, TraceFlags
+def _context(found: SpanId, remote: bool = False, state: str = "") -> Any:
+    """``state`` is a ``tracestate``; members of it that W3C does not know are left out."""
+    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
-    return SpanContext(found.trace, found.span, remote, TraceFlags(TraceFlags.SAMPLED))
+    members = TraceState.from_header([state]) if state else None
+    return SpanContext(found.trace, found.span, remote, TraceFlags(TraceFlags.SAMPLED), members)
 
 
 def _environment(name: str, usual: int) -> int:

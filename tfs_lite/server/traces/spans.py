@@ -19,7 +19,8 @@ from tfs_lite.core.model import BatchTrace, CallTrace, TextTimes
 from tfs_lite.core.request_context import TraceContext
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import GRPC, CallTimes, EndedRequest
+from tfs_lite.metrics.ended_requests import CallTimes, EndedRequest
+from tfs_lite.metrics.requests import GRPC
 
 Attribute: TypeAlias = str | int | float | bool
 MAX_LINKS = 128
@@ -36,7 +37,8 @@ class SpanId(NamedTuple):
 
 @dataclass(slots=True)
 class Span:
-    """``error`` is the text of a failure; None for a success. ``events`` have a name and a time."""
+    """``error`` is the text of a failure; None for a success. ``events`` have a name and a time. ``state`` is the
+    ``tracestate`` of the trace, which goes with every span of it."""
 
     name: str
     id: SpanId
@@ -48,6 +50,7 @@ class Span:
     events: Sequence[tuple[str, float]] = ()
     links: Sequence[SpanId] = ()
     error: str | None = None
+    state: str = ""
 
 
 class ChosenRequest(NamedTuple):
@@ -81,6 +84,7 @@ def request_spans(chosen: ChosenRequest, batches: dict[BatchTrace, list[SpanId]]
         SERVER,
         _attributes(chosen),
         error=f"{ended.code.name}: {ended.message}" if failed else None,
+        state="" if caller is None else caller.state,
     )
     spans = [root]
     for call in ended.calls:
@@ -196,7 +200,7 @@ def _child(parent: Span, name: str, start: float, end: float) -> Span:
     """Within its parent."""
     start = min(max(start, parent.start), parent.end)
     end = min(max(end, start), parent.end)
-    return Span(name, SpanId(parent.id.trace, new_span()), parent.id, start, end)
+    return Span(name, SpanId(parent.id.trace, new_span()), parent.id, start, end, state=parent.state)
 
 
 def batch_span(batch: BatchTrace, links: Sequence[SpanId]) -> Span:

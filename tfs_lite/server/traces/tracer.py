@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from itertools import count
@@ -24,7 +25,9 @@ from typing import Protocol
 from tfs_lite.core.model import CallTrace
 from tfs_lite.core.request_context import TraceContext
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import PREDICTIONS, RecordedRequest, RequestMetrics, ended_request
+from tfs_lite.metrics.ended_requests import ended_request
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import PREDICTIONS, RequestMetrics
 from tfs_lite.server.traces.medians import Medians
 from tfs_lite.server.traces.spans import ChosenRequest, SpanId, new_span, new_trace
 from tfs_lite.serving.statistics.trace_settings import V2Settings
@@ -32,6 +35,7 @@ from tfs_lite.serving.statistics.trace_settings import V2Settings
 MAX_OF_CLIENTS = 100
 MAX_FAILURES = 10
 SLOW = 4.0
+logger = logging.getLogger(__name__)
 traces = logging.getLogger("tfs_lite.trace")
 _METHODS = frozenset(PREDICTIONS)
 
@@ -61,11 +65,48 @@ class _PerSecond:
         return self._taken <= self._most
 
 
+class _TraceFile(logging.FileHandler):
+    """Lines go to FILE, or with a log frequency N to FILE.0, and after N traces to FILE.1, and so on. All lines of a
+    trace stand in one file. Source: Triton's trace extension."""
+
+    def __init__(self, file: str, frequency: int) -> None:
+        self._file = file
+        self._frequency = frequency
+        self._number = 0
+        self._traces = 0
+        super().__init__(self._path(), encoding="utf-8")
+
+    def begin_trace(self, frequency: int) -> None:
+        """The next lines are those of another trace."""
+        is_full = bool(frequency) and self._traces >= frequency
+        if is_full or bool(frequency) != bool(self._frequency):
+            self._number += is_full
+            self._traces, self._frequency = 0, frequency
+            self._change_file()
+        self._traces += 1
+
+    def _change_file(self) -> None:
+        """A file that cannot be opened leaves the lines in the one before, with a line in the log."""
+        before, self.baseFilename = self.baseFilename, os.path.abspath(self._path())
+        try:
+            stream = self._open()
+        except OSError as error:
+            self.baseFilename = before
+            logger.warning("traces stay in %s: %s", before, error)
+            return
+        old = self.setStream(stream)
+        if old is not None:
+            old.close()
+
+    def _path(self) -> str:
+        return f"{self._file}.{self._number}" if self._frequency else self._file
+
+
 class Tracer:
     """``sink`` None means the mode triton. Costs requests nothing while the trace level of every model is OFF."""
 
     def __init__(self, metrics: RequestMetrics, settings: V2Settings, sink: Sink | None = None, file: str = "") -> None:
-        """``file``: where lines of the mode triton go; empty: into the log. Raises OSError."""
+        """``file``: where lines of the mode triton go, see :class:`_TraceFile`; empty: into the log. Raises OSError."""
         self._metrics = metrics
         self._settings = settings
         self._sink = sink
@@ -75,7 +116,7 @@ class Tracer:
         self._slow = _PerSecond(MAX_FAILURES)
         self._lines = count(1)
         self._offset = time.time() - time.monotonic()
-        self._handler = logging.FileHandler(file, encoding="utf-8") if file else None
+        self._handler = _TraceFile(file, settings.log_frequency("")) if file else None
         if self._handler is not None:
             traces.addHandler(self._handler)
             traces.propagate = False
@@ -143,6 +184,8 @@ class Tracer:
         self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
     ) -> None:
         ended = ended_request(record, code, seconds, error)
+        if self._handler is not None:
+            self._handler.begin_trace(self._settings.log_frequency(record.model))
         for call in ended.calls:
             if not call.arrived:
                 continue

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.requests import RecordedRequest, RequestRecord
+from tfs_lite.metrics.request_records import RecordedRequest, RequestRecord
 from tfs_lite.protocols.v2.grpc_answer import GrpcAnswers
 from tfs_lite.protocols.v2.grpc_layouts import GrpcLayouts
 from tfs_lite.protocols.v2.http_layouts import HttpLayouts

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import GRPC, RecordedRequest
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import GRPC
 from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse

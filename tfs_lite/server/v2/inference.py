@@ -20,7 +20,8 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, TOKEN_IDS, piece_outputs
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES

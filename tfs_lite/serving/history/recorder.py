@@ -23,7 +23,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.managers.labels import Labels
 from tfs_lite.serving.history.memory import MemoryAccounts
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -40,6 +40,7 @@ class _Model:
     wanted: dict[int, str] = field(default_factory=dict)  # version -> revision
     incomplete: frozenset[int] = frozenset()
     on_disk: frozenset[int] | None = None
+    problem: Status = OK
     expected: Origin | None = None
 
 
@@ -122,6 +123,10 @@ class Recorder:
             if not report.problem.ok and not report.on_disk:
                 model.expected = None  # no list follows that config; a later one follows the disk
             model.on_disk = report.on_disk
+            before, model.problem = model.problem, report.problem
+        if report.problem != before:
+            kind = EventKind.BASE_PATH_GOOD if report.problem.ok else EventKind.BASE_PATH_PROBLEM
+            self._history.append(kind, report.name, origin=POLL, status=report.problem)
         for version in sorted(seen):
             details = {"waits_for": report.waiting[version]}
             self._history.append(EventKind.SEEN, report.name, version, origin=POLL, details=details)
@@ -184,7 +189,7 @@ class Recorder:
         return f"the version policy takes {taken} now" if taken else "the version policy takes no version now"
 
     def wanted_anew(self, servable_id: ServableId) -> None:
-        """Somebody wants another load of a version that serves."""
+        """The thread's origin wants another load of a version that serves."""
         origin = current_origin()
         with self._lock:
             version = self._versions.get(servable_id)

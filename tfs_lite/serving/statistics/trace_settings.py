@@ -51,6 +51,7 @@ class _Active:
     on: bool
     rate: int
     left: int
+    log_frequency: int
     seen: int = 0
 
 
@@ -118,6 +119,10 @@ class V2Settings:
             return False
         active.left -= active.left > 0
         return True
+
+    def log_frequency(self, model: str) -> int:
+        """After how many traces a new file is begun, 0: never. As ``chooses``."""
+        return (self._active.get(model) or self._find_active(model)).log_frequency
 
     def _find_active(self, model: str) -> _Active:
         with self._lock:
@@ -198,7 +203,8 @@ def _settings_of(config: TraceConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _active_of(settings: TraceSettings) -> _Active:
-    return _Active(settings["trace_level"] != ("OFF",), int(settings["trace_rate"][0]), int(settings["trace_count"][0]))
+    rate, left, frequency = (int(settings[name][0]) for name in ("trace_rate", "trace_count", "log_frequency"))
+    return _Active(settings["trace_level"] != ("OFF",), rate, left, frequency)
 
 
 def _checked(name: str, values: tuple[str, ...], least: Mapping[str, int]) -> tuple[str, ...]:

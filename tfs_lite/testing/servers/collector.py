@@ -16,7 +16,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CollectedSpan:
-    """Ids in hexadecimal, times in nanoseconds since 1970. ``resource``: of the process that sent it."""
+    """Ids in hexadecimal, times in nanoseconds since 1970. ``state`` is the ``tracestate``, ``resource``
+    that of the process that sent it."""
 
     name: str
     trace_id: str
@@ -29,6 +30,7 @@ class CollectedSpan:
     events: tuple[tuple[str, int], ...]
     links: tuple[tuple[str, str], ...]
     failed: bool
+    state: str
     resource: Mapping[str, Any]
 
 
@@ -117,6 +119,7 @@ def _read(body: bytes) -> list[CollectedSpan]:
             tuple((event.name, event.time_unix_nano) for event in span.events),
             tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
             span.status.code == 2,
+            span.trace_state,
             _attributes(resource.resource.attributes),
         )
         for resource in request.resource_spans

@@ -11,7 +11,10 @@ from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import AdminRequest
 from tfs_lite.server.admin.grpc_service import read_question, read_ref
-from tfs_lite.testing.servers.in_process import serving
+from tfs_lite.server.admin.questions import MOST_MODELS
+from tfs_lite.testing.servers.in_process import config_text, entry, serving
+from tfs_lite.testing.servers.models import write_python_version
+from tfs_lite.testing.servers.process import wait_until
 
 
 def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
@@ -52,3 +55,54 @@ def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
 def test_a_question_over_grpc_that_is_wrong_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ServingError, match=message):
         read_ref(read_question(AdminRequest(json=text).SerializeToString(), ("model", "version", "label")))
+
+
+def test_config_of_too_many_models_is_refused_before_it_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    models = [{"name": f"m{number}", "base_path": f"/{number}"} for number in range(MOST_MODELS + 1)]
+    with serving(tmp_path, model_name="m", model_base_path=str(tmp_path / "m")) as it, httpx.Client() as http:
+        asked = {"model_config_list": {"config": models}}
+        refused = http.post(f"{it.url}/v1/config:explain", json=asked, timeout=60)
+        assert refused.status_code == 400
+        assert "10001 models are too many" in refused.json()["error"]
+
+
+def test_config_file_is_read_again_by_call_and_the_event_says_who_wished_so(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "models.config"
+    file.write_text(config_text(tmp_path, entry("first")))
+    with serving(tmp_path, ready=False, model_config_file=str(file)) as it, httpx.Client(base_url=it.url) as http:
+        wait_until(lambda: http.get("/v1/models:explain").json()["models"], "the first config is applied")
+        file.write_text(config_text(tmp_path, entry("second")))
+        answer = http.post("/v1/config:reload")
+        assert (answer.status_code, answer.json()["read"]) == (200, "the config file and the directories of its models")
+        (event,) = http.get("/v1/events?kind=CONFIG_APPLIED").json()["events"][-1:]
+        assert (event["cause"], event["by"]) == ("OPERATOR", "127.0.0.1")
+        assert [line["model"] for line in http.get("/v1/models:explain").json()["models"]] == ["second"]
+        file.write_text("no config")
+        refused = http.post("/v1/config:reload")
+        assert refused.status_code == 400
+        assert "models.config" in refused.json()["error"]
+
+
+def test_new_model_of_a_repository_is_found_by_call_when_nothing_polls(tmp_path: Path) -> None:
+    source = "class Model:\n    def __init__(self, context): pass\n    def predict(self, x): return {'y': x}\n"
+    write_python_version(tmp_path / "first", 1, source)
+    options = {"model_repository": str(tmp_path), "file_system_poll_wait_seconds": 0}
+    trusted = {"trusted_model_base_paths": (f"{tmp_path}/*",)}
+    with serving(tmp_path, **options, **trusted) as it, httpx.Client(base_url=it.url) as http:
+        write_python_version(tmp_path / "second", 1, source)
+        assert [line["model"] for line in http.get("/v1/models:explain").json()["models"]] == ["first"]
+        assert http.post("/v1/config:reload").status_code == 200
+        assert "second" in [line["model"] for line in http.get("/v1/models:explain").json()["models"]]
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_nothing_is_read_again_where_nothing_is_followed(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    options = {"model_repository": str(tmp_path), "model_control_mode": mode}
+    with serving(tmp_path, ready=False, **options) as it, httpx.Client(base_url=it.url) as http:
+        refused = http.post("/v1/config:reload")
+        assert refused.status_code == 400
+        assert f"model_control_mode {mode}" in refused.json()["error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
@@ -11,6 +12,7 @@ from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionVi
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
+from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.sources.version_scan import SpecificPolicy
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
@@ -110,7 +112,38 @@ def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
 
 
 def test_a_config_that_is_only_waiting_for_its_load_is_not_to_be_corrected() -> None:
-    waits = Status(StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the old")
-    assert ask(model(serving(1, remark=waits))).because[0].fix.startswith("wait")
+    waits = Status(StatusCode.UNAVAILABLE, "a step is missing", Reason.WAITS_FOR_MODELS)
+    assert all(ask(model(serving(1, remark=each))).because[0].fix.startswith("wait") for each in (CHANGED, waits))
     wrong = Status(StatusCode.INVALID_ARGUMENT, "config.pbtxt:1:1: no such field")
     assert ask(model(serving(1, remark=wrong))).because[0].fix.startswith("correct")
+
+
+def test_a_load_with_a_changed_config_that_has_failed_is_not_only_to_be_waited_for() -> None:
+    """Whatever its code."""
+    for code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNKNOWN):
+        fix = ask(model(serving(1, remark=Status(code, "it goes on with the config of before")))).because[0].fix
+        assert not fix.startswith("wait")
+        assert "save the model's config file again" in fix
+
+
+def test_the_last_line_of_a_version_without_memory_does_not_contradict_its_fix() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    needs = {Resource(MAIN, "ram_in_bytes", 0): 60}
+    server = replace(SERVER, memory=ResourceAllocation({Resource(MAIN, "ram_in_bytes", 0): 100}))
+    for has_loader, then in ((True, "it is tried again when another version is unloaded"), (False, "nothing happens")):
+        state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, has_loader)
+        found = VersionSnapshot(1, VersionView(state, ResourceAllocation(needs)), aspired=True, on_disk=True)
+        answer = ask(model(found, server=server), 1)
+        assert answer.next.what.startswith(then)
+        assert ("tried again by itself" in answer.because[0].fix) is has_loader
+
+
+def test_a_version_that_never_fits_is_not_to_be_helped_by_unloading_others() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    kind = Resource(MAIN, "ram_in_bytes", 0)
+    state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, True)
+    found = VersionSnapshot(1, VersionView(state, ResourceAllocation({kind: 200})), aspired=True, on_disk=True)
+    server = replace(SERVER, memory=ResourceAllocation({kind: 100}))
+    answer = ask(model(found, server=server), 1)
+    assert "nothing that is unloaded makes enough room" in answer.because[0].fix
+    assert answer.next.what == "nothing happens before its files change"

@@ -19,7 +19,8 @@ from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument, not_found
-from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.metrics.request_records import RequestRecord
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.inference.predictor import Predictor

@@ -11,7 +11,8 @@ import pytest
 
 from tfs_lite.core.request_context import RequestContext
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import GRPC, EndedRequest
+from tfs_lite.metrics.ended_requests import EndedRequest
+from tfs_lite.metrics.requests import GRPC
 from tfs_lite.server.server import Server
 from tfs_lite.server.traces.exporter import FULL, REFUSED, TraceExporter
 from tfs_lite.server.traces.spans import ChosenRequest, Span, SpanId, new_span, new_trace

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.model import CallTrace, PredictCall, StepTimes
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import GRPC, RecordedRequest, RequestMetrics
+from tfs_lite.metrics.request_records import RecordedRequest
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.server.traces.spans import ChosenRequest
 from tfs_lite.server.traces.tracer import MAX_FAILURES, MAX_OF_CLIENTS, Tracer
 from tfs_lite.serving.statistics.trace_config import read_trace_config
@@ -153,6 +154,38 @@ def test_steps_of_an_ensemble_have_lines_of_their_own_below_that_of_the_request(
     server.end()
     whole, step = lines()
     assert (step["model_name"], step["parent_id"]) == ("n", whole["id"])
+
+
+def test_a_log_frequency_begins_a_new_file_after_so_many_traces(tmp_path: Path, lines):
+    server = TracedServer(
+        "level=TIMESTAMPS", "rate=1", "triton", "log_frequency=2", sink=False, file=str(tmp_path / "t")
+    )
+    numbers = lambda path: [json.loads(line)["id"] for line in path.read_text().splitlines()]  # noqa: E731
+    for _ in range(5):
+        server.end()
+    found = {path.name: numbers(path) for path in tmp_path.iterdir()}
+    assert found == {"t.0": [1, 2], "t.1": [3, 4], "t.2": [5]}
+    server.settings.update_trace_settings("m", {"log_frequency": ("3",)})
+    for _ in range(3):
+        server.end()
+    assert (numbers(tmp_path / "t.2"), numbers(tmp_path / "t.3")) == ([5, 6, 7], [8])
+    server.settings.update_trace_settings("m", {"log_frequency": ("0",)})
+    server.end()
+    assert numbers(tmp_path / "t") == [9]
+    server.tracer.close()
+
+
+def test_lines_stay_in_their_file_when_the_next_cannot_be_opened(tmp_path: Path, lines):
+    server = TracedServer(
+        "level=TIMESTAMPS", "rate=1", "triton", "log_frequency=1", sink=False, file=str(tmp_path / "t")
+    )
+    (tmp_path / "t.1").mkdir()
+    for _ in range(2):
+        server.end()
+    assert len((tmp_path / "t.0").read_text().splitlines()) == 2
+    server.end()
+    server.tracer.close()
+    assert len((tmp_path / "t.2").read_text().splitlines()) == 1
 
 
 def test_lines_of_the_mode_triton_go_to_the_file_that_was_named(tmp_path: Path, lines):

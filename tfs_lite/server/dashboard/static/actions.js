@@ -20,7 +20,7 @@ export function tryIt(app, model) {
 			h("label", { for: "body" }, form.path === "generate" ? "Request of the generate extension (JSON)" : "Request (JSON)"),
 			h("textarea", { id: "body", rows: 8, spellcheck: "false", value: form.text, oninput: (event) => (form.typed = event.target.value) }),
 			h("div", h("button.main", { disabled: form.busy, onclick: () => send(app, model.name) }, form.busy ? "Running…" : "Predict")),
-			form.result ? result(form.result) : null,
+			form.result && result(form.result),
 		),
 	);
 }
@@ -29,7 +29,7 @@ const result = ({ ok, status, text, seconds: took, timing }) =>
 	h(
 		"div",
 		{ role: "status" },
-		h("p", pill(ok ? "good" : "bad", ok ? "Answered" : `Failed${status ? ": " + status : ""}`), took ? ` in ${seconds(took)}` : "", timing ? h("small", ` ${timing}`) : null),
+		h("p", pill(ok ? "good" : "bad", ok ? "Answered" : `Failed${status ? ": " + status : ""}`), took ? ` in ${seconds(took)}` : "", timing && h("small", ` ${timing}`)),
 		h("pre", { tabindex: 0 }, text.length > MOST_SHOWN ? text.slice(0, MOST_SHOWN) + "…" : text),
 	);
 
@@ -41,7 +41,7 @@ async function prepare(app, model) {
 	try {
 		const { inputs } = await ask(`/v2/models/${name(model)}`);
 		const generates = inputs.some((input) => input.name === "text_input");
-		const values = generates ? null : example(inputs);
+		const values = !generates && example(inputs);
 		form.path = generates ? "generate" : "predict";
 		form.text = generates ? JSON.stringify({ text_input: "Hello", parameters: { max_tokens: 20 } }, null, 1) : values ? JSON.stringify({ inputs: values }) : '{"inputs": {}}';
 	} catch (error) {
@@ -72,25 +72,27 @@ async function tried(work) {
 
 // Loading and unloading: asked once, with what will happen.
 export function modelButtons(app, model) {
-	if (app.server?.control !== "explicit" || !app.may.has("manage")) return null;
+	if (!explicit(app)) return null;
 	const serving = model.versions.filter((version) => version.state === "AVAILABLE").map(({ version }) => version);
 	const words = serving.length ? `version ${serving.join(", ")}` : "no version";
 	return h("div.buttons",
-		h("button", { onclick: () => confirm(app, "load", model.name, serving.length ? `Its directory is read again, and what is new there is loaded; ${words} answers until then.` : "The newest version in its directory is loaded.") }, serving.length ? "Reload" : "Load"),
-		serving.length ? h("button", { onclick: () => confirm(app, "unload", model.name, `${words} finishes the requests inside and is unloaded. Then nothing answers for this model.`) }, "Unload") : null,
+		h("button", { onclick: () => confirm(app, "Load", model.name, "Its directory is read, and what is new there is loaded.", repository(model.name, "load")) }, serving.length ? "Reload" : "Load"),
+		serving.length > 0 && h("button", { onclick: () => confirm(app, "Unload", model.name, `${words} finishes the requests inside and is unloaded. Then nothing answers for this model.`, repository(model.name, "unload")) }, "Unload"),
 	);
 }
 
 export function loadButton(app) {
-	if (app.server?.control !== "explicit" || !app.may.has("manage")) return null;
-	return h("button", { onclick: () => app.change({ dialog: { kind: "name" } }) }, "Load a model…");
+	if (explicit(app)) return h("button", { onclick: () => app.change({ dialog: { kind: "name" } }) }, "Load a model…");
+	return app.may.has("manage") && app.server?.control === "poll" && h("button", { onclick: () => confirm(app, "Read", "the disk again", "The config and the directories of models are read now; what has changed is loaded and unloaded.", "/v1/config:reload") }, "Read again");
 }
 
-const confirm = (app, action, model, words) => app.change({ dialog: { kind: "confirm", action, model, words } });
+const explicit = (app) => app.server?.control === "explicit" && app.may.has("manage");
+const repository = (model, action) => `/v2/repository/models/${name(model)}/${action}`;
+const confirm = (app, verb, what, words, path) => app.change({ dialog: { kind: "confirm", verb, what, words, path } });
 
-async function act(app, action, model) {
+async function act(app, path) {
 	app.change({ dialog: { ...app.dialog, busy: true, error: null } });
-	const found = await tried(() => post(`/v2/repository/models/${name(model)}/${action}`, "{}"));
+	const found = await tried(() => post(path, "{}"));
 	if (found.ok) return app.change({ dialog: null });
 	let error = found.text;
 	try {
@@ -107,24 +109,26 @@ export function dialog(app) {
 	return h(
 		"dialog",
 		{ key: shown.kind, "aria-labelledby": "dialog", onclose: close },
-		h("div.form", body, shown.error ? h("p.alarm", { role: "alert" }, shown.error) : null),
+		h("div.form", body, shown.error && h("p.alarm", { role: "alert" }, shown.error)),
 	);
 }
 
-const buttons = (app, words, go) =>
-	h("div.buttons", h("button.main", { disabled: app.dialog.busy, onclick: go }, words), h("button", { onclick: () => app.change({ dialog: null }) }, "Cancel"));
+const cancel = (app) => h("button", { onclick: () => app.change({ dialog: null }) }, "Cancel");
 
-const confirmation = (app, { action, model, words }) => [
-	h("h2", { id: "dialog" }, action === "load" ? "Load " : "Unload ", h("bdi", model), "?"),
+const buttons = (app, words, go) =>
+	h("div.buttons", h("button.main", { disabled: app.dialog.busy, onclick: go }, words), cancel(app));
+
+const confirmation = (app, { verb, what, words, path }) => [
+	h("h2", { id: "dialog" }, verb, " ", h("bdi", what), "?"),
 	h("p", words),
-	buttons(app, action === "load" ? "Load" : "Unload", () => act(app, action, model)),
+	buttons(app, verb, () => act(app, path)),
 ];
 
 const naming = (app, shown) => [
 	h("h2", { id: "dialog" }, "Load a model"),
 	h("label", { for: "model" }, "Its name, which is that of its directory in the repository"),
 	h("input", { id: "model", autocomplete: "off", oninput: (event) => (shown.typed = event.target.value) }),
-	buttons(app, "Load", () => shown.typed && act(app, "load", shown.typed)),
+	buttons(app, "Load", () => shown.typed && act(app, repository(shown.typed, "load"))),
 ];
 
 // A token lives in a variable of this page, is sent as Authorization, and is gone with the tab.
@@ -135,8 +139,8 @@ const tokens = (app, shown) => [
 	h("input", { id: "token", type: "password", autocomplete: "off", oninput: (event) => (shown.typed = event.target.value) }),
 	h("div.buttons",
 		h("button.main", { onclick: () => keep(app, shown.typed || "") }, "Use"),
-		hasToken() ? h("button", { onclick: () => keep(app, "") }, "Forget") : null,
-		h("button", { onclick: () => app.change({ dialog: null }) }, "Cancel"),
+		hasToken() && h("button", { onclick: () => keep(app, "") }, "Forget"),
+		cancel(app),
 	),
 ];
 
