@@ -45,28 +45,29 @@ def build_in_layout(
     Errors as those of ``build_program``."""
     layout = choose_layout(document, wanted)
     plain = build_program(archive, document, CPU)
-    if layout.is_plain or plain.writes:
+    if layout.is_plain:
         logger.info("%s: %s=%s changes nothing", servable_id, PARAMETER, wanted)
         return plain
     inputs = _made_up(signature)
     expected, problem = _run(plain, inputs)
-    if problem:
-        logger.warning("%s stays plain, %s=%s cannot be checked: %s", servable_id, PARAMETER, wanted, problem)
-        return plain
     del plain
-    changed = None
-    try:
-        changed = build_program(archive, document, CPU, layout=layout)
-        answers, problem = _run(changed, inputs)
-        problem = problem or _difference(expected, answers)
-    except (RuntimeError, UnsupportedProgram) as error:
-        problem = sentence(error)
-    if changed is None or problem:
-        logger.warning("%s stays plain, %s=%s does not fit it: %s", servable_id, PARAMETER, wanted, problem)
-        del changed
-        return build_program(archive, document, CPU)
-    logger.info("%s: %s=%s: %s", servable_id, PARAMETER, wanted, layout)
-    return changed
+    if problem:
+        problem = f"on made-up inputs it fails: {problem}"
+    else:
+        try:
+            changed = build_program(archive, document, CPU, layout=layout)
+            answers, problem = _run(changed, inputs)
+            problem = problem or _difference(expected, answers)
+        except (RuntimeError, UnsupportedProgram) as error:
+            problem = sentence(error)
+        else:
+            if not problem:
+                logger.info("%s: %s=%s: %s", servable_id, PARAMETER, wanted, layout)
+                # a run may have changed a state
+                return build_program(archive, document, CPU, layout=layout) if changed.writes else changed
+            del changed
+    logger.warning("%s stays plain, %s=%s does not fit it: %s", servable_id, PARAMETER, wanted, problem)
+    return build_program(archive, document, CPU)
 
 
 def _run(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Sequence[object], str]:

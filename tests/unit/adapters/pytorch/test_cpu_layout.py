@@ -131,8 +131,34 @@ def test_a_program_that_refuses_made_up_inputs_stays_plain(load, caplog):
             return super().forward(x)
 
     model = load(Zeros(), (torch.zeros(2, 3, 8, 8),), "channels_last")
-    assert "cannot be checked: " in caplog.text
+    assert "on made-up inputs it fails: " in caplog.text
     assert model.run(DEFAULT_SIGNATURE, {"x": np.zeros((1, 3, 8, 8), np.float32)}, ())["scores"].shape == (1, 4)
+
+
+class Counting(Images):
+    """Keeps a state in a buffer, and works in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        image = self.first(x).relu_()
+        return {"image": image.mul_(2), "calls": self.calls + 0}
+
+
+def test_a_program_with_a_state_begins_with_the_state_of_its_file(load, caplog):
+    caplog.set_level(logging.INFO)
+    module = Counting().eval()
+    model = load(module, (IMAGE,), "channels_last", dynamic_batch=False)
+    assert "cpu_layout=channels_last: channels_last" in caplog.text
+    for call in (1, 2):
+        answer = model.run(DEFAULT_SIGNATURE, {"x": IMAGE.numpy()}, ())
+        with torch.no_grad():
+            expected = module(IMAGE)
+        assert answer["calls"] == expected["calls"] == call
+        np.testing.assert_allclose(answer["image"], expected["image"].numpy(), atol=1e-5)
 
 
 def test_a_packed_model_counts_its_bytes_once(load):
