@@ -49,8 +49,10 @@ def measured(servable_id: ServableId, resident: int | None, reserved: int, devic
 
 def tensor_bytes(tensors: Iterable[object]) -> int:
     """Bytes of all storages behind the tensors; shared ones count once, and other objects do not count."""
-    storages = [value.untyped_storage() for value in tensors if isinstance(value, torch.Tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    values = [value for value in tensors if isinstance(value, torch.Tensor)]
+    packed = sum(value.numel() * value.element_size() for value in values if value.is_mkldnn)
+    storages = [value.untyped_storage() for value in values if not value.is_mkldnn]
+    return packed + sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def release_memory() -> None:

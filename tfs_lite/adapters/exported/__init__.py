@@ -5,6 +5,7 @@ document      reads and checks what ``torch.export.save`` wrote; ``expression``:
 signature     names, dtypes and shapes of inputs and results
 function      a graph as one Python function; ``arguments``: what its nodes are called with
 operators     which operators a program may call
+layout        other layouts of the weights, faster on a CPU
 weights       the tensors, read in pieces
 torch_loader  torch's own loader, for programs that are not built directly
 """

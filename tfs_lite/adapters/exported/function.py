@@ -65,14 +65,22 @@ class _Statement:
 
 
 class GraphFunction:
-    """Writes the function of one graph. ``device`` is where it will run, ``file`` what messages call the file.
+    """Writes the function of one graph. ``device`` is where it will run, ``file`` what messages call the file,
+    ``find`` says what a node calls.
 
     DATA_LOSS for a graph that uses a value before it is made, or makes one twice; UnsupportedProgram for what only
     torch's own loader can build; KeyError, TypeError and the like for a graph that is not as the schema says. One
     thread.
     """
 
-    def __init__(self, device: torch.device, file: str, yielder: Yielder, depth: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        file: str,
+        yielder: Yielder,
+        depth: int = 0,
+        find: Callable[[Mapping[str, Any]], Operator] = lambda node: find_operator(node["target"]),
+    ) -> None:
         if depth > MAX_DEPTH:
             raise UnsupportedProgram(f"graphs are nested more than {MAX_DEPTH} deep")
         self.operators = set[Operator]()
@@ -84,6 +92,7 @@ class GraphFunction:
         self._file = file
         self._yielder = yielder
         self._depth = depth
+        self._find = find
         self._globals: dict[str, Any] = {"__builtins__": builtins}
         self._operands: dict[str, str] = {}
         self._calls: dict[Operator, str] = {}
@@ -108,7 +117,7 @@ class GraphFunction:
     def add_node(self, node: Mapping[str, Any]) -> None:
         """One node as the file has it."""
         self._yielder()
-        operator = find_operator(node["target"])
+        operator = self._find(node)
         self.operators.add(operator)
         given = [self._given(entry) for entry in node["inputs"]]
         self.writes = self.writes or operator.writes or operator.keeps_statistics(_values(given))

@@ -19,6 +19,7 @@ from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
 from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document, read_document
 from tfs_lite.adapters.exported.function import Forward, GraphFunction
+from tfs_lite.adapters.exported.layout import Layout
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, damaged
@@ -26,6 +27,8 @@ from tfs_lite.adapters.yielding import Yielder
 
 SCHEMA_VERSION = 8
 """The major version of the file's schema, in which a change of meaning would show."""
+
+_AS_WRITTEN = Layout()
 
 MISREAD = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """What reading a document raises that is not as the schema says."""
@@ -57,19 +60,50 @@ def open_program(archive: Archive, device: torch.device, trusted: bool = False) 
     return build_program(archive, read_document(archive, trusted), device)
 
 
-def build_program(archive: Archive, document: Document, device: torch.device, pool: Pool | None = None) -> Program:
-    """``document`` is that of the archive; ``pool`` gets the weights on a GPU.
+def build_program(
+    archive: Archive, document: Document, device: torch.device, pool: Pool | None = None, layout: Layout = _AS_WRITTEN
+) -> Program:
+    """``document`` is that of the archive; ``pool`` gets the weights on a GPU; ``layout`` is for a CPU.
 
     UnsupportedProgram if only torch's own loader can build it; DATA_LOSS if it is damaged.
     """
     try:
-        function = _write(document, device)
+        function = _write(document, device, layout)
         tensors = read_weights(archive, document, function.weights, lambda tensor: _move(tensor, device, pool))
         _check_declared(document, function.weights, tensors)
     except MISREAD as error:
         raise UnsupportedProgram(f"its graph cannot be read: {type(error).__name__} {error!s:.80}") from error
+    if not layout.is_plain:
+        tensors = _in_layout(tensors, function.weights, layout)
     weights, writes = list(tensors.values()), function.writes
-    return Program(function.make(tensors), weights, writes, not writes, frozenset(function.operators))
+    forward = _with_images(function.make(tensors), layout)
+    return Program(forward, weights, writes, not writes, frozenset(function.operators))
+
+
+def _in_layout(
+    tensors: Mapping[str, torch.Tensor], values: Mapping[str, str], layout: Layout
+) -> dict[str, torch.Tensor]:
+    """The weights in another layout. Two that were one tensor stay one, unless only one of them is packed."""
+    copies = dict[tuple[Any, ...], torch.Tensor]()
+    found = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        value = values[name]
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad, value in layout.packed)
+        if key not in copies or not tensor.numel():
+            copies[key] = layout.weight(value, tensor)
+        found[name] = copies[key]
+    return found
+
+
+def _with_images(forward: Forward, layout: Layout) -> Forward:
+    """The same for inputs whose channels are last."""
+    if not layout.channels_last:
+        return forward
+
+    def in_layout(*inputs: torch.Tensor) -> Any:
+        return forward(*map(layout.image, inputs))
+
+    return in_layout
 
 
 def _move(tensor: torch.Tensor, device: torch.device, pool: Pool | None) -> torch.Tensor:
@@ -87,13 +121,13 @@ def _check_declared(document: Document, names: Mapping[str, str], tensors: Mappi
             raise damaged(f"{document.file} declares {weight.rpartition('/')[2]!r:.80} in two ways")
 
 
-def _write(document: Document, device: torch.device) -> GraphFunction:
+def _write(document: Document, device: torch.device, layout: Layout) -> GraphFunction:
     """The function of the program's graph."""
     version = document.program["schema_version"]["major"]
     if version != SCHEMA_VERSION:
         raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
     graph, signature = document.program["graph_module"]["graph"], document.program["graph_module"]["signature"]
-    function = GraphFunction(device, document.file, Yielder())
+    function = GraphFunction(device, document.file, Yielder(), find=layout.operator)
     targets = _add_inputs(function, graph["inputs"], signature["input_specs"], device)
     for node in graph["nodes"]:
         function.add_node(node)
