@@ -41,7 +41,7 @@ class Absent(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Cores as ``taskset`` writes them: ``0`` or ``0,1``. Servers run the source tree ``source``; empty for this one."""
+    """Cores as ``taskset`` writes them: ``0`` or ``0,1``. Servers run the source tree ``source``, or else this one."""
 
     server: str = "0"
     client: str = "1"
