@@ -112,5 +112,5 @@ def _mismatch(what: str, compiled_for: str, here: str) -> ServingError:
     return failed_precondition(
         f"the model was compiled for another machine: {what} {compiled_for or 'unknown'}, here is {here}. Compile it "
         'on a machine like this one (tfs_lite.save with compile="aoti"; isa="avx2" for older ones), or run its '
-        'program: parameters { key: "aoti_fallback" value: "export" }'
+        "program: aoti_fallback: export in its parameters"
     )
