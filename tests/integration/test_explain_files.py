@@ -252,6 +252,7 @@ def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, ar
         assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
         assert "was refused" in explain.get("/v1/models:explain")["models"][0]["sentence"]
         assert "was refused" in explain.get("/v1/overview")["server"]["config_refused"]["text"]
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the config file may name it, but cannot be read")
         link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
         assert str(file) in link.text
         file.write_text(good)
