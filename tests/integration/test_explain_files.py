@@ -166,9 +166,12 @@ def test_an_archive_that_holds_a_pickle(tmp_path: Path, archives: TaggedArchives
         explain.wait("m", "SERVING")
 
 
-def test_a_pickle_in_place_of_an_archive(tmp_path: Path, archives: TaggedArchives) -> None:
+@pytest.mark.parametrize("name", ["model.pt2", "model.pt"])
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_a_pickle_in_place_of_an_archive(tmp_path: Path, archives: TaggedArchives, name: str, as_zip: bool) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
-    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "m" / "1" / "model.pt2")
+    state = torch.nn.Linear(1, 1).state_dict()
+    torch.save(state, tmp_path / "m" / "1" / name, _use_new_zipfile_serialization=as_zip)
     with started(tmp_path, entry("m"), ready=False) as (_, explain):
         answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "is a pickle that torch.save wrote")
         assert "tfs_lite.save" in answer["sentence"]
@@ -249,6 +252,7 @@ def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, ar
         assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
         assert "was refused" in explain.get("/v1/models:explain")["models"][0]["sentence"]
         assert "was refused" in explain.get("/v1/overview")["server"]["config_refused"]["text"]
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the config file may name it, but cannot be read")
         link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
         assert str(file) in link.text
         file.write_text(good)

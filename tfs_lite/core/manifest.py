@@ -35,6 +35,11 @@ def parse_version(name: str) -> int | None:
     return number if number <= MAX_VERSION else None
 
 
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins so is a bare pickle. It is no half of an archive, which begins as the whole does."""
+    return head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
     """One file as it was when the manifest was written.

@@ -11,6 +11,8 @@ import os
 import struct
 from typing import BinaryIO
 
+from tfs_lite.core.manifest import is_pickle
+
 _END = b"PK\x05\x06"
 _LOCATOR = b"PK\x06\x07"
 _END64 = b"PK\x06\x06"
@@ -39,7 +41,10 @@ def needs_look(name: str) -> bool:
 
 
 def _zip_problem(name: str, size: int, file: BinaryIO, must_be_zip: bool) -> str:
-    if _read(file, 0, 4) not in (b"PK\x03\x04", _END):
+    head = _read(file, 0, 4)
+    if head not in (b"PK\x03\x04", _END):
+        if is_pickle(head):
+            return ""
         return f"{name} is not a zip archive (truncated?)" if must_be_zip else ""
     start = max(size - _TAIL, 0)
     tail = _read(file, start, _TAIL)

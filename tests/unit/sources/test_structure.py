@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import struct
 import zipfile
 from collections.abc import Callable
@@ -105,6 +106,13 @@ def test_an_archive_with_a_hole_before_its_directory_is_damaged() -> None:
 def test_a_preallocated_file_that_is_still_zeros_is_no_archive() -> None:
     archive = zip_of({"a": b"x" * 100})
     assert problem("model.pt2", bytes(50) + archive[50:]) == "model.pt2 is not a zip archive (truncated?)"
+
+
+def test_a_bare_pickle_is_no_half_of_an_archive() -> None:
+    """The loader refuses it, and says what it is."""
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert problem("model.pt2", pickle.dumps({"a": 1}, protocol)) == ""
+    assert "not a zip archive" in problem("model.pt2", b"\x80\x00\x00\x00")
 
 
 def test_which_names_must_be_archives() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tfs_lite.core.loader import LoadMeter, LoadPhase
+from tfs_lite.core.manifest import is_pickle
 from tfs_lite.core.status import ServingError, StatusCode
 
 MAX_MEMBERS = 100_000
@@ -33,7 +34,7 @@ _END, _LOCATOR, _END64 = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
 _END_SIZE, _LOCATOR_SIZE, _END64_SIZE = 22, 20, 56
 _LOCAL_HEADER_SIZE, _LOCAL_LENGTHS_AT = 30, 26
 _ENCRYPTED = 0x1
-_PICKLE = "data.pkl"
+PICKLE = "data.pkl"
 """The member of a module or a state_dict as torch.save writes them, and of TorchScript, which has all it needs."""
 _ZIP64_EXTRA = 1
 _ZIP32_LIMIT = 0xFFFFFFFF
@@ -43,6 +44,14 @@ _PLAIN_NAME = re.compile(r"[^\x00-\x1f\\]+")
 def damaged(what: str) -> ServingError:
     """The error for a file that is truncated, damaged or of another type. Copying it again may help."""
     return ServingError(StatusCode.DATA_LOSS, what)
+
+
+def pickled(name: str) -> ServingError:
+    """The error for what torch.save writes: as a zip archive, or as a bare pickle."""
+    return damaged(
+        f"{name} is a pickle that torch.save wrote, which is never loaded: write the model with tfs_lite.save or "
+        "torch.export.save"
+    )
 
 
 def unsafe(what: str) -> ServingError:
@@ -116,11 +125,8 @@ class Archive:
 
     def _find(self, member: str) -> zipfile.ZipInfo:
         info = self.members.get(member)
-        if info is None and _PICKLE in self.members:
-            raise damaged(
-                f"{self.name} is a pickle that torch.save wrote, which is never loaded: write the model with "
-                "tfs_lite.save or torch.export.save"
-            )
+        if info is None and PICKLE in self.members:
+            raise pickled(self.name)
         if info is None:
             raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
         return info
@@ -181,6 +187,9 @@ def _zip_errors(name: str) -> Iterator[None]:
 
 def _check_end(file: io.BufferedIOBase, name: str) -> None:
     """The closing records must be the last bytes of the file and follow the directory without a gap."""
+    file.seek(0)
+    if is_pickle(file.read(2)):
+        raise pickled(name)
     size = file.seek(0, os.SEEK_END)
     tail_size = min(size, _END_SIZE + _LOCATOR_SIZE + _END64_SIZE)
     file.seek(size - tail_size)

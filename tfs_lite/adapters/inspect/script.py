@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from tfs_lite.adapters.inspect.archive import FRAME, check_members, damaged, open_archive, unsafe
+from tfs_lite.adapters.inspect.archive import FRAME, PICKLE, check_members, damaged, open_archive, pickled, unsafe
 from tfs_lite.core.loader import LoadMeter
 
 _SCRIPT = re.compile(rf"{FRAME}|(data|constants|traced_inputs)(\.pkl|/\d+)|code/.*")
@@ -20,6 +20,8 @@ def inspect_script(path: str, name: str, trusted: bool, meter: LoadMeter | None 
     """Checks what ``torch.jit.save`` wrote. Scripts are no Python, but a few of their functions write files."""
     with open_archive(path, name, meter) as archive:
         if "constants.pkl" not in archive.members:
+            if PICKLE in archive.members:
+                raise pickled(name)
             raise damaged(f"{name} is no TorchScript archive; weights alone cannot be served")
         archive.verify_checksums()
         if trusted:

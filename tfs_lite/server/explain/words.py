@@ -446,6 +446,9 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
     if _said_by_refused_file(model) is not None:
         text = f"the config file names model {model.name!r}, but was refused"
         return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
+    if server.refused_config is not None and server.refused_config.config.config is None:
+        text = f"no model {model.name!r} is served; the config file may name it, but cannot be read"
+        return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
     if model.name in server.refused_models:
         text = f"the repository has it, but it is refused: {server.refused_models[model.name].message}"
         fix = "correct what the message says (a wrong name: rename its directory); it is looked at again by itself"
