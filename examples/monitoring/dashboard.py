@@ -21,6 +21,8 @@ WIDTH = 24
 HEIGHT = 7
 _SERVER = 'job=~"$job",instance=~"$instance"'
 _MODEL = f'{_SERVER},model=~"$model"'
+VERSION = "model, version"
+"""The labels of a version."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +40,57 @@ class Panel:
     stacked: bool = False
 
 
-def quantiles(histogram: str, by: str = "model, version", labels: str = "MODEL") -> tuple[tuple[str, str], ...]:
+def rate(metric: str, labels: str = "MODEL") -> str:
+    """What a counter gains in a second."""
+    return f"rate({metric}{{{labels}}}[RATE])"
+
+
+def increase(metric: str, labels: str = "MODEL") -> str:
+    """What a counter gains in an interval."""
+    return f"increase({metric}{{{labels}}}[RATE])"
+
+
+def line(measure: str, by: str, words: str = "", function: str = "sum") -> tuple[str, str]:
+    """A measure by these labels; the legend is their values, and then the words."""
+    return f"{function} by ({by}) ({measure})", f"{_legend(by)} {words}".rstrip()
+
+
+def share(by: str, part: str, *whole: str, words: str = "") -> tuple[str, str]:
+    """One measure in relation to another one, or to the sum of some, by these labels."""
+    sums = [f"sum by ({by}) ({measure})" for measure in whole]
+    below = sums[0] if len(sums) == 1 else f"({' + '.join(sums)})"
+    return f"sum by ({by}) ({part}) / {below}", f"{_legend(by)} {words}".rstrip()
+
+
+def _legend(by: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+
+
+def quantiles(histogram: str, by: str = VERSION) -> tuple[tuple[str, str], ...]:
     """The median and the 99th percentile of a histogram, by these labels."""
-    shown = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(","))
+    buckets = f"sum by ({by}, le) ({rate(histogram + '_bucket')})"
     return tuple(
-        (f"histogram_quantile({share}, sum by ({by}, le) (rate({histogram}_bucket{{{labels}}}[RATE])))", f"{shown} {p}")
-        for share, p in ((0.5, "p50"), (0.99, "p99"))
+        (f"histogram_quantile({part}, {buckets})", f"{_legend(by)} {name}")
+        for part, name in ((0.5, "p50"), (0.99, "p99"))
     )
 
 
 def mean(histogram: str) -> tuple[tuple[str, str], ...]:
     """The mean of a histogram, by model and version."""
-    of = "sum by (model, version) (rate({}{{MODEL}}[RATE]))"
-    return ((f"{of.format(histogram + '_sum')} / {of.format(histogram + '_count')}", "{{model}} {{version}}"),)
+    return (share(VERSION, rate(f"{histogram}_sum"), rate(f"{histogram}_count")),)
 
 
-def by_version(metric: str, function: str = "sum") -> tuple[tuple[str, str], ...]:
+def by_version(metric: str) -> tuple[tuple[str, str], ...]:
     """A gauge, by model and version."""
-    return ((f"{function} by (model, version) ({metric}{{MODEL}})", "{{model}} {{version}}"),)
+    return (line(f"{metric}{{MODEL}}", VERSION),)
 
 
 def rate_by(metric: str, by: str, labels: str = "MODEL") -> tuple[tuple[str, str], ...]:
     """A counter's rate, by these labels."""
-    shown = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(","))
-    return ((f"sum by ({by}) (rate({metric}{{{labels}}}[RATE]))", shown),)
+    return (line(rate(metric, labels), by),)
 
 
-REQUESTS = "sum by (model) (rate(tfs_lite_requests_total{MODEL}[RATE]))"
-ERRORS = 'sum by (model) (rate(tfs_lite_requests_total{MODEL,code!="OK"}[RATE]))'
+FAILED = 'MODEL,code!="OK"'
 
 ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
@@ -120,14 +145,19 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 kind="stat",
                 columns=4,
             ),
-            Panel("Requests by model", "reqps", ((REQUESTS, "{{model}}"),), columns=12),
-            Panel("Failed requests by model", "percentunit", ((f"{ERRORS} / {REQUESTS}", "{{model}}"),), columns=12),
+            Panel("Requests by model", "reqps", rate_by("tfs_lite_requests_total", "model"), columns=12),
+            Panel(
+                "Failed requests by model",
+                "percentunit",
+                (share("model", rate("tfs_lite_requests_total", FAILED), rate("tfs_lite_requests_total")),),
+                columns=12,
+            ),
         ),
     ),
     (
         "Model",
         (
-            Panel("Requests by version", "reqps", rate_by("tfs_lite_requests_total", "model, version")),
+            Panel("Requests by version", "reqps", rate_by("tfs_lite_requests_total", VERSION)),
             Panel(
                 "Latency",
                 "s",
@@ -135,14 +165,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "From the arrival of a prediction to its answer; failures are left out.",
             ),
             Panel(
-                "Failures by code",
-                "reqps",
-                (
-                    (
-                        'sum by (model, version, code) (rate(tfs_lite_requests_total{MODEL,code!="OK"}[RATE]))',
-                        "{{model}} {{version}} {{code}}",
-                    ),
-                ),
+                "Failures by code", "reqps", (line(rate("tfs_lite_requests_total", FAILED), "model, version, code"),)
             ),
             Panel("In flight", "none", by_version("tfs_lite_requests_in_flight")),
             Panel("Refused: a queue was full", "reqps", rate_by("tfs_lite_requests_rejected_total", "model")),
@@ -158,29 +181,29 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Padding",
                 "percentunit",
                 (
-                    (
-                        "sum by (model, version) (rate(tfs_lite_batch_padding_rows_sum{MODEL}[RATE])) / ("
-                        "sum by (model, version) (rate(tfs_lite_batch_size_sum{MODEL}[RATE])) + "
-                        "sum by (model, version) (rate(tfs_lite_batch_padding_rows_sum{MODEL}[RATE])))",
-                        "{{model}} {{version}}",
+                    share(
+                        VERSION,
+                        rate("tfs_lite_batch_padding_rows_sum"),
+                        rate("tfs_lite_batch_size_sum"),
+                        rate("tfs_lite_batch_padding_rows_sum"),
                     ),
                 ),
                 "The share of rows that were added to reach an allowed size.",
             ),
             Panel("Wait for a run", "s", quantiles("tfs_lite_batch_queue_seconds")),
             Panel("Time in the model", "s", quantiles("tfs_lite_batch_run_seconds")),
-            Panel("Failed runs", "ops", rate_by("tfs_lite_batch_failures_total", "model, version")),
+            Panel("Failed runs", "ops", rate_by("tfs_lite_batch_failures_total", VERSION)),
             Panel("Waiting calls", "none", by_version("tfs_lite_queue_depth")),
             Panel("Waiting rows", "none", by_version("tfs_lite_queue_rows")),
             Panel(
                 "Answered from the cache",
                 "percentunit",
                 (
-                    (
-                        "sum by (model) (rate(tfs_lite_response_cache_hits_total{MODEL}[RATE])) / ("
-                        "sum by (model) (rate(tfs_lite_response_cache_hits_total{MODEL}[RATE])) + "
-                        "sum by (model) (rate(tfs_lite_response_cache_misses_total{MODEL}[RATE])))",
-                        "{{model}}",
+                    share(
+                        "model",
+                        rate("tfs_lite_response_cache_hits_total"),
+                        rate("tfs_lite_response_cache_hits_total"),
+                        rate("tfs_lite_response_cache_misses_total"),
                     ),
                 ),
                 "Only of models with a response cache.",
@@ -193,16 +216,17 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel(
                 "Versions by state",
                 "none",
-                (("sum by (model, state) (tfs_lite_model_version_state{MODEL})", "{{model}} {{state}}"),),
+                (line("tfs_lite_model_version_state{MODEL}", "model, state"),),
                 stacked=True,
             ),
             Panel(
                 "Not settled, for how long",
                 "s",
                 (
-                    (
-                        'max by (model, version, state) (tfs_lite_version_state_seconds{MODEL,state!="AVAILABLE"})',
-                        "{{model}} {{version}} {{state}}",
+                    line(
+                        'tfs_lite_version_state_seconds{MODEL,state!="AVAILABLE"}',
+                        "model, version, state",
+                        function="max",
                     ),
                 ),
                 "Versions that wait for their files or for room, are being loaded, or unloaded.",
@@ -211,9 +235,9 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Loads, failures, unloads",
                 "none",
                 (
-                    ("sum by (model) (increase(tfs_lite_model_loads_total{MODEL}[RATE]))", "{{model}} loaded"),
-                    ("sum by (model) (increase(tfs_lite_model_load_failures_total{MODEL}[RATE]))", "{{model}} failed"),
-                    ("sum by (model) (increase(tfs_lite_model_unloads_total{MODEL}[RATE]))", "{{model}} unloaded"),
+                    line(increase("tfs_lite_model_loads_total"), "model", "loaded"),
+                    line(increase("tfs_lite_model_load_failures_total"), "model", "failed"),
+                    line(increase("tfs_lite_model_unloads_total"), "model", "unloaded"),
                 ),
             ),
             Panel("Duration of loads", "s", quantiles("tfs_lite_model_load_seconds", "model")),
@@ -221,89 +245,50 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Memory of models",
                 "bytes",
                 (
-                    (
-                        "sum by (instance, device, exported_instance) (tfs_lite_memory_used_bytes{SERVER})",
-                        "{{instance}} {{device}} {{exported_instance}} used",
-                    ),
-                    (
-                        "sum by (instance, device, exported_instance) (tfs_lite_memory_total_bytes{SERVER})",
-                        "{{instance}} {{device}} {{exported_instance}} limit",
-                    ),
+                    line("tfs_lite_memory_used_bytes{SERVER}", "instance, device, exported_instance", "used"),
+                    line("tfs_lite_memory_total_bytes{SERVER}", "instance, device, exported_instance", "limit"),
                 ),
             ),
             Panel(
                 "Memory of versions",
                 "bytes",
-                (
-                    (
-                        "sum by (model, version, device, kind) (tfs_lite_version_memory_bytes{MODEL})",
-                        "{{model}} {{version}} {{device}} {{kind}}",
-                    ),
-                ),
+                (line("tfs_lite_version_memory_bytes{MODEL}", "model, version, device, kind"),),
                 "What was reserved before the load, measured in tensors afterwards, and taken by the load.",
             ),
             Panel(
                 "Memory that unloads left behind",
                 "bytes",
-                (("sum by (instance, model) (tfs_lite_memory_leaked_bytes_total{MODEL})", "{{instance}} {{model}}"),),
+                (line("tfs_lite_memory_leaked_bytes_total{MODEL}", "instance, model"),),
             ),
+            Panel("Memory of the server", "bytes", (line("process_resident_memory_bytes{SERVER}", "instance"),)),
             Panel(
-                "Memory of the server",
-                "bytes",
-                (("sum by (instance) (process_resident_memory_bytes{SERVER})", "{{instance}}"),),
+                "CPU of the server", "none", (line(rate("process_cpu_seconds_total", "SERVER"), "instance", "cores"),)
             ),
-            Panel(
-                "CPU of the server",
-                "none",
-                (("sum by (instance) (rate(process_cpu_seconds_total{SERVER}[RATE]))", "{{instance}} cores"),),
-            ),
-            Panel("Events", "none", (("sum by (kind) (increase(tfs_lite_events_total{SERVER}[RATE]))", "{{kind}}"),)),
-            Panel(
-                "Configs applied",
-                "none",
-                (("sum by (result) (increase(tfs_lite_config_reloads_total{SERVER}[RATE]))", "{{result}}"),),
-            ),
+            Panel("Events", "none", (line(increase("tfs_lite_events_total", "SERVER"), "kind"),)),
+            Panel("Configs applied", "none", (line(increase("tfs_lite_config_reloads_total", "SERVER"), "result"),)),
             Panel(
                 "Workers up",
                 "none",
                 (
-                    ("sum by (model, version) (tfs_lite_worker_up{MODEL})", "{{model}} {{version}} up"),
-                    ("count by (model, version) (tfs_lite_worker_up{MODEL})", "{{model}} {{version}} of"),
+                    line("tfs_lite_worker_up{MODEL}", VERSION, "up"),
+                    line("tfs_lite_worker_up{MODEL}", VERSION, "of", function="count"),
                 ),
             ),
-            Panel(
-                "Worker restarts",
-                "none",
-                (
-                    (
-                        "sum by (model, version) (increase(tfs_lite_worker_restarts_total{MODEL}[RATE]))",
-                        "{{model}} {{version}}",
-                    ),
-                ),
-            ),
-            Panel(
-                "Load attempts",
-                "none",
-                (
-                    (
-                        "sum by (model, result) (increase(tfs_lite_model_load_attempts_total{MODEL}[RATE]))",
-                        "{{model}} {{result}}",
-                    ),
-                ),
-            ),
+            Panel("Worker restarts", "none", (line(increase("tfs_lite_worker_restarts_total"), VERSION),)),
+            Panel("Load attempts", "none", (line(increase("tfs_lite_model_load_attempts_total"), "model, result"),)),
         ),
     ),
     (
         "Language models",
         (
-            Panel("Tokens written", "none", rate_by("tfs_lite_generation_output_tokens_total", "model, version")),
-            Panel("Prompt tokens", "none", rate_by("tfs_lite_generation_prompt_tokens_total", "model, version")),
+            Panel("Tokens written", "none", rate_by("tfs_lite_generation_output_tokens_total", VERSION)),
+            Panel("Prompt tokens", "none", rate_by("tfs_lite_generation_prompt_tokens_total", VERSION)),
             Panel(
                 "Texts",
                 "none",
                 (
-                    ("sum by (model) (tfs_lite_generation_running{MODEL})", "{{model}} running"),
-                    ("sum by (model) (tfs_lite_generation_waiting{MODEL})", "{{model}} waiting"),
+                    line("tfs_lite_generation_running{MODEL}", "model", "running"),
+                    line("tfs_lite_generation_waiting{MODEL}", "model", "waiting"),
                 ),
             ),
             Panel("Time to the first token", "s", quantiles("tfs_lite_generation_time_to_first_token_seconds")),
@@ -313,15 +298,17 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Cache",
                 "percentunit",
                 (
-                    (
-                        "sum by (model, version) (tfs_lite_generation_cache_tokens_reserved{MODEL}) "
-                        "/ sum by (model, version) (tfs_lite_generation_cache_tokens{MODEL})",
-                        "{{model}} {{version}} reserved",
+                    share(
+                        VERSION,
+                        "tfs_lite_generation_cache_tokens_reserved{MODEL}",
+                        "tfs_lite_generation_cache_tokens{MODEL}",
+                        words="reserved",
                     ),
-                    (
-                        "sum by (model, version) (tfs_lite_generation_cache_tokens_written{MODEL}) "
-                        "/ sum by (model, version) (tfs_lite_generation_cache_tokens{MODEL})",
-                        "{{model}} {{version}} written",
+                    share(
+                        VERSION,
+                        "tfs_lite_generation_cache_tokens_written{MODEL}",
+                        "tfs_lite_generation_cache_tokens{MODEL}",
+                        words="written",
                     ),
                 ),
                 most=1,
@@ -330,10 +317,10 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Prompt tokens found with other texts",
                 "percentunit",
                 (
-                    (
-                        "sum by (model) (rate(tfs_lite_generation_prefix_hit_tokens_total{MODEL}[RATE])) "
-                        "/ sum by (model) (rate(tfs_lite_generation_prefix_queried_tokens_total{MODEL}[RATE]))",
-                        "{{model}}",
+                    share(
+                        "model",
+                        rate("tfs_lite_generation_prefix_hit_tokens_total"),
+                        rate("tfs_lite_generation_prefix_queried_tokens_total"),
                     ),
                 ),
                 most=1,
@@ -344,45 +331,37 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Transport",
         (
-            Panel(
-                "gRPC connections", "none", (("sum by (instance) (tfs_lite_grpc_connections{SERVER})", "{{instance}}"),)
-            ),
+            Panel("gRPC connections", "none", (line("tfs_lite_grpc_connections{SERVER}", "instance"),)),
             Panel("gRPC calls by code", "reqps", rate_by("tfs_lite_grpc_calls_total", "code", "SERVER")),
             Panel(
                 "gRPC bytes",
                 "Bps",
                 (
-                    (
-                        "sum by (instance) (rate(tfs_lite_grpc_received_bytes_total{SERVER}[RATE]))",
-                        "{{instance}} received",
-                    ),
-                    ("sum by (instance) (rate(tfs_lite_grpc_sent_bytes_total{SERVER}[RATE]))", "{{instance}} sent"),
+                    line(rate("tfs_lite_grpc_received_bytes_total", "SERVER"), "instance", "received"),
+                    line(rate("tfs_lite_grpc_sent_bytes_total", "SERVER"), "instance", "sent"),
                 ),
             ),
             Panel(
                 "gRPC bytes waiting",
                 "bytes",
                 (
-                    ("sum by (instance) (tfs_lite_grpc_unread_bytes{SERVER})", "{{instance}} for the server"),
-                    ("sum by (instance) (tfs_lite_grpc_unsent_bytes{SERVER})", "{{instance}} for clients"),
+                    line("tfs_lite_grpc_unread_bytes{SERVER}", "instance", "for the server"),
+                    line("tfs_lite_grpc_unsent_bytes{SERVER}", "instance", "for clients"),
                 ),
             ),
             Panel(
                 "HTTP bodies in memory",
                 "bytes",
                 (
-                    ("sum by (instance) (tfs_lite_http_body_bytes{SERVER})", "{{instance}} used"),
-                    ("sum by (instance) (tfs_lite_http_body_room_bytes{SERVER})", "{{instance}} limit"),
+                    line("tfs_lite_http_body_bytes{SERVER}", "instance", "used"),
+                    line("tfs_lite_http_body_room_bytes{SERVER}", "instance", "limit"),
                 ),
             ),
             Panel(
                 "Calls and bodies refused",
                 "reqps",
                 (
-                    (
-                        "sum by (instance) (rate(tfs_lite_grpc_refused_streams_total{SERVER}[RATE]))",
-                        "{{instance}} calls",
-                    ),
+                    line(rate("tfs_lite_grpc_refused_streams_total", "SERVER"), "instance", "calls"),
                     (
                         "sum by (instance, reason) (rate(tfs_lite_http_bodies_refused_total{SERVER}[RATE]))",
                         "{{instance}} bodies: {{reason}}",

@@ -78,7 +78,7 @@ class Replay(http.server.BaseHTTPRequestHandler):
         now = _snapshot(max(self.server.number, 0))
         series = {"step": 2, "end": time.time(), "versions": {"1": {"requests": [None] * 300}}}
         details = {"explanation": {"sentence": "", "verdict": "SERVING"}, "events": [], "failures": [], "codes": {}}
-        details |= {"memory": [], "replicas": [], "series": series}
+        details |= {"memory": [], "workers": [], "series": series}
         total = {"step": 2, "end": time.time(), "requests": [None] * 300}
         return {"may": [], **now, "series": total, "sparks": [], "details": details}
 

@@ -1,4 +1,4 @@
-"""What the page shows of one model that is open: why it is in its state, its events, failures, replicas, and the points
+"""What the page shows of one model that is open: why it is in its state, its events, failures, workers, and the points
 of its plots."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Details:
             "failures": explanation.get("requests", []),
             "codes": error_codes(core.request_metrics.totals(), name),
             "memory": [memory.as_json() for memory in core.memory(name)],
-            "replicas": self._replicas(name),
+            "workers": [*self._replicas(name), *self._processes(name)],
             "series": self._points_of(name, span),
         }
 
@@ -66,6 +66,25 @@ class Details:
             for report in self._core.replicas()
             if report.id.name == name
             for replica in report.replicas
+        ]
+
+    def _processes(self, name: str) -> list[dict[str, Any]]:
+        """Those of versions that run in processes of this server, with the fields of a replica."""
+        return [
+            {
+                "version": servable_id.version,
+                "name": f"process {worker.instance}",
+                "state": "up" if worker.up else "down",
+                "since": None,
+                "node": worker.node,
+                "pid": worker.pid,
+                "ongoing": None,
+                "restarts": worker.restarts,
+                "reason": worker.failure or worker.cause or worker.reason,
+            }
+            for servable_id, burden in self._core.burdens(name)
+            for worker in burden.workers
+            if worker.kind == "process"
         ]
 
     def _points_of(self, name: str, span: str) -> dict[str, Any]:

@@ -192,7 +192,7 @@ export function page(app) {
 			model && app.may.has("predict") && tryIt(app, model),
 			failures(details),
 			events(details),
-			replicas(details),
+			workers(details),
 			memory(details),
 			h("details.card", { key: "config", ontoggle: (event) => event.target.open && app.readConfig() }, h("summary", h("h3", "Config")), h("pre", { tabindex: 0 }, app.config ?? "Reading…")),
 		],
@@ -312,12 +312,13 @@ function plots(app, details) {
 	return card("numbers", "Numbers", h("small", app.range === "4h" ? "every minute" : "every 2 s"), drawn.length ? h("div.plots", drawn) : h("p.empty", "Nobody asked it in this time."));
 }
 
-const replicas = ({ replicas: rows }) =>
-	records("replicas", "Replicas", h("small", plural(rows.length, "place")), rows, ({ version, name }) => version + name, [
+const workers = ({ workers: rows }) =>
+	records("workers", "Workers", null, rows, ({ version, name }) => version + name, [
 		["Version", ({ version }) => version],
-		["Replica", ({ name }) => name],
+		["Worker", ({ name }) => name],
 		["State", ({ state, since }) => [state, since && h("small", ` since ${clock(since)}`)]],
 		["Node", ({ node }) => node || DASH],
+		["Process", ({ pid }) => pid ?? DASH, "n"],
 		["Batches", ({ ongoing }) => ongoing ?? DASH, "n"],
 		["Lost", ({ restarts }) => alarm(restarts), "n"],
 		["Reason", ({ reason }) => reason, "text"],
@@ -357,6 +358,7 @@ const memory = ({ memory: rows }) =>
 		["Files", ({ files }) => bytes(files), "n"],
 		["Set aside", ({ reserved }) => bytes(reserved), "n"],
 		["Tensors", ({ measured }) => bytes(measured), "n"],
+		["Processes", ({ workers }) => bytes(workers.reduce((sum, held) => sum + held, 0) || null), "n"],
 		["Given back", ({ given_back: back }) => bytes(back), "n"],
 		["Left behind", ({ leaked, disturbed }) => (disturbed ? DASH : bytes(leaked)), "n"],
 	]);
