@@ -185,6 +185,25 @@ def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
     return SignedModel(model, request.id, mappings_of(own, settings, request.files.directory))
 
 
+def check_declared(signature: Signature, settings: ModelSettings) -> None:
+    """INVALID_ARGUMENT if the config contradicts the model's own signature; it may repeat what that declares."""
+    for kind, specs, tensors in (
+        ("input", signature.inputs, settings.input),
+        ("output", signature.outputs, settings.output),
+    ):
+        known = {spec.name: spec for spec in specs}
+        for tensor in tensors:
+            spec = known.get(tensor.name)
+            if spec is None:
+                names = ", ".join(f'"{name}"' for name in known)
+                raise invalid_argument(f'{kind} "{tensor.name}" of the config: the model has {names}')
+            if spec.dtype is not tensor.data_type:
+                raise invalid_argument(
+                    f'{kind} "{tensor.name}" of the config is {tensor.data_type.text}, '
+                    f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"
+                )
+
+
 def mappings_of(own: Signature, settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:
     """The signatures by key. The model's ``own`` is ``serving_default``, unless the config has this key. Reads files of
     labels in the version's ``directory``; errors as those of :func:`sign`."""

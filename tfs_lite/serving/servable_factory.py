@@ -292,6 +292,7 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
             worker.cause,
             worker.failure,
             worker.retry_at,
+            worker.sandbox,
         )
 
 
