@@ -6,20 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import encoder_settings
 from tfs_lite.adapters.encoders.task import Task, read_labels_of, task_of
+from tfs_lite.adapters.memory import release_memory
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.tiny_encoders import LENGTH, add_sentence_files, save_embedder
+from tfs_lite.testing.language.tiny_encoders import LENGTH, add_sentence_files, save_embedder, tokenizer
 
 TASKS = [
     ("BertForSequenceClassification", (), Task.TEXT_CLASSES),
@@ -132,3 +137,22 @@ def test_reserved_memory_covers_what_a_version_holds(tmp_path: Path) -> None:
     assert PLATFORM.reserve is not None
     assert 0 < model.resident_bytes() <= PLATFORM.reserve(read_version(str(tmp_path)), ModelSettings(), False)
     model.close()
+
+
+@pytest.mark.load
+def test_memory_comes_back_when_versions_are_closed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=20_000, hidden_size=256, num_hidden_layers=2, num_attention_heads=4)
+    BertModel(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    texts = np.empty(8, object)
+    texts[:] = [b"the cat sat"] * 8
+    held = []
+    for _ in range(20):
+        model = opened(tmp_path)
+        model.run("", {"text": texts}, ())
+        model.close()
+        del model
+        release_memory()
+        held.append(psutil.Process().memory_info().rss)
+    assert held[-1] - held[1] < 10 << 20, held
