@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(server: Server) -> None:
-    control = AdminControl(server.core, Health(server.core.is_model_available))
+    control = AdminControl(server.core, Health(server.core.is_model_available), str, None, lambda _: None)
     best_wall, best_cpu, size = float("inf"), float("inf"), 0
     for _ in range(ROUNDS):
         wall, cpu = time.perf_counter(), time.thread_time()

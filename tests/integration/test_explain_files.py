@@ -265,6 +265,44 @@ def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, ar
         assert not explain.ask("m")["because"]
 
 
+@contextmanager
+def started_repository(root: Path, **options: Any) -> Iterator[Explanations]:
+    with serving(root, model_repository=str(root), ready=False, **options) as served:
+        yield Explanations(served, root)
+
+
+def test_a_model_of_a_repository_whose_config_is_wrong(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text("max_batch_size: many")
+    with started_repository(tmp_path) as explain:
+        answer = explain.wait("m", "REFUSED", "!ARTEFACT_REFUSED", "config.pbtxt:1:17")
+        assert link_of(answer, "ARTEFACT_REFUSED")["fix"].startswith("correct that config file")
+        config.write_text("max_batch_size: 8")
+        explain.wait("m", "SERVING")
+
+
+def test_a_model_of_a_repository_whose_name_no_request_can_hold(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "a:b")
+    with started_repository(tmp_path) as explain:
+        answer = explain.wait("a%3Ab", "NOT_CONFIGURED", "!NOT_CONFIGURED", "which a URL cannot hold")
+        assert "rename its directory" in link_of(answer, "NOT_CONFIGURED")["fix"]
+        assert explain.verdicts() == {"a:b": "NOT_CONFIGURED"}
+        (tmp_path / "a:b").rename(tmp_path / "ab")
+        explain.wait("ab", "SERVING")
+        wait_until(lambda: explain.verdicts() == {"ab": "SERVING"}, "the old name is forgotten")
+
+
+def test_a_directory_of_a_repository_whose_files_are_in_no_version(tmp_path: Path, archives: TaggedArchives) -> None:
+    files = archives.write_version(1, tmp_path / "m")
+    files.rename(tmp_path / "m" / "files")
+    with started_repository(tmp_path) as explain:
+        answer = explain.wait("m", "NOT_CONFIGURED", "!NOT_CONFIGURED", "directory of this name without a version")
+        assert "m/1" in link_of(answer, "NOT_CONFIGURED")["fix"]
+        (tmp_path / "m" / "files").rename(tmp_path / "m" / "1")
+        explain.wait("m", "SERVING")
+
+
 def test_a_server_that_looks_at_the_disk_once(tmp_path: Path, archives: TaggedArchives) -> None:
     archives.write_version(1, tmp_path / "m")
     with started(tmp_path, entry("m"), model_control_mode="none") as (_, explain):

@@ -32,6 +32,17 @@ ensemble_scheduling {
   step { model_name: "STEP" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
 }
 """
+SLOW_SOURCE = """
+import time
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        time.sleep(0.1)
+        return {"y": inputs["x"]}
+"""
 
 
 @contextmanager
@@ -143,8 +154,9 @@ def test_an_ensemble_without_one_of_its_steps(root: Path, archives: TaggedArchiv
     with started(root, entry("e"), entry("f")) as (served, explain):
         answer = explain.wait("e", "WAITING", "!WAITS_FOR_MODELS", "f (WAITING)")
         assert answer["waits_for"] == ["f"]
-        causes = [link["cause"] for link in answer["because"]]
-        assert causes[:2] == ["WAITS_FOR_MODELS", "WAITS_FOR_MODELS"], "the chain goes on with what f waits for"
+        assert causes_of(answer)[:2] == ["WAITS_FOR_MODELS", "WAITS_FOR_MODELS"], (
+            "the chain goes on with what f waits for"
+        )
         answer = explain.wait("e", "WAITING", "NOT_CONFIGURED", "'g'")
         served.reload(entry("e"), entry("f"), entry("g"))
         explain.wait("e", "SERVING")
@@ -169,7 +181,7 @@ def test_a_withdrawn_version_with_requests_inside(root: Path, gate: Path, archiv
             archives.write_version(2, root / "m")
             answer = explain.wait("m/versions/1", "LEAVING", "!DRAINING", "1 request inside")
             assert answer["answers_now"][0]["version"] == 2
-            assert [link["cause"] for link in answer["because"]] == ["DRAINING", "POLICY_PASSES_OVER"]
+            assert causes_of(answer) == ["DRAINING", "POLICY_PASSES_OVER"]
         explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER")
         served.reload(entry("m", "model_version_policy { all {} }"))
         explain.wait("m/versions/1", "SERVING")
@@ -182,7 +194,33 @@ def test_a_full_queue(root: Path, gate: Path) -> None:
         with inside(served, gate, 1, requests=8):
             answer = explain.wait("m", "SERVING", "!QUEUE_FULL", "one more is refused")
             assert "--max_queued_requests" in link_of(answer, "QUEUE_FULL")["fix"]
-        wait_until(lambda: not explain.ask("m")["because"], "the queue is empty again")
+        wait_until(lambda: "QUEUE_FULL" not in causes_of(explain.ask("m")), "the queue is empty again")
+
+
+def test_calls_that_wait_longer_than_they_run(root: Path) -> None:
+    write_python_version(root / "m", 1, SLOW_SOURCE)
+    enough = threading.Event()
+    with started(root, entry("m"), ready=True) as (served, explain):
+        served.predict()
+        assert "SLOW" not in causes_of(explain.ask("m")), "one call alone does not wait"
+
+        def ask() -> None:
+            while not enough.is_set():
+                served.predict()
+
+        with ThreadPoolExecutor(5) as pool:
+            asking = [pool.submit(ask) for _ in range(5)]
+            try:
+                answer = explain.wait("m", "SERVING", "!SLOW", "wait longer than they run")
+            finally:
+                enough.set()
+        assert all(each.exception() is None for each in asking)
+        assert "instance_group" in link_of(answer, "SLOW")["fix"]
+        assert answer["sentence"].startswith("version 1 answers, but its calls wait longer than they run: ")
+
+
+def causes_of(answer: Tree) -> list[str]:
+    return [link["cause"] for link in answer["because"]]
 
 
 def pid_of(served: ServerFixture) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import REST
@@ -33,6 +34,7 @@ from tfs_lite.server.admin.events_http import EventsApi
 from tfs_lite.server.admin.grpc_service import AdminService
 from tfs_lite.server.admin.http_app import MAX_PENDING_FORECASTS, MAX_PENDING_QUESTIONS, AdminApi
 from tfs_lite.server.dashboard.app import Dashboard
+from tfs_lite.server.explain.snapshot import Pace
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
@@ -156,7 +158,7 @@ class Endpoints:
             on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health, read_again, repository)
+        self.admin = AdminControl(core, health, read_again, repository, self._pace_of)
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         core.request_metrics.server_timing = options.server_timing
@@ -295,6 +297,10 @@ class Endpoints:
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
+
+    def _pace_of(self, servable_id: ServableId) -> Pace | None:
+        """Only where there is a dashboard: its series are what keeps the last minute."""
+        return self._dashboard.pace_of(servable_id) if self._dashboard is not None else None
 
     def _may(self, request: Request) -> frozenset[Scope]:
         """What the client may do."""

@@ -104,7 +104,7 @@ class ServerLifecycle:
         core, options = self.core, self.core.options
         if not options.model_repository:
             return read_first_config(options)
-        watcher = RepositoryWatcher(options, core.clock, core.check, core.follow)
+        watcher = RepositoryWatcher(options, core.clock, core.check, core.follow, core.repository_refuses)
         self._watchers.append(watcher)
         return watcher.first_look()
 

@@ -140,14 +140,21 @@ class RepositoryWatcher:
     for. ``first_look`` -> ``start`` -> ``close``."""
 
     def __init__(
-        self, options: ServerOptions, clock: Clock, check: Callable[[ModelServerConfig], None], apply: Apply
+        self,
+        options: ServerOptions,
+        clock: Clock,
+        check: Callable[[ModelServerConfig], None],
+        apply: Apply,
+        on_refused: Callable[[Mapping[str, Status]], None] = ignore,
     ) -> None:
+        """``on_refused`` is told, by name, which models cannot be served and why, whenever that has changed."""
         self._check = check
+        self._on_refused = on_refused
         self._apply = apply
         self._started = threading.Event()
         self._policies = RepositoryPolicies(clock)
         self._found: dict[str, _Found] = {}
-        self._skipped: dict[str, str] = {}
+        self._refused: dict[str, Status] = {}
         self._path = os.path.abspath(options.model_repository)
         interval = options.file_system_poll_wait_seconds
         self._repository = ModelRepository(
@@ -190,19 +197,21 @@ class RepositoryWatcher:
 
     def _config(self, models: Mapping[str, _Found]) -> ModelServerConfig:
         """A model that cannot be served is left out, so that it does not stand in the way of the others."""
-        accepted = {name: found for name, found in models.items() if self._accepts(name, found)}
-        return _config(accepted)
+        refused = {name: why for name, found in models.items() if (why := self._refusal(name, found)) is not None}
+        for name in refused:
+            if self._refused.get(name) != refused[name]:
+                logger.error("model %r of the repository is not served: %s", name, refused[name].message)
+        if refused != self._refused:
+            self._refused = refused
+            self._on_refused(refused)
+        return _config({name: found for name, found in models.items() if name not in refused})
 
-    def _accepts(self, name: str, found: _Found) -> bool:
+    def _refusal(self, name: str, found: _Found) -> Status | None:
         try:
             self._check(_config({name: found}))
         except ServingError as error:
-            if self._skipped.get(name) != str(error):
-                self._skipped[name] = str(error)
-                logger.error("model %r of the repository is not served: %s", name, str(error))
-            return False
-        self._skipped.pop(name, None)
-        return True
+            return error.status
+        return None
 
 
 def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
@@ -238,6 +247,13 @@ class ModelLocator:
             return next((model for model in read_first_config(self._options).models if model.name == name), None)
         listing = {name: self._list(os.path.join(self._root, name))}
         return model_config(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
+
+    def is_unmarked(self, name: str) -> bool:
+        """Whether the repository has a directory of this name, and nothing in it that makes it a model."""
+        if not self._root or name != os.path.basename(name) or name.startswith("."):
+            return False
+        path = os.path.join(self._root, name)
+        return os.path.isdir(path) and not models_in({name: self._list(path)}, ())
 
     def names(self) -> list[str]:
         """Every model that could be loaded; none where they cannot be read."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,8 +95,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``services`` has what requests need beside the models, ``failed_requests`` the last
-    ones that have failed.
+    in the control mode explicit, ``refused_models`` are those of a repository that cannot be served, ``services`` has
+    what requests need beside the models, ``failed_requests`` the last ones that have failed.
     """
 
     def __init__(
@@ -134,10 +134,15 @@ class ServerCore:
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(
-            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+            options.worker,
+            options.per_process_gpu_memory_fraction,
+            self._cluster,
+            self._recorder.on_worker,
+            options.worker_sandbox,
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
+        self.refused_models: Mapping[str, Status] = {}
         self._serving_settings = ServingSettings(
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
@@ -181,7 +186,7 @@ class ServerCore:
         self.registry.register(
             StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
-        self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
         self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
@@ -375,6 +380,11 @@ class ServerCore:
     def refused_config(self) -> StandingRefusal | None:
         """The config file that is not in force, until it is corrected; None: it is in force, or none is followed."""
         return self._refused
+
+    def repository_refuses(self, models: Mapping[str, Status]) -> None:
+        """Which models of the repository are not served and why, by name, until it is told anew. One thread."""
+        self.refused_models = models
+        self.changes.notify()
 
     def what_if(self, config: ModelServerConfig) -> WhatIf:
         """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
@@ -576,6 +586,11 @@ class ServerCore:
                 workers = tuple(worker_states(servable_id, servable))
                 yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
+    def workers(self) -> Iterator[WorkerState]:
+        """Of every instance that is loaded."""
+        for servable_id, servable in self._servables():
+            yield from worker_states(servable_id, servable)
+
     def survey(self) -> ManagerView:
         """Every version that the manager has, and what each of them waits for."""
         return self._manager.survey()
@@ -587,10 +602,6 @@ class ServerCore:
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
-
-    def _workers(self) -> Iterator[WorkerState]:
-        for servable_id, servable in self._servables():
-            yield from worker_states(servable_id, servable)
 
     def _servables(self) -> Iterator[tuple[ServableId, Servable]]:
         """Every version that is available, each while a handle holds it."""

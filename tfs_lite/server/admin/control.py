@@ -16,7 +16,7 @@ from tfs_lite.core.status import not_found
 from tfs_lite.server.admin.questions import what_if
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
-from tfs_lite.server.explain.snapshot import Snapshots
+from tfs_lite.server.explain.snapshot import Paces, Snapshots
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
@@ -34,13 +34,18 @@ class AdminControl:
     """Any thread but the event loop's may call any method. Raises ServingError."""
 
     def __init__(
-        self, core: ServerCore, health: Health, read_again: Callable[[], str], repository: RepositoryControl | None
+        self,
+        core: ServerCore,
+        health: Health,
+        read_again: Callable[[], str],
+        repository: RepositoryControl | None,
+        pace_of: Paces,
     ) -> None:
         """``read_again`` reads the config and the disk now, and tells what was read. ``repository`` loads models by
         call; None: there are no such calls."""
         self._core = core
         self._read_again = read_again
-        self._snapshots = Snapshots(core, health, repository)
+        self._snapshots = Snapshots(core, health, repository, pace_of)
 
     def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
         """Why the model, its version or its label is in its state, and what to do. A model that is not served has an

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.admin.control import AdminControl
 from tfs_lite.server.dashboard.counters import Counters
@@ -18,6 +19,7 @@ from tfs_lite.server.dashboard.feed import WRITE_TIMEOUT, Feed
 from tfs_lite.server.dashboard.overview import Overview, dumps
 from tfs_lite.server.dashboard.page import DATA_HEADERS, Page
 from tfs_lite.server.dashboard.series import Series
+from tfs_lite.server.explain.snapshot import Pace
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Request, Response, Stream
@@ -74,6 +76,12 @@ class Dashboard(Api[str]):
 
     def start(self) -> None:
         self.series.start()
+
+    def pace_of(self, servable_id: ServableId) -> Pace | None:
+        """Of the last minute. Any thread."""
+        key = servable_id.name, str(servable_id.version)
+        wait, run = (self.series.last_minute(key, signal) for signal in ("queue", "run"))
+        return Pace(wait, run) if wait is not None and run is not None else None
 
     def close_feed(self) -> None:
         """Ends every feed, because the server waits for the requests in flight."""

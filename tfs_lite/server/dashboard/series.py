@@ -25,6 +25,8 @@ from tfs_lite.metrics.requests import LATENCY_BUCKETS
 
 FINE_SECONDS, FINE_POINTS = 2.0, 300
 COARSE_SECONDS, COARSE_POINTS = 60.0, 240
+MINUTE_POINTS = 30
+"""Fine points of a minute."""
 MAX_VERSIONS = 256
 """Whose points are kept."""
 NO_NUMBER = math.nan
@@ -202,11 +204,17 @@ class Ring:
 
     def tail(self, key: Key, signal: str, count: int) -> list[float]:
         """The last points of one signal, 0 where there is no number."""
+        return [value if value == value else 0.0 for value in self._last(key, signal, count)]
+
+    def recent(self, key: Key, signal: str, count: int) -> list[float]:
+        """Those of the last points of one signal that are numbers."""
+        return [value for value in self._last(key, signal, count) if value == value]
+
+    def _last(self, key: Key, signal: str, count: int) -> Sequence[float]:
         track = self._tracks.get(key, {}).get(signal)
         if track is None:
-            return [0.0] * count
-        found = (track[number % self.points] for number in range(self.tick + 1 - count, self.tick + 1))
-        return [value if value == value else 0.0 for value in found]
+            return [NO_NUMBER] * count
+        return [track[number % self.points] for number in range(self.tick + 1 - count, self.tick + 1)]
 
     def _note_peaks(self, counts: Mapping[Key, Counts]) -> None:
         for key, found in counts.items():
@@ -303,6 +311,12 @@ class Series:
     def of_model(self, model: str, coarse: bool) -> tuple[float, float, dict[Key, dict[str, list[float | None]]]]:
         """The same, of every version of the model."""
         return self.history([key for key in self.kept if key[0] == model], coarse)
+
+    def last_minute(self, key: Key, signal: str) -> float | None:
+        """The mean of the fine points of a version; None if it has none."""
+        with self._lock:
+            found = self._fine.recent(key, signal, MINUTE_POINTS)
+        return sum(found) / len(found) if found else None
 
     def sparks(self, count: int, step: int, most: int) -> dict[str, list[float]]:
         """Requests a second of each model, of at most ``most``: ``count`` numbers, each the mean of ``step`` fine

@@ -30,6 +30,9 @@ from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolic
 
 REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, StatusCode.DATA_LOSS})
 """Codes of files that another attempt would refuse again."""
+SLOW_WAIT = 0.05
+"""Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
+it can. Of shorter waits nobody asks, and the next batch costs one run at most where there is room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +279,16 @@ def _queue_full(case: Case) -> Link | None:
     return words.queue_full(case.model, burden)
 
 
+def _slow(case: Case) -> Link | None:
+    """A queue that is full says the same, and more."""
+    found = case.found
+    if found is None or found.burden is None or found.burden.refusal is not None or found.pace is None:
+        return None
+    if found.pace.wait_seconds <= max(found.pace.run_seconds, SLOW_WAIT):
+        return None
+    return words.slow(found.pace, found.burden)
+
+
 def _config_not_applied(case: Case) -> Link | None:
     if case.found is None or case.found.remark.ok or not case.found.answers:
         return None
@@ -373,6 +386,7 @@ TABLE = (
     _label_to_missing,
     _worker,
     _queue_full,
+    _slow,
     _config_not_applied,
     _loading,
     _queue_for_thread,

@@ -8,8 +8,9 @@ manager as the version's state.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -43,6 +44,18 @@ class Incomplete:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Of the last minute, on average: the seconds that a call waited for its run, and those of a run."""
+
+    wait_seconds: float
+    run_seconds: float
+
+
+Paces: TypeAlias = Callable[[ServableId], Pace | None]
+"""Of a version; None: nothing of it has run in the last minute, or nobody counts. Any thread."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
@@ -57,6 +70,7 @@ class VersionSnapshot:
     attempt: LoadAttempt | None = None
     remark: Status = OK
     burden: Burden | None = None
+    pace: Pace | None = None
     can_be_asked: bool = True
     sequences: tuple[int, float] | None = None
     replicas: str = ""
@@ -100,7 +114,8 @@ class Overview:
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
-    ``refused_config`` is the config file that is not in force."""
+    ``refused_config`` is the config file that is not in force. ``refused_models`` are those of the repository that
+    cannot be served as they are."""
 
     taken: float
     monotonic: float
@@ -115,6 +130,7 @@ class ServerSnapshot:
     offered: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
     refused_config: StandingRefusal | None = None
+    refused_models: Mapping[str, Status] = field(default_factory=dict)
     overview: Overview = field(default_factory=lambda: Overview())
 
     def wall(self, monotonic: float) -> float:
@@ -125,8 +141,9 @@ class ServerSnapshot:
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
     """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
-    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``refused``: why
-    the last load call began nothing, by version. ``others``: the models that its versions wait for."""
+    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``unmarked``: the
+    repository has a directory of its name that holds no version. ``refused``: why the last load call began nothing, by
+    version. ``others``: the models that its versions wait for."""
 
     name: str
     server: ServerSnapshot
@@ -139,6 +156,7 @@ class ModelSnapshot:
     problem_since: float | None = None
     looked: bool = True
     exists: bool = False
+    unmarked: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
 
@@ -162,11 +180,12 @@ class _Shared:
 class Snapshots:
     """Any thread but the event loop's may call any method."""
 
-    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None = None) -> None:
+    def __init__(self, core: ServerCore, health: Health, repository: RepositoryControl | None, pace_of: Paces) -> None:
         """``repository`` loads models by call; None: there are no such calls."""
         self._core = core
         self._health = health
         self._repository = repository
+        self._pace_of = pace_of
         self._locator = ModelLocator(core.options)
 
     def of_model(self, ref: ModelRef) -> ModelSnapshot:
@@ -175,16 +194,19 @@ class Snapshots:
         asked = snapshot.labels.get(ref.label) if ref.label is not None else ref.version
         if not snapshot.configured and self._repository is not None:
             snapshot = replace(snapshot, server=replace(server, offered=tuple(self._locator.names())))
+        if not snapshot.configured and ref.name not in server.refused_models:
+            snapshot = replace(snapshot, unmarked=self._locator.is_unmarked(ref.name))
         if asked is not None and snapshot.base_path:
             exists = os.path.isdir(os.path.join(snapshot.base_path, str(asked)))
             snapshot = replace(snapshot, exists=exists)
         return self._with_others(snapshot, shared, MAX_DEPTH)
 
     def of_all(self) -> Iterator[ModelSnapshot]:
-        """Of every model of the config, and of each other that still has a version. They share one look at the
-        manager."""
+        """Of every model of the config, each other that still has a version, and those of the repository that are
+        refused. They share one look at the manager."""
         shared = self._shared(None)
-        for name in dict.fromkeys((*shared.server.known, *sorted(shared.server.overview.by_model))):
+        server = shared.server
+        for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
             yield self._model(name, shared)
 
     def _shared(self, name: str | None) -> _Shared:
@@ -214,6 +236,7 @@ class Snapshots:
             (),
             options.trusted_model_base_paths,
             core.refused_config,
+            core.refused_models,
             Overview.of(view),
         )
 
@@ -259,6 +282,7 @@ class Snapshots:
                 core.states.last_attempt(servable_id),
                 remarks.get(version, OK),
                 shared.burdens.get(servable_id),
+                self._pace_of(servable_id) if servable_id in shared.burdens else None,
                 core.can_be_asked(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),

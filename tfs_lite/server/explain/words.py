@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from tfs_lite.config.model_server import ModelConfig
+from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -19,7 +20,7 @@ from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
@@ -104,6 +105,18 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
         "--max_queued_requests is the length of the queue"
     )
     return Link(Cause.QUEUE_FULL, text, fix, doc="serving.md")
+
+
+def slow(pace: Pace, burden: Burden) -> Link:
+    text = (
+        f"its calls wait longer than they run: {duration(pace.wait_seconds)} for a run of "
+        f"{duration(pace.run_seconds)}, on average in the last minute; {counted(burden.pending, 'call')} waiting now"
+    )
+    fix = (
+        "let it run more at a time: raise instance_group count or max_batch_size in the model's config, or give it "
+        "another server; a wait of about batch_timeout_micros is what that field asks for"
+    )
+    return Link(Cause.SLOW, text, fix, doc="batching.md")
 
 
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
@@ -311,6 +324,8 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
         where = model.base_path if paths and model.base_path else "GLOB"
         fix = f"if you trust who writes there, start the server with --trusted_model_base_paths={where}"
         return Link(Cause.TRUST_MISSING, text, fix, since, "serving.md")
+    if any(f"{name}:" in failure.message for name in MODEL_SETTINGS_FILES):
+        return Link(Cause.ARTEFACT_REFUSED, failure.message, f"correct that config file: {again}", since, "serving.md")
     refused = failure.reason is Reason.FILES_REFUSED
     if refused or failure.code in (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT):
         fix = f"export it anew with tfs_lite.save and {other}, or mend it in place: {again}"
@@ -431,7 +446,21 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
     if _said_by_refused_file(model) is not None:
         text = f"the config file names model {model.name!r}, but was refused"
         return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
+    if model.name in server.refused_models:
+        text = f"the repository has it, but it is refused: {server.refused_models[model.name].message}"
+        fix = "correct what the message says (a wrong name: rename its directory); it is looked at again by itself"
+        return Link(Cause.NOT_CONFIGURED, text, fix, doc="model-config.md")
+    if model.unmarked:
+        text = "the repository has a directory of this name without a version: those are directories named by a number"
+        fix = f"move its files into {model.name}/1; {_looked_at(model)}"
+        return Link(Cause.NOT_CONFIGURED, text, fix, doc="serving.md")
     return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
+
+
+def _looked_at(model: ModelSnapshot) -> str:
+    if model.server.control_mode == "explicit":
+        return f"then load it: POST /v2/repository/models/{model.name}/load"
+    return "it is seen by itself" if model.server.polls else "then start the server again"
 
 
 def _origin(model: ModelSnapshot) -> str:
@@ -529,6 +558,10 @@ def size(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def clock(seconds: float | None) -> str:

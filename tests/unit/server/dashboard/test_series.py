@@ -75,6 +75,18 @@ def test_minutes_have_means_of_rates_and_peaks_of_states() -> None:
     assert 7.0 in counting.points(signal="waiting", coarse=True)
 
 
+def test_the_last_minute_is_the_mean_of_the_points_that_have_a_number() -> None:
+    counting = Counting()
+    assert counting.series.last_minute(M1, "queue") is None
+    for waits, seconds in ((2, 2.0), (2, 2.0), (4, 8.0)):
+        counting.counts[M1] = Counts(requests=waits, waits=waits, wait_seconds=seconds)
+        counting.tick()
+    assert counting.series.last_minute(M1, "queue") == 2.0
+    for _ in range(30):
+        counting.tick()
+    assert counting.series.last_minute(M1, "queue") is None
+
+
 def test_counters_that_begin_anew_make_no_negative_rates() -> None:
     counting = Counting()
     for requests in (100, 4):

@@ -10,9 +10,10 @@ from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.server.explain.causes import explain, line_of_model
-from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, ServerSnapshot, VersionSnapshot
+from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
+from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.config_follower import CHANGED
+from tfs_lite.serving.server_core import Burden
 from tfs_lite.sources.version_scan import SpecificPolicy
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
@@ -104,6 +105,22 @@ def test_the_fix_of_a_policy_can_be_copied_into_the_config() -> None:
     found = VersionSnapshot(2, on_disk=True)
     fix = ask(model(found, serving(1), policy=SpecificPolicy((1,))), 2).because[0].fix
     assert "model_version_policy { specific { versions: 1 versions: 2 } }" in fix
+
+
+def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybody_would_ask_about() -> None:
+    idle = Burden(3, None, ())
+
+    def of(wait: float, run: float, burden: Burden = idle) -> list[Cause]:
+        return [link.cause for link in ask(model(serving(1, burden=burden, pace=Pace(wait, run)))).because]
+
+    assert of(wait=0.3, run=0.1) == [Cause.SLOW]
+    assert not of(wait=0.1, run=0.3)
+    assert not of(wait=0.03, run=0.001)
+    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full"), ())
+    assert of(wait=0.3, run=0.1, burden=full) == [Cause.QUEUE_FULL]
+    text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
+    assert "1.2 s for a run of 100.0 ms" in text
+    assert "3 calls waiting now" in text
 
 
 def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
