@@ -19,8 +19,9 @@ import statistics
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from batching import cell, say, table
@@ -35,22 +36,6 @@ SIDE = ours("ours")
 VIEWERS = 2
 EVERY = 100
 """One request of so many is traced."""
-
-
-class From(Place):
-    """A place whose servers run the source of another directory."""
-
-    source: Path
-
-    def pinned(self, command: Sequence[str]) -> list[str]:
-        source = str(self.source)
-        return super().pinned(["env", "-C", source, f"PYTHONPATH={source}", *command])
-
-
-def place_of(source: Path, place: Place) -> Place:
-    found = From(place.server, place.client)
-    object.__setattr__(found, "source", source.resolve())
-    return found
 
 
 @contextmanager
@@ -100,7 +85,7 @@ def measure(built: Model, arguments: argparse.Namespace) -> dict[str, list[float
         words = ("mode=opentelemetry", "level=TIMESTAMPS", f"rate={EVERY}", f"opentelemetry,url={collector.url}")
         servers = {"off": stack.enter_context(launch_serve(place, *flags))}
         if arguments.before:
-            before = place_of(arguments.before, place)
+            before = replace(place, source=str(arguments.before.resolve()))
             servers["before"] = stack.enter_context(launch_serve(before, *flags))
         traced = (*flags, *(f"--trace_config={word}" for word in words))
         servers["sampled"] = stack.enter_context(launch_serve(place, *traced))

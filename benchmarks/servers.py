@@ -41,16 +41,18 @@ class Absent(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Cores as ``taskset`` writes them: ``0`` or ``0,1``."""
+    """Cores as ``taskset`` writes them: ``0`` or ``0,1``. Servers run the source tree ``source``; empty for this one."""
 
     server: str = "0"
     client: str = "1"
+    source: str = ""
 
     def pin_this_process(self) -> None:
         os.sched_setaffinity(0, {int(cpu) for cpu in self.client.split(",")})
 
     def pinned(self, command: Sequence[str]) -> list[str]:
-        return ["taskset", "-c", self.server, *command]
+        other = ["env", "-C", self.source, f"PYTHONPATH={self.source}"] if self.source else []
+        return ["taskset", "-c", self.server, *other, *command]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tfs_lite.adapters.save import save
+    from tfs_lite.adapters.saving.save import save
     from tfs_lite.client import Client
     from tfs_lite.server.server import Server
 
 __all__ = ["Client", "Server", "__version__", "save"]
 
-_HOMES = {"save": "tfs_lite.adapters.save", "Client": "tfs_lite.client", "Server": "tfs_lite.server.server"}
+_HOMES = {"save": "tfs_lite.adapters.saving.save", "Client": "tfs_lite.client", "Server": "tfs_lite.server.server"}
 
 
 def __getattr__(name: str) -> Any:

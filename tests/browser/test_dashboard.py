@@ -209,3 +209,28 @@ def test_changed_config_file_is_read_again_by_click_of_those_who_may(
             seen.page.get_by_role("button", name="Read again").click()
             seen.page.locator("dialog").get_by_role("button", name="Read").click()
             seen.wait_text("models.config", "dialog [role=alert]")
+
+
+def test_config_file_that_is_refused_is_a_band_until_it_is_corrected(
+    viewer: Open, publish: Publish, tmp_path: Path
+) -> None:
+    publish(tmp_path, "ranker", 1)
+    file = tmp_path / "models.config"
+    good = config_text(tmp_path, entry("ranker"))
+    file.write_text(good)
+    options: dict[str, Any] = {"model_config_file": str(file), "model_config_file_poll_wait_seconds": 0.1}
+    with serving(tmp_path, **options) as served, viewer(served.url) as seen:
+        band = seen.page.locator("main > [role=alert]")
+        seen.open()
+        seen.wait_text("Serving", "tbody")
+        assert band.count() == 0
+        file.write_text(good.replace("base_path", "bsae_path"))
+        seen.wait_text("the config file was refused", "main > [role=alert]")
+        assert "Do: correct the config file" in seen.text("main > [role=alert]")
+        assert "Serving" in seen.text("tbody"), "what was in force stays so"
+        seen.page.get_by_role("link", name="ranker").click()
+        seen.wait_text("the config file was refused", "[aria-label=Why]")
+        assert band.count() == 1
+        file.write_text(good)
+        seen.wait(lambda: band.count() == 0, "the band is gone")
+        seen.wait(lambda: seen.page.locator("[aria-label=Why]").count() == 0, "and so is the cause")

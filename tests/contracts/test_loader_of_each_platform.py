@@ -19,7 +19,16 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.lifecycle.servables import run_alone
 from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
+from tfs_lite.testing.servers.platforms import (
+    SETTINGS,
+    WIDTH,
+    WRITERS,
+    has_onnx,
+    write_exported,
+    write_onnx,
+    write_python,
+    write_script,
+)
 
 ID = ServableId("m", 1)
 PATIENCE = 60
@@ -80,7 +89,7 @@ def test_estimate_is_bound_and_only_shrinks(loader):
 
 
 def test_failed_load_can_be_tried_again(loader, tmp_path):
-    (hidden,) = [file for file in (tmp_path / "1").iterdir() if file.name.startswith("model.p")]
+    (hidden,) = [file for file in (tmp_path / "1").iterdir() if file.name.startswith(("model.p", "model.onnx"))]
     hidden.rename(tmp_path / "hidden")
     for _ in range(2):
         with pytest.raises(ServingError):
@@ -137,10 +146,16 @@ class Model(torch.nn.Module):
     return write_python(directory, source, {"weight": torch.zeros(BIG)})
 
 
+def write_big_onnx(directory: Path) -> Path:
+    if not has_onnx():
+        pytest.skip("needs the extra onnx")
+    return write_onnx(directory, width=BIG)
+
+
 @pytest.mark.parametrize(
     "write",
-    [write_big_exported, lambda directory: write_script(directory, Big()), write_big_module],
-    ids=["pytorch_export", "pytorch_libtorch", "python"],
+    [write_big_exported, lambda directory: write_script(directory, Big()), write_big_module, write_big_onnx],
+    ids=["pytorch_export", "pytorch_libtorch", "python", "onnxruntime_onnx"],
 )
 def test_memory_of_a_version_comes_back(tmp_path, write):
     directory = write(tmp_path / "1")

@@ -30,6 +30,7 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
@@ -293,6 +294,9 @@ class _Core:
         return [ModelReport(MODEL, (available,)), ModelReport("n", (), Status(StatusCode.NOT_FOUND, "no directory"))]
 
     def replicas(self) -> list[ReplicaReport]:
+        return []
+
+    def workers(self) -> list[WorkerState]:
         return []
 
     def loads(self) -> dict[ServableId, LoadProgress]:

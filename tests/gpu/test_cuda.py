@@ -10,7 +10,7 @@ from tfs_lite.adapters.device import machine_resources, pick_device
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, to_arrays, to_tensor
-from tfs_lite.adapters.save import save
+from tfs_lite.adapters.saving.save import save
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.resources import GPU, RAM, Resource, ResourceUtil
 from tfs_lite.core.servable import ServableId

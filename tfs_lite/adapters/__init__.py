@@ -5,7 +5,7 @@
     loaded_model        the base class of opened models: what is done around the call of an artefact
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
-    pytorch/, python/, language/   the platforms
+    pytorch/, aoti/, python/, onnx/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python
@@ -16,7 +16,7 @@
     warmup              the requests of a version's config and warm-up file, run before clients can send any
     model_warmup        Triton's ``model_warmup``: runs of every instance
     replay              runs a recorded request as the server would; ``warmup`` uses it
-    save                ``tfs_lite.save``
+    saving/             ``tfs_lite.save``
 
 Only this package imports torch for models. No file is trusted before it was inspected: archives are read without torch
 (``inspect``), code needs the operator's trust, and a load that fails leaves no memory behind.

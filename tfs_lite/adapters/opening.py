@@ -36,8 +36,9 @@ class VersionFiles:
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
-    ``beside`` is the number of instances of the version that are open already. ``meter`` is told how far the load is: a
-    platform that reads bytes itself begins the phase READING with their number and adds what it has read."""
+    ``beside`` is the number of instances of the version that are open already. ``threads``: how many threads an
+    instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
+    bytes itself begins the phase READING with their number and adds what it has read."""
 
     id: ServableId
     files: VersionFiles
@@ -45,6 +46,7 @@ class OpenRequest:
     trusted: bool
     settings: ModelSettings = field(default_factory=ModelSettings)
     beside: int = 0
+    threads: int = 0
     meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
 
     @property
@@ -78,7 +80,8 @@ class Platform:
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
     ``family`` is the library of that process: those of torch are forked from one that has imported it, others are
-    started without torch.
+    started without torch. ``sandbox`` is for processes of models: "auto", one where the kernel has it; "asked", only if
+    the model's config or the server asks for it; "required", no process without one unless the version is trusted.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Platform:
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
     family: Literal["torch", "tensorflow"] = "torch"
+    sandbox: Literal["auto", "asked", "required"] = "auto"
     open_in_process: Callable[[OpenRequest], OpenedModel] | None = None
     shared: tuple[str, ...] = ()
     check_config: Callable[[str, ModelSettings], object] | None = None

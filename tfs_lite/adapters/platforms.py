@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
+from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
-from tfs_lite.adapters.exported.document import COMPILED
-from tfs_lite.adapters.language import transformers_model
+from tfs_lite.adapters.encoders import platform as transformers_platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
-from tfs_lite.adapters.opening import Platform, VersionFiles
+from tfs_lite.adapters.onnx import model as onnx_model
+from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.python import model as python_model
 from tfs_lite.adapters.pytorch import export, libtorch
 from tfs_lite.adapters.reshape import seen_by_model
@@ -31,30 +32,13 @@ ENSEMBLE = "ensemble"
 logger = logging.getLogger(__name__)
 
 
-def _is_compiled(files: VersionFiles) -> bool:
-    return any(member.startswith(COMPILED) for member in files.members)
-
-
 BUILT_IN = (
     export.PLATFORM,
     libtorch.PLATFORM,
     python_model.PLATFORM,
-    Platform(
-        "pytorch_aoti",
-        "model.pt2 compiled by AOTInductor",
-        _is_compiled,
-        None,
-        needs_trust=True,
-        missing="AOTInductor packages are not served yet: publish the model as torch.export.save writes it",
-    ),
-    Platform(
-        "onnxruntime_onnx",
-        "model.onnx",
-        lambda files: "model.onnx" in files.names,
-        None,
-        missing="ONNX models are not served yet",
-    ),
-    transformers_model.PLATFORM,
+    aoti.PLATFORM,
+    onnx_model.PLATFORM,
+    transformers_platform.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 

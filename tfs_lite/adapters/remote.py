@@ -59,6 +59,7 @@ def request_of(arguments: str) -> tuple[OpenRequest, str]:
         fields["device"],
         fields["trusted"],
         ModelSettings.model_validate(fields["settings"]),
+        threads=fields["torch_threads"],
     )
     return request, fields["platform"]
 

@@ -78,6 +78,14 @@ class ReshapedModel(Model):
         return self._inner.worker
 
     @property
+    def merges_calls(self) -> bool:
+        return self._inner.merges_calls
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._inner.labels
+
+    @property
     def concurrency(self) -> int:
         return self._inner.concurrency
 

@@ -8,7 +8,7 @@ the model's own, and classify and regress use the only output.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -108,6 +108,14 @@ class SignedModel(OpenedModel):
             yield self._answer(mapping, results, wanted)
 
     @property
+    def merges_calls(self) -> bool:
+        return self._model.merges_calls
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._model.labels
+
+    @property
     def concurrency(self) -> int:
         return self._model.concurrency
 
@@ -175,6 +183,25 @@ def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
         return model
     own = find_signature(model.signatures, DEFAULT_SIGNATURE)
     return SignedModel(model, request.id, mappings_of(own, settings, request.files.directory))
+
+
+def check_declared(signature: Signature, settings: ModelSettings) -> None:
+    """INVALID_ARGUMENT if the config contradicts the model's own signature; it may repeat what that declares."""
+    for kind, specs, tensors in (
+        ("input", signature.inputs, settings.input),
+        ("output", signature.outputs, settings.output),
+    ):
+        known = {spec.name: spec for spec in specs}
+        for tensor in tensors:
+            spec = known.get(tensor.name)
+            if spec is None:
+                names = ", ".join(f'"{name}"' for name in known)
+                raise invalid_argument(f'{kind} "{tensor.name}" of the config: the model has {names}')
+            if spec.dtype is not tensor.data_type:
+                raise invalid_argument(
+                    f'{kind} "{tensor.name}" of the config is {tensor.data_type.text}, '
+                    f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"
+                )
 
 
 def mappings_of(own: Signature, settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:

@@ -184,6 +184,7 @@ FLAGS: tuple[Flag, ...] = (
     _run("enable_per_model_batching_parameters", _BOOL, False, "batch by the batching_params.pbtxt of each version"),
     _run("send_batches", _STRING, "expect", "when a batch that could grow leaves", words="expect|greedy"),
     _run("worker", _STRING, "thread", "where models live: here, on their own, elsewhere", words="thread|process|ray"),
+    _run("worker_sandbox", _STRING, "auto", "what models' processes may do is bounded", words="auto|require|off"),
     _run("sequence_drain_seconds", _FLOAT, 60.0, "a withdrawn version waits this long for its sequences", minimum=0),
     _run("openai_timeout_seconds", _FLOAT, 600.0, "the most for a request of OpenAI's API", minimum=0.001),
     _run("cache_config", _STRING, "", "response cache: local,size=BYTES; empty: none"),

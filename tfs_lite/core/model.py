@@ -45,12 +45,21 @@ class WorkerBusy(ServingError):
         return type(self), (self.status.message,)
 
 
+class SandboxStatus(NamedTuple):
+    """What the sandbox of a model's process holds, and what it does not on this kernel: of "files", "programs",
+    "network" and "signals"."""
+
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
     started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
     host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could
-    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``."""
+    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``. ``sandbox``: that of
+    its process, None if it is in none."""
 
     kind: str = "thread"
     up: bool = True
@@ -61,6 +70,7 @@ class WorkerStatus:
     cause: str = ""
     failure: str = ""
     retry_at: float | None = None
+    sandbox: SandboxStatus | None = None
 
 
 class Model(Protocol):
@@ -97,6 +107,16 @@ class Model(Protocol):
     def worker(self) -> WorkerStatus:
         """Any thread."""
         return WorkerStatus()
+
+    @property
+    def merges_calls(self) -> bool:
+        """Whether calls are batched also where no config asks for it."""
+        return False
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes, by output, that the artefact itself has."""
+        return {}
 
     @property
     def concurrency(self) -> int:

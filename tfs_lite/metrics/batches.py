@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.core.model import BatchReport
+from tfs_lite.core.model import BatchReport, SandboxStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.metrics.series import (
     Cell,
@@ -183,7 +183,7 @@ class WorkerState:
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
     way; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure`` and ``retry_at`` say of one that
     is not up why it has ended, why it could not be started again, and when that is tried next, in seconds of
-    ``time.monotonic``."""
+    ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none."""
 
     id: ServableId
     instance: int
@@ -196,6 +196,7 @@ class WorkerState:
     cause: str = ""
     failure: str = ""
     retry_at: float | None = None
+    sandbox: SandboxStatus | None = None
 
 
 class BatchStateCollector(Collector):
@@ -235,5 +236,9 @@ class BatchStateCollector(Collector):
             restarts.add_metric(which, worker.restarts)
             pid = "" if worker.pid is None else str(worker.pid)
             facts = dict(zip(labels, which, strict=True)) | {"kind": worker.kind, "pid": pid, "reason": worker.reason}
-            info.add_sample(info.name, facts | ({"node": worker.node} if worker.node else {}), 1)
+            if worker.node:
+                facts["node"] = worker.node
+            if worker.sandbox is not None:
+                facts["sandbox"] = " ".join(worker.sandbox.holds)
+            info.add_sample(info.name, facts, 1)
         yield from (up, restarts, info)

@@ -149,6 +149,15 @@ def _listed_model(versions: Tree) -> Tree:
         expected_bytes=count,
         seconds_left=seconds,
     )
+    things = _list({"enum": ["files", "programs", "network", "signals"]})
+    sandbox = _object(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
+    process = _object(
+        ("version", "instance", "pid", "sandbox"),
+        version=text,
+        instance=count,
+        pid={"type": ["integer", "null"]},
+        sandbox=sandbox,
+    )
     return _object(
         ("name", "model_version_status"),
         name=text,
@@ -156,6 +165,7 @@ def _listed_model(versions: Tree) -> Tree:
         reason=text,
         load_progress=_list(load),
         replica_status=_list(of_version),
+        process_status=_list(process),
     )
 
 

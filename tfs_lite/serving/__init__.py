@@ -10,6 +10,7 @@ model_states        what is known about every version, as ``status`` shows it; a
 load_journal        every attempt to load a version
 change_notifier     tells waiting threads that a state has changed
 model_opener        opens the instances of a model, in this process or in one of their own
+sandboxes           which processes of models get a sandbox
 servable_factory    which scheduler runs a model, by its config
 model_configs       which config counts for a model
 preloaded           versions that are loaded before the manager asks for them

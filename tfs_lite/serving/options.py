@@ -23,6 +23,7 @@ CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
 WORKERS = ("thread", "process", RAY)
+SANDBOXES = ("auto", "require", "off")
 SEND_BATCHES = ("expect", "greedy")
 MANAGEMENT_ACCESS = ("auto", "open", "token")
 ACCESS = ("open", "token")
@@ -129,6 +130,7 @@ class ServerOptions:
     """When a batch without a delay that could still grow is run: when no more requests are expected soon, or
     (``greedy``) at once."""
     worker: str = "thread"
+    worker_sandbox: str = "auto"
     """Where models run whose config does not say: in a ``thread`` of the server, in a ``process`` of their own, or as
     replicas on the nodes of the cluster (``ray``)."""
     sequence_drain_seconds: float = 60.0
@@ -201,6 +203,7 @@ class ServerOptions:
         self._check_choice("aspired_version_policy", VERSION_POLICIES)
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
+        self._check_choice("worker_sandbox", SANDBOXES)
         self._check_choice("grpc_server", GRPC_SERVERS)
         self._check_access()
         self._check_choice("access_log", ACCESS_LOGS)

@@ -19,6 +19,7 @@ from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.batching import BatchingParameters, combined, parameters_without_file, read_version_parameters
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.scheduling import DynamicBatching
 from tfs_lite.config.server_files import read_batching_parameters
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
@@ -75,9 +76,13 @@ class BatchingOptions:
             options.max_queued_requests,
         )
 
-    def settings(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
-        """For one version. INVALID_ARGUMENT if its own file is wrong."""
-        own = settings_of_model(request.settings, _most_rows(signatures), self.max_queued_calls)
+    def settings(self, request: OpenRequest, signatures: Collection[Signature], merges: bool) -> BatchSettings:
+        """For one version. ``merges``: its calls are batched also where nothing asks for it. INVALID_ARGUMENT if its
+        own file is wrong."""
+        said = request.settings
+        if merges and said.dynamic_batching is None and self.parameters is None:
+            said = said.model_copy(update={"dynamic_batching": DynamicBatching()})
+        own = settings_of_model(said, _most_rows(signatures), self.max_queued_calls)
         found = own or self._of_parameters(request, signatures)
         if self.greedy and found.send is SendWhen.EXPECT:
             return replace(found, send=SendWhen.GREEDY)
@@ -185,7 +190,7 @@ class ServableFactory:
 
     def _of_models(self, models: Sequence[Model], request: OpenRequest) -> PredictServable:
         settings = request.settings
-        traits = Traits(models[0].platform, settings.max_batch_size, _labels(request))
+        traits = Traits(models[0].platform, settings.max_batch_size, {**models[0].labels, **_labels(request)})
         if settings.sequence_batching is not None:
             return self._sequences(models, request, traits)
         if settings.model_transaction_policy.decoupled:
@@ -220,7 +225,7 @@ class ServableFactory:
         self, models: Sequence[Model], request: OpenRequest, traits: Traits
     ) -> BatchingServable | ItemServable:
         items = models[0].has_item_steps
-        settings = self._batching_options.settings(request, list(models[0].signatures.values()))
+        settings = self._batching_options.settings(request, list(models[0].signatures.values()), models[0].merges_calls)
         inner = BatchingServable(
             models,
             request.id,
@@ -287,6 +292,7 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
             worker.cause,
             worker.failure,
             worker.retry_at,
+            worker.sandbox,
         )
 
 

@@ -134,7 +134,11 @@ class ServerCore:
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(
-            options.worker, options.per_process_gpu_memory_fraction, self._cluster, self._recorder.on_worker
+            options.worker,
+            options.per_process_gpu_memory_fraction,
+            self._cluster,
+            self._recorder.on_worker,
+            options.worker_sandbox,
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
@@ -182,7 +186,7 @@ class ServerCore:
         self.registry.register(
             StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
         )
-        self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
         self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
@@ -582,6 +586,11 @@ class ServerCore:
                 workers = tuple(worker_states(servable_id, servable))
                 yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
+    def workers(self) -> Iterator[WorkerState]:
+        """Of every instance that is loaded."""
+        for servable_id, servable in self._servables():
+            yield from worker_states(servable_id, servable)
+
     def survey(self) -> ManagerView:
         """Every version that the manager has, and what each of them waits for."""
         return self._manager.survey()
@@ -593,10 +602,6 @@ class ServerCore:
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
-
-    def _workers(self) -> Iterator[WorkerState]:
-        for servable_id, servable in self._servables():
-            yield from worker_states(servable_id, servable)
 
     def _servables(self) -> Iterator[tuple[ServableId, Servable]]:
         """Every version that is available, each while a handle holds it."""

@@ -10,6 +10,8 @@ supervisor         starts the fork server, asks it for processes, and hears when
 launch             starts the fork server: as a fork of the server itself, or as a new program
 fork_server        the process that all processes of models are forked from
 child              the process of a model: it opens the model and answers the server's requests
+sandbox            what a process may do, planned by the server, and entering that
+landlock           what Linux offers for it: Landlock, system call filters, capabilities
 request_handler    opening a model, running it and closing it there
 wire, channel      the messages between the two, and how they travel
 tensors            tensors as bytes, one after the other

@@ -23,6 +23,7 @@ from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.priorities import lower_priority
 from tfs_lite.workers.request_handler import Opened, RequestHandler, close_model, open_model
+from tfs_lite.workers.sandbox import enter_by_message
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.tensor_channel import ArenaChannel
 from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, describe_model, plain_failure
@@ -61,6 +62,8 @@ def _serve(channel: Channel) -> int:
     inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
     memory = ArenaChannel(channel, Staging(outputs), inputs)
     try:
+        if request["sandbox"] is not None:
+            enter_by_message(request["sandbox"])
         model = open_model(request["function"], request["arguments"], label)
         description = describe_model(model, model.resident_bytes())
     except ServingError as error:

@@ -12,6 +12,7 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.request_channel import ChannelPool, RequestChannel
+from tfs_lite.workers.sandbox import Sandbox
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.wire import Description
 
@@ -24,7 +25,7 @@ class RemoteModel:
     process with ``arguments`` (JSON) and returns the model. ``memory_limit``, in bytes, bounds the inputs and the
     outputs of one run each; ``close_seconds`` is how long the model may take to close. ``item_channels`` is how many
     requests may be in ``preprocess`` and ``postprocess`` at once. ``preload`` are modules that the fork server imports
-    before it forks the process.
+    before it forks the process. The process enters ``sandbox`` before it calls the function.
     """
 
     label: str
@@ -34,6 +35,7 @@ class RemoteModel:
     close_seconds: float = 10.0
     item_channels: int = 2
     preload: tuple[str, ...] = ()
+    sandbox: Sandbox | None = None
 
 
 class Lane:

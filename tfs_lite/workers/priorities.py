@@ -5,7 +5,8 @@
 Opening a model is minutes of reading and building, and no client waits for it; clients wait for requests to other
 models. In Linux's idle class a thread runs only while the processor is idle, and gives it up at once when another
 thread wants it (sched(7), SCHED_IDLE); niceness would let a load finish its time slice first. A machine with no idle
-time at all would never finish a load: after :data:`IDLE_CLASS_SECONDS` it goes on in the ordinary class.
+time at all would never finish a load: after :data:`IDLE_CLASS_SECONDS` it goes on in the ordinary class. Users whom
+the system does not let leave the idle class load in the class for batches (SCHED_BATCH) instead, which gives way less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 NICENESS = 5
 """On a busy machine the system prefers the server, which accepts requests and refuses those too many."""
@@ -28,8 +30,8 @@ def lower_priority() -> None:
 
 @contextmanager
 def in_background(seconds: float = IDLE_CLASS_SECONDS) -> Iterator[None]:
-    """Inside, all threads of this process are in the idle class, for at most ``seconds``."""
-    _set_policy(os.SCHED_IDLE)
+    """Inside, all threads of this process are in the idle class or that for batches, for at most ``seconds``."""
+    _set_policy(os.SCHED_IDLE if _may_leave_idle_class() else os.SCHED_BATCH)
     timer = threading.Timer(seconds, _set_policy, [os.SCHED_OTHER])
     timer.daemon = True
     timer.start()
@@ -39,6 +41,25 @@ def in_background(seconds: float = IDLE_CLASS_SECONDS) -> Iterator[None]:
         timer.cancel()
         timer.join()
         _set_policy(os.SCHED_OTHER)
+
+
+@cache
+def _may_leave_idle_class() -> bool:
+    """Only root may, or a user with a limit for it (RLIMIT_NICE). Tries it on a thread of its own."""
+    left: list[bool] = []
+
+    def enter_and_leave() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        except OSError:
+            return
+        left.append(True)
+
+    thread = threading.Thread(target=enter_and_leave)
+    thread.start()
+    thread.join()
+    return bool(left)
 
 
 def _set_policy(policy: int) -> None:

@@ -13,6 +13,7 @@ from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.process_connection import connect
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
+from tfs_lite.workers.sandbox import Sandbox
 from tfs_lite.workers.supervisor import Backoff, Supervisor, Worker
 from tfs_lite.workers.wire import Description
 
@@ -77,13 +78,14 @@ def open_in_process(
     memory_limit: int = DEFAULT_LIMIT,
     preload: tuple[str, ...] = (),
     on_worker: Callable[[str | None], None] = ignore,
+    sandbox: Sandbox | None = None,
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
     ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
-    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`. Any thread; several may be opened at
-    once. Raises what the function raises, as a ServingError of the same code and message; WorkerLost if the process
-    died meanwhile.
+    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`; the process enters ``sandbox``, if there
+    is one, before it calls the function. Any thread; several may be opened at once. Raises what the function raises, as
+    a ServingError of the same code and message; WorkerLost if the process died meanwhile.
     """
-    remote = RemoteModel(label, function, arguments, memory_limit, preload=preload)
+    remote = RemoteModel(label, function, arguments, memory_limit, preload=preload, sandbox=sandbox)
     return ProcessModel(supervisor, remote, on_worker=on_worker)

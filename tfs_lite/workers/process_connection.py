@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 
 from tfs_lite.core.model import WorkerLost
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import StatusCode, failed_precondition
 from tfs_lite.protocols.log_format import current_format
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
@@ -35,8 +38,10 @@ class ProcessConnection(Connection):
         main: RequestChannel,
         items: Sequence[RequestChannel],
         description: Description,
+        own_directory: str,
     ) -> None:
         super().__init__([main], items, description)
+        self._own_directory = own_directory
         self._remote = remote
         self._worker = worker
         self._main = main
@@ -80,6 +85,10 @@ class ProcessConnection(Connection):
         _kill(self._worker, self._remote.label)
         self.free()
 
+    def free(self) -> None:
+        super().free()
+        _remove(self._own_directory)
+
 
 def connect(
     supervisor: Supervisor, remote: RemoteModel, lane: Lane, on_start: Callable[[Worker], None]
@@ -89,6 +98,7 @@ def connect(
 
     Raises what the opening raised; WorkerLost if the process died meanwhile. A failure leaves nothing behind.
     """
+    own_directory = _make_directory(remote)
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     try:
@@ -96,23 +106,42 @@ def connect(
             worker = supervisor.spawn(remote.label, theirs, remote.preload)
     except BaseException:
         channel.close()
+        _remove(own_directory)
         raise
     worker.on_end(channel.shut_down)
     on_start(worker)
     try:
-        description = _open(channel, remote, lane)
+        description = _open(channel, remote, lane, own_directory)
         items = _open_item_channels(channel, remote) if description.has_item_steps else ()
     except BaseException as error:
         failure = _failure(error, worker, remote)
         _kill(worker, remote.label)
         channel.close()
+        _remove(own_directory)
         raise failure from None
     worker.started.wait(KILL_SECONDS)
     main = RequestChannel(ArenaChannel(channel, lane.inputs, lane.outputs))
-    return ProcessConnection(remote, worker, main, items, description)
+    return ProcessConnection(remote, worker, main, items, description, own_directory)
 
 
-def _open(channel: Channel, remote: RemoteModel, lane: Lane) -> Description:
+def _make_directory(remote: RemoteModel) -> str:
+    """The directory that a process in a sandbox writes to; empty for one that needs none. FAILED_PRECONDITION if it
+    cannot be made."""
+    if remote.sandbox is None:
+        return ""
+    try:
+        return tempfile.mkdtemp(prefix="tfs-lite-")
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+    raise failed_precondition(f"cannot be loaded: no directory can be made for its process ({reason})")
+
+
+def _remove(directory: str) -> None:
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open(channel: Channel, remote: RemoteModel, lane: Lane, own_directory: str) -> Description:
     request = {
         "label": remote.label,
         "function": remote.function,
@@ -120,6 +149,7 @@ def _open(channel: Channel, remote: RemoteModel, lane: Lane) -> Description:
         "limit": remote.memory_limit,
         "log_level": logging.getLogger().getEffectiveLevel(),
         "log_format": current_format(),
+        "sandbox": None if remote.sandbox is None else remote.sandbox.to_message(own_directory),
     }
     channel.send((OPEN, request), [lane.inputs.arena.descriptor, lane.outputs.descriptor])
     answer = channel.receive()

@@ -82,6 +82,7 @@ class ReconnectingModel(Model):
         self._connector = connector
         self._words = words
         self._label = remote.label
+        self._sandbox = None if remote.sandbox is None else remote.sandbox.status
         self._max_wait = max_wait
         self._on_worker = on_worker
         self.ongoing = 0
@@ -177,7 +178,7 @@ class ReconnectingModel(Model):
             lost = ("", "", None) if up else (self._cause, self._failure, self._retry_at)
             pid = self._connection.pid if self._connection else None
             reason = known.reason if known is not None else ""
-            return WorkerStatus(self._words.kind, up, pid, self._restarts, reason, "", *lost)
+            return WorkerStatus(self._words.kind, up, pid, self._restarts, reason, "", *lost, self._sandbox)
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
         """Memory that needs no copy on its way to the process. RESOURCE_EXHAUSTED beyond the memory limit."""

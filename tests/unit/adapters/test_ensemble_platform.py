@@ -135,6 +135,6 @@ def test_pipeline_on_another_platform_is_refused(version: Path, exported_once: P
 
 def test_platforms_say_whether_they_are_served() -> None:
     served = {name for name, platform in PLATFORMS.items() if platform.is_served}
-    assert served >= {"ensemble", "python", "pytorch_export", "pytorch_libtorch"}
-    assert "onnxruntime_onnx" not in served
+    assert served >= {"ensemble", "onnxruntime_onnx", "python", "pytorch_export", "pytorch_libtorch"}
+    assert "pytorch_aoti" not in served
     assert ModelSettings().ensemble_scheduling is None

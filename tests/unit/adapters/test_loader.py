@@ -121,14 +121,9 @@ def test_trust_allows_an_archive_with_more_in_it(exported, loader_for, add):
     loader.unload()
 
 
-def test_artefact_of_a_platform_to_come_is_refused_by_name(tmp_path, loader_for):
-    (tmp_path / "model.onnx").write_bytes(b"{}")
-    assert "platform onnxruntime_onnx: " in failure_of(loader_for(tmp_path), StatusCode.UNIMPLEMENTED)
-
-
-def test_compiled_archive_is_refused_by_name(exported, loader_for, add):
+def test_compiled_archive_needs_trust(exported, loader_for, add):
     add("data/aotinductor/model/run.so")
-    assert "AOTInductor" in failure_of(loader_for(exported, trusted=str(exported)), StatusCode.UNIMPLEMENTED)
+    assert "platform pytorch_aoti runs code" in failure_of(loader_for(exported), StatusCode.PERMISSION_DENIED)
 
 
 def test_platform_of_the_server_goes_before_that_of_the_config(exported_once, loader_for):

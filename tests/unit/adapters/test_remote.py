@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_request_is_told_completely(tmp_path, trusted, device):
     request = OpenRequest(ServableId("m", 2**62), read_version(str(tmp_path)), device, trusted, settings)
     told = describe(request, "python", 3)
     assert json.loads(told)["torch_threads"] == 3
-    assert request_of(told) == (request, "python")
+    assert request_of(told) == (replace(request, threads=3), "python")
 
 
 @pytest.mark.parametrize("settings", [ModelSettings(), SETTINGS])

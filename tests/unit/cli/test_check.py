@@ -43,7 +43,8 @@ def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> No
     code, model = check(published, capsys)
     assert code == 0
     (version,) = model["versions"]
-    own = {"name": "serving_default", "method": "predict", "inputs": None, "outputs": None}
+    takes, gives = {"x": "float[-1,3]"}, {"y": "float[-1,3]", "version": "float[-1]"}
+    own = {"name": "serving_default", "method": "predict", "inputs": takes, "outputs": gives}
     assert version.pop("signatures") == [own]
     assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}
 
@@ -90,9 +91,7 @@ def test_a_truncated_archive_is_refused(archives: TaggedArchives, tmp_path: Path
     assert reason(model, 1).startswith("DATA_LOSS: model.pt2 is truncated")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("notes.txt", "no platform serves"), ("model.onnx", "ONNX models are not served yet")]
-)
+@pytest.mark.parametrize(("name", "why"), [("notes.txt", "no platform serves"), ("model.onnx", "the file is damaged")])
 def test_a_version_without_an_artefact_that_is_served_is_refused(
     tmp_path: Path, capsys: Captured, name: str, why: str
 ) -> None:

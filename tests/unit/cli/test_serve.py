@@ -67,7 +67,7 @@ def test_a_model_that_fails_at_start_ends_the_server_when_asked_to(tmp_path: Pat
     last = log.splitlines()[-1]
     assert process.returncode == 1
     assert last.startswith("tfs-lite: stopped, because --exit_on_initial_load_failure is set: ")
-    assert "ONNX models are not served yet" in last
+    assert "the file is damaged" in last
 
 
 SIGNAL_ON_ANOTHER_THREAD = """

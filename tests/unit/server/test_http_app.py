@@ -11,9 +11,11 @@ import orjson
 import ormsgpack
 import pytest
 
+from tfs_lite.core.model import SandboxStatus
 from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 
@@ -164,6 +166,27 @@ def test_list_has_the_replicas_of_models_that_live_in_a_cluster(server: RestFixt
     }
     assert "replica_status" not in second
     assert "replica_status" not in server.client.get("/v1/models/m").json()  # TensorFlow Serving's own
+
+
+def test_list_has_the_processes_of_models_and_what_their_sandboxes_hold(server: RestFixture) -> None:
+    version, held = ServableId("m", 7), SandboxStatus(("files", "programs", "network"), ("signals",))
+    server.worker_states += [
+        WorkerState(version, 0, "process", True, 41, sandbox=held),
+        WorkerState(version, 1, "process", False),
+        WorkerState(version, 2, "thread", True),
+    ]
+    first, second = server.client.get("/v1/models").json()["models"]
+    assert first["process_status"] == [
+        {
+            "version": "7",
+            "instance": 0,
+            "pid": 41,
+            "sandbox": {"holds": ["files", "programs", "network"], "lacks": ["signals"]},
+        },
+        {"version": "7", "instance": 1, "pid": None, "sandbox": None},
+    ]
+    assert "process_status" not in second
+    assert "process_status" not in server.client.get("/v1/models/m").json()  # TensorFlow Serving's own
 
 
 def test_metadata_is_upstreams_json_and_gives_its_handle_back(server: RestFixture) -> None:

@@ -86,8 +86,8 @@ WRONG = [
     ([entry("a", path="relative/path")], "to have an absolute path or URI"),
     ([entry("a", path="s3://bucket/a")], "URI"),
     (
-        [entry("a", 'model_platform: "onnxruntime_onnx"')],
-        'model a requests unsupported platform "onnxruntime_onnx"; this server has: ensemble, python, '
+        [entry("a", 'model_platform: "caffe"')],
+        'model a requests unsupported platform "caffe"; this server has: ensemble, onnxruntime_onnx, python, '
         "pytorch_export, pytorch_libtorch, transformers",
     ),
     ([entry("a", 'model_platform: "pythom"')], 'unsupported platform "pythom"; did you mean "python"'),

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import numpy as np
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.testing.servers.thief import attempts, needs, outcomes
 
 SIGNATURE = Signature(
     (TensorSpec("x", DataType.INVALID, None),),
@@ -124,6 +126,14 @@ class ChildModel(Model):
     def have_a_child(self, inputs):
         """A process that would outlive this one."""
         return {"y": np.array([subprocess.Popen(["sleep", "120"]).pid])}
+
+    def steal(self, inputs):
+        """What becomes of a thief's attempts, as JSON; of what every model needs; and of the sandbox's own facts."""
+        options = self.options
+        version, outside, port = str(options["version"]), str(options["outside"]), int(str(options["port"]))
+        found = {"attempts": outcomes(attempts(version, outside, port)), "needs": outcomes(needs(version))}
+        found["own"] = {"directory": tempfile.gettempdir()}
+        return {"y": np.array([json.dumps(found).encode()], object)}
 
     def take_memory(self, inputs):
         self.kept.append(np.ones(int(inputs["x"][0]), np.uint8))

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import numpy as np
+import pytest
 
 from tfs_lite.workers.priorities import in_background
 
@@ -36,6 +37,8 @@ def test_all_threads_are_in_the_background_while_a_model_loads_and_none_after():
 
 
 def test_load_that_takes_long_goes_on_as_any_other_process():
+    with in_background():
+        pass  # finds out whether the idle class can be left
     raised = threading.Event()
     real = os.sched_setscheduler
     policies = []
@@ -60,3 +63,21 @@ def test_process_of_a_model_loads_in_the_background_and_runs_in_the_foreground(o
     model = open_child("make_where_it_loads")
     answer = model.run("where", {"x": np.zeros(1)}, ("y",))["y"]
     assert answer.tolist() == [os.SCHED_IDLE, os.SCHED_OTHER]
+
+
+AS_NOBODY = """
+import os
+from tfs_lite.workers.priorities import in_background, lower_priority
+
+os.setgid(65534)
+os.setuid(65534)
+lower_priority()
+with in_background():
+    assert os.sched_getscheduler(0) == os.SCHED_BATCH
+assert os.sched_getscheduler(0) == os.SCHED_OTHER, os.sched_getscheduler(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_user_who_may_not_leave_the_idle_class_does_not_enter_it():
+    subprocess.run([sys.executable, "-c", AS_NOBODY], check=True, timeout=60)

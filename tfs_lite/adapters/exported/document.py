@@ -28,14 +28,16 @@ MAX_DEPTH = 200
 COMPILED = "data/aotinductor/"
 WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
 SAMPLES = "data/sample_inputs/model.pt"
-_PROGRAM = "models/model.json"
+PROGRAM = "models/model.json"
 _CONFIGS = {WEIGHTS: "model_weights_config.json", CONSTANTS: "model_constants_config.json"}
 _VERSION = "0"
 _OLD_PROGRAM = re.compile(r"(.*/)?serialized_(exported_program\.json|state_dict\.pt)")
-_MEMBERS = re.compile(
-    rf"{FRAME}|{re.escape(_PROGRAM)}|{re.escape(SAMPLES)}"
+FILES = (
+    rf"{FRAME}|{re.escape(PROGRAM)}|{re.escape(SAMPLES)}"
     r"|data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
 )
+"""A pattern of the members of a program's archive."""
+_MEMBERS = re.compile(FILES)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
 _PATH = re.compile(r"[\w.\- /:@+]*", re.ASCII)
 _FREE_TEXT = frozenset(
@@ -94,7 +96,7 @@ def read_document(archive: Archive, trusted: bool) -> Document:
         raise damaged(f"{archive.name} is no archive of torch.export.save")
     if not trusted:
         check_members(archive, _MEMBERS)
-    program = read_program(archive.read(_PROGRAM), archive.name, trusted)
+    program = read_program(archive.read(PROGRAM), archive.name, trusted)
     weights = read_payloads(archive, WEIGHTS, "weight_", trusted)
     constants = read_payloads(archive, CONSTANTS, "tensor_", trusted)
     version = archive.read("archive_version", 20).decode(errors="replace")

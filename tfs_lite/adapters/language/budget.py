@@ -64,8 +64,7 @@ def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget
     config = text_part(root)
     size = BYTES[dtype_name(wanted, on_gpu)]
     headers = read_headers(files)
-    _check_layers(root, headers)
-    _check_sizes(config, headers)
+    check_network(root, headers)
     weights = size * sum(header.elements for header in headers.values())
     if wanted.packed_weights and not on_gpu and not any("head" in name for name in headers):
         weights += size * (_largest(config, ("vocab_size",)) or 0) * (_largest(config, WIDTH) or 0)
@@ -104,6 +103,12 @@ def cache_numbers(config: Json) -> int:
         return 0
     size = _head_size(config, heads or 1, width or 0)
     return 2 * layers * (_largest(config, KV_HEADS) or heads or 1) * size
+
+
+def check_network(root: Json, headers: Mapping[str, TensorHeader]) -> None:
+    """FAILED_PRECONDITION if ``config.json`` calls for a far larger network than the weights are."""
+    _check_layers(root, headers)
+    _check_sizes(text_part(root), headers)
 
 
 def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:

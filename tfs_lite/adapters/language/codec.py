@@ -150,8 +150,15 @@ def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
         render = None if template is None else _render_of_bytes(template, config)
         _try_template(render, [template] if template else ())
         return byte_codec(config, render)
+    return _codec_of(load_tokenizer(files))
+
+
+def load_tokenizer(files: VersionFiles) -> Any:
+    """The version's tokenizer as transformers has it, with a ``backend_tokenizer`` of the ``tokenizers`` library.
+    Errors of :func:`open_codec`; also FAILED_PRECONDITION without a vocabulary."""
     if not files.names & VOCABULARIES:
         raise failed_precondition(f"{CONFIG} is there without a vocabulary, such as {shown(VOCABULARIES)}")
+    refuse_code(CONFIG, read_optional(files, CONFIG))
     try:
         loaded = load_library().AutoTokenizer.from_pretrained(
             files.directory, local_files_only=True, trust_remote_code=False
@@ -160,17 +167,15 @@ def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
         logger.warning("the tokenizer cannot be loaded\n%s", story(error))
         reason = sentence(error)
     else:
-        return _codec_of(loaded)
+        if hasattr(getattr(loaded, "backend_tokenizer", None), "to_str"):
+            return loaded
+        reason = f"it is a {type(loaded).__name__} without tokenizer.json; write one with save_pretrained"
     raise failed_precondition(f"the tokenizer cannot be loaded: {reason}")
 
 
 def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
     """``loaded`` is a tokenizer of transformers."""
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if backend is None or not hasattr(backend, "to_str"):
-        raise failed_precondition(
-            f"the tokenizer is a {type(loaded).__name__}, which has no tokenizer.json; write one with save_pretrained"
-        )
+    backend = loaded.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
 

@@ -54,16 +54,24 @@ def load_library() -> Any:
 def network_config(files: VersionFiles) -> PreTrainedConfig:
     """``config.json`` as a new config object of transformers. FAILED_PRECONDITION if it is not that of a decoder that
     transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
-    fields = read_config(files.directory)
+    config = known_config(read_config(files.directory))
+    network_class(config)
+    return config
+
+
+def known_config(fields: Json) -> PreTrainedConfig:
+    """The fields of a ``config.json`` as a new config object, without those that choose code or name classes.
+    FAILED_PRECONDITION if transformers does not know its kind, or does not take the fields."""
     library = load_library()
-    kind = fields["model_type"]
+    kind = fields.get("model_type")
+    if not isinstance(kind, str):
+        raise failed_precondition(f"{CONFIG} has no model_type, which says what network it is")
     if kind not in library.CONFIG_MAPPING:
         raise failed_precondition(f"{CONFIG}: transformers {library.__version__} does not know model_type {kind!r:.80}")
     try:
         config: PreTrainedConfig = library.CONFIG_MAPPING[kind].from_dict(_without_how_to_run(fields))
     except Exception as error:
         raise failed_precondition(f"{CONFIG} is no config of {kind}: {sentence(error)}") from None
-    network_class(config)
     return config
 
 

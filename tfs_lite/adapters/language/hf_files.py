@@ -154,7 +154,7 @@ def _shards(directory: str, index: Json) -> tuple[str, ...]:
 def _check_shard(directory: str, name: str) -> None:
     if not name.endswith(SAFETENSORS):
         raise failed_precondition(f"{INDEX} names {name!r:.100}; only {SAFETENSORS} files are loaded")
-    if not _is_below(directory, name):
+    if not is_below(directory, name):
         raise ServingError(
             StatusCode.PERMISSION_DENIED, f"{INDEX} names {name!r:.100}, which is outside of the version's directory"
         )
@@ -162,7 +162,7 @@ def _check_shard(directory: str, name: str) -> None:
         raise failed_precondition(f"{INDEX} names {name}, which is missing")
 
 
-def _is_below(directory: str, name: str) -> bool:
+def is_below(directory: str, name: str) -> bool:
     """Whether the file lies below the directory; links are followed."""
     if os.path.isabs(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         return False

@@ -21,11 +21,11 @@ from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, res
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
-from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional, recognises
+from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional
 from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, VersionFiles
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Limits, SampledToken, Step, TextCodec
@@ -127,18 +127,18 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
     thread that ends before this returns, because an idle thread that has used torch would slow the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
-    with _files_refused():
-        return _in_a_thread(lambda: _open_on_a_stream(request, wanted))
+    with files_refused():
+        return in_a_thread(lambda: _open_on_a_stream(request, wanted))
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
     """See :func:`~tfs_lite.adapters.language.budget.reserve`."""
-    with _files_refused():
+    with files_refused():
         return reserve(files, settings, on_gpu)
 
 
 @contextmanager
-def _files_refused() -> Iterator[None]:
+def files_refused() -> Iterator[None]:
     """Turns FAILED_PRECONDITION into FILES_REFUSED: a retry is of no use until the files change."""
     try:
         yield
@@ -148,7 +148,8 @@ def _files_refused() -> Iterator[None]:
         raise ServingError(error.code, str(error), Reason.FILES_REFUSED) from None
 
 
-def _in_a_thread(work: Callable[[], T]) -> T:
+def in_a_thread(work: Callable[[], T]) -> T:
+    """Returns ``work()``, done by a new thread that ends before this returns."""
     with ThreadPoolExecutor(1, "open-language-model") as executor:
         return executor.submit(work).result()
 
@@ -290,6 +291,3 @@ def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabula
         if known:
             return known
     return frozenset()
-
-
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserved, home="server")

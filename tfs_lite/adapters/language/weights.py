@@ -74,17 +74,20 @@ def load_network(
     dtype: torch.dtype,
     device: torch.device,
     meter: LoadMeter | None = None,
+    made: Any = None,
+    **arguments: object,
 ) -> PreTrainedModel:
-    """The network with the version's weights, in eval mode, without gradients. ``meter`` counts the weights while they
+    """The network with the version's weights, in eval mode, without gradients. ``made`` is its class, None that of a
+    language model; its constructor gets the ``arguments``. ``meter`` counts the weights while they
     are gone through for the first time: until then those that need no cast are only mapped from their files.
 
     FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files, and
     for weights that are not finite. One load at a time; others wait. Call it in a thread that ends soon after.
     """
     headers = read_headers(files)
-    made = network_class(config)
+    made = made or network_class(config)
     own = config if made.config_class in (None, type(config)) else config.get_text_config()
-    found = _load_weights(_with_dtype(made, dtype), own, files, headers)
+    found = _load_weights(_with_dtype(made, dtype), own, files, headers, arguments)
     if isinstance(found, ServingError):
         raise found
     module, report = found
@@ -101,7 +104,11 @@ def load_network(
 
 
 def _load_weights(
-    made: Any, config: PreTrainedConfig, files: VersionFiles, headers: Mapping[str, TensorHeader]
+    made: Any,
+    config: PreTrainedConfig,
+    files: VersionFiles,
+    headers: Mapping[str, TensorHeader],
+    arguments: Mapping[str, object],
 ) -> tuple[PreTrainedModel, Report] | ServingError:
     """The module, and a report of tensors that do not fit. An error is returned and not raised, because its traceback
     would keep the weights in memory."""
@@ -114,6 +121,7 @@ def _load_weights(
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **arguments,
             )
             return module, report
         except Exception as error:
@@ -132,8 +140,8 @@ def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrai
     if dtype is torch.float32:
         return made
 
-    def constructor(self: PreTrainedModel, config: PreTrainedConfig) -> None:
-        made.__init__(self, config)
+    def constructor(self: PreTrainedModel, config: PreTrainedConfig, **arguments: object) -> None:
+        made.__init__(self, config, **arguments)
         _cast(self, dtype)
 
     return type(made.__name__, (made,), {"__init__": constructor, "__module__": made.__module__})

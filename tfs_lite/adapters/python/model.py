@@ -333,4 +333,4 @@ def _recognises(files: VersionFiles) -> bool:
     return ARTEFACT in files.names
 
 
-PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_python, needs_trust=True)
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_python, needs_trust=True, sandbox="asked")

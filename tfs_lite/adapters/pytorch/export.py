@@ -26,9 +26,9 @@ from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
+from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.signature import Signature, format_shape
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.signature import Signature
 from tfs_lite.protocols.dtypes import Array
 
 NAME = "pytorch_export"
@@ -112,7 +112,7 @@ def _described(document: Document, settings: ModelSettings) -> tuple[Signature, 
         signature, plain_sizes = signature_of(document), has_only_plain_sizes(document)
     except MISREAD:
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
-    _check_settings(signature, settings)
+    check_declared(signature, settings)
     return signature, plain_sizes
 
 
@@ -127,25 +127,6 @@ def _graph_switch(request: OpenRequest, program: Program) -> GraphSwitch | None:
         logger.warning("%s runs without CUDA graphs: %s", request.id, reason)
         return None
     return GraphSwitch(request.id)
-
-
-def _check_settings(signature: Signature, settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if the config contradicts the program; it may repeat what the program declares."""
-    for kind, specs, tensors in (
-        ("input", signature.inputs, settings.input),
-        ("output", signature.outputs, settings.output),
-    ):
-        known = {spec.name: spec for spec in specs}
-        for tensor in tensors:
-            spec = known.get(tensor.name)
-            if spec is None:
-                names = ", ".join(f'"{name}"' for name in known)
-                raise invalid_argument(f'{kind} "{tensor.name}" of the config: the model has {names}')
-            if spec.dtype is not tensor.data_type:
-                raise invalid_argument(
-                    f'{kind} "{tensor.name}" of the config is {tensor.data_type.text}, '
-                    f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"
-                )
 
 
 def _recognises(files: VersionFiles) -> bool:

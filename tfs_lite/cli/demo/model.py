@@ -87,7 +87,7 @@ def make_model(directory: Path) -> Path:
 
 def save_version(model: DigitClassifier, base: Path, version: int) -> Path:
     """Publishes one classifier as ``base/version``."""
-    from tfs_lite.adapters.save import save
+    from tfs_lite.adapters.saving.save import save
 
     return Path(save(model, base, example_inputs=(torch.zeros(2, 8, 8),), version=version))
 

@@ -47,7 +47,7 @@ class Quantile:
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One instance of a version. ``pid`` is empty without a process of its own, ``reason`` unless the model was opened
-    in another way than usual."""
+    in another way than usual, ``sandbox`` says what is out of the reach of its process, if it is in one."""
 
     instance: str
     kind: str = ""
@@ -55,6 +55,7 @@ class Worker:
     up: bool | None = None
     restarts: int | None = None
     reason: str = ""
+    sandbox: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class _Samples:
         if name.startswith("worker_"):
             facts = self.workers.setdefault(labels.get("instance", ""), {})
             facts[name] = sample.value
-            facts.update((key, labels[key]) for key in ("kind", "pid", "reason") if key in labels)
+            facts.update((key, labels[key]) for key in ("kind", "pid", "reason", "sandbox") if key in labels)
         elif name == "requests_total" and labels.get("method") in PREDICTIONS:
             code = labels.get("code", "")
             self.requests[code] = self.requests.get(code, 0) + sample.value
@@ -197,6 +198,7 @@ def _worker(instance: str, facts: Mapping[str, Any]) -> Worker:
         None if up is None else bool(up),
         None if restarts is None else int(restarts),
         facts.get("reason", ""),
+        facts.get("sandbox", ""),
     )
 
 
@@ -236,6 +238,8 @@ def _worker_text(worker: Worker) -> str:
         words.append("down")
     if worker.restarts:
         words.append(f"({worker.restarts} restart{'s' if worker.restarts != 1 else ''})")
+    if "files" in worker.sandbox.split():
+        words.append("sandboxed")
     return " ".join(words) + (f": {worker.reason}" if worker.reason else "")
 
 

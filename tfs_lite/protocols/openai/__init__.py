@@ -1,1 +1,2 @@
-"""Bodies of OpenAI's API: ``fields`` (what may be sent), ``request`` (texts for a language model), ``answers``."""
+"""Bodies of OpenAI's API: ``fields`` (what may be sent), ``request`` (texts for a language model), ``answers``, and
+``embeddings`` (both directions)."""

@@ -42,7 +42,7 @@ REFUSED = frozenset(
 )
 """Fields of OpenAI and vLLM that would change the answer."""
 
-M = TypeVar("M", bound="Common")
+M = TypeVar("M", bound=BaseModel)
 
 
 class FieldError(ServingError):
@@ -132,7 +132,7 @@ def read_fields(kind: type[M], body: bytes) -> M:
         fields = kind.model_validate(tree)
     except ValidationError as error:
         raise _first_of(error) from None
-    if fields.stream_options is not None and not fields.stream:
+    if isinstance(fields, Common) and fields.stream_options is not None and not fields.stream:
         raise FieldError("stream_options", "stream_options is only of use with stream set to true")
     return fields
 

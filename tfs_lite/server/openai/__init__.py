@@ -1,2 +1,3 @@
-"""OpenAI's completions API in front of language models: ``routes`` is the table of routes, ``app`` answers requests,
-``stream`` sends pieces as events, ``models`` finds and lists models, and ``errors`` says what failures look like."""
+"""OpenAI's API in front of language models and encoders: ``routes`` is the table of routes, ``app`` answers requests,
+``stream`` sends pieces as events, ``embeddings`` asks models for vectors, ``models`` finds and lists models, and
+``errors`` says what failures look like."""

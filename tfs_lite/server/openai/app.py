@@ -1,4 +1,4 @@
-"""OpenAI's API in front of language models: what answers its routes.
+"""OpenAI's API in front of language models and encoders: what answers its routes.
 
     body -> OpenAiRequest -> Predictor -> pieces -> one answer, or server-sent events
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from tfs_lite.core.generation import LanguageServable, Piece, TextCodec, is_language_servable, join_pieces
@@ -25,6 +26,7 @@ from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.openai.answers import AnswerHead, Printer, printed_size
+from tfs_lite.protocols.openai.embeddings import read_embeddings
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
@@ -34,12 +36,15 @@ from tfs_lite.server.http.replies import JSON
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.pending import PendingRequest
 from tfs_lite.server.inference.predictor import CallOptions, Lookup, Predictor
+from tfs_lite.server.openai.embeddings import EMBEDDINGS, answer, plan
 from tfs_lite.server.openai.errors import retry_after
 from tfs_lite.server.openai.models import Listing, OpenAiModels
 from tfs_lite.server.openai.stream import Choices, choice_events
 
 VERSION_HEADER = "x-model-version"
 TIMEOUT_HEADER = "timeout"
+NUMBER_BYTES = 12
+"""About how many bytes a number of an embedding takes as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,26 @@ class OpenAiApp:
     async def chat_completions(self, request: Request, model: str) -> Response | Stream:
         return await self._generate(request, _CHAT)
 
+    async def embeddings(self, request: Request, model: str) -> Response:
+        with ExitStack() as inside:
+            record = inside.enter_context(self._metrics.record("Embeddings", "", REST, request))
+            seconds = _smaller(_header_timeout(request), self._settings.timeout)
+            http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
+            sent = await self._http.bodies.read(request, read_embeddings)
+            ref = self._models.ref(sent.model, request.grant)
+            if sent.timeout is not None:
+                http_call.limit(request.arrived + sent.timeout)
+            record.model = ref.name
+            try:
+                with self._naming(sent.model, ref, record):
+                    pending = self._predictor.begin(ref, partial(plan, sent), record, http_call.deadline)
+                found = await pending.answer()
+            except ServingError as error:
+                raise retry_after(error, 1.0) from None
+            numbers = sum(output[EMBEDDINGS].size for output in found.outputs)
+            body = await self._http.run(numbers * NUMBER_BYTES > COMFORTABLE_BYTES, lambda: answer(sent, found.outputs))
+            return Response(body, media_type=JSON.media_type, headers={VERSION_HEADER: str(found.id.version)})
+
     async def list_models(self, request: Request, model: str) -> Response:
         with self._metrics.record("ListModels", "", REST, request):
             return Response(self._models.list(request.grant), media_type=JSON.media_type)
@@ -193,12 +218,18 @@ class OpenAiApp:
 
     def _begin(self, call: _OpenAiCall) -> PendingRequest:
         options = CallOptions(texts=call.sent.texts, in_pieces=True)
-        try:
+        with self._naming(call.sent.model, call.ref, call.record):
             return self._predictor.begin(call.ref, call.plan, call.record, call.deadline, options)
+
+    @contextmanager
+    def _naming(self, sent: str, ref: ModelRef, record: RecordedRequest) -> Iterator[None]:
+        """Says what a failed lookup means."""
+        try:
+            yield
         except ServingError as error:
-            if call.record.version is not None:
+            if record.version is not None:
                 raise  # the model was found
-            raise self._models.missing(call.sent.model, call.ref, error) from None
+            raise self._models.missing(sent, ref, error) from None
 
     def _printer(self, call: _OpenAiCall, servable_id: ServableId) -> Printer:
         head = AnswerHead(

@@ -12,6 +12,7 @@ import re
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.protocols.codes import http_status
 from tfs_lite.protocols.openai.answers import error_text
+from tfs_lite.protocols.openai.embeddings import Embeddings
 from tfs_lite.protocols.openai.fields import Chat, Completion, FieldError
 from tfs_lite.server.http.message import Response
 from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError
@@ -20,7 +21,7 @@ MAX_RETRY_SECONDS = 60.0
 """Clients do not wait longer."""
 _AGAIN = (429, 503)
 """Statuses of what may be tried again."""
-_FIELDS = frozenset((*Completion.model_fields, *Chat.model_fields))
+_FIELDS = frozenset((*Completion.model_fields, *Chat.model_fields, *Embeddings.model_fields))
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _CODES = {
     408: "request_timeout",

@@ -13,6 +13,7 @@ from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.openai.answers import model_text, models_text
 from tfs_lite.server.inference.predictor import Lookup
+from tfs_lite.server.openai.embeddings import embeds
 from tfs_lite.server.openai.errors import NoSuchModel
 from tfs_lite.transport.table import EVERYTHING, Grant
 
@@ -65,10 +66,10 @@ class OpenAiModels:
         return NoSuchModel(f"The model '{ref.name}' has no version {ref.version} that is available; there are: {shown}")
 
     def list(self, grant: Grant = EVERYTHING) -> bytes:
-        """Language models that can be asked now, and that the caller may see."""
+        """Language models and models of embeddings that can be asked now, and that the caller may see."""
         found = {}
         for name, versions, created in self._models():
-            if versions and grant.allows(name) and self._generates(name):
+            if versions and grant.allows(name) and self._can_answer(name):
                 found[name] = int(created)
         return models_text(found)
 
@@ -76,20 +77,22 @@ class OpenAiModels:
         """Under the name that was asked for. Raises ServingError."""
         ref = self.ref(sent)
         try:
-            generates = self._is_language_model(ref)
+            is_known_here = self._answers(ref)
         except ServingError as error:
             raise self.missing(sent, ref, error) from None
-        if not generates:
+        if not is_known_here:
             raise NoSuchModel(f"The model '{sent}' is no language model")
         created = next((int(created) for name, _, created in self._models() if name == ref.name), 0)
         return model_text(sent, created)
 
-    def _generates(self, name: str) -> bool:
+    def _can_answer(self, name: str) -> bool:
         try:
-            return self._is_language_model(ModelRef(name))
+            return self._answers(ModelRef(name))
         except ServingError:
             return False  # it has gone meanwhile
 
-    def _is_language_model(self, ref: ModelRef) -> bool:
+    def _answers(self, ref: ModelRef) -> bool:
+        """Whether one of this API's routes is for the model."""
         with self._lookup(ref) as handle:
-            return bool(handle.servable.traits.generates)
+            servable = handle.servable
+            return bool(servable.traits.generates) or embeds(servable.signatures)

@@ -19,6 +19,7 @@ _ROOT = "/openai/"
 def _routes() -> Iterator[Route[OpenAiApi, str]]:
     yield _route("/openai/v1/completions", POST, lambda api: api.app.completions)
     yield _route("/openai/v1/chat/completions", POST, lambda api: api.app.chat_completions)
+    yield _route("/openai/v1/embeddings", POST, lambda api: api.app.embeddings)
     yield _route("/openai/v1/models", HEAD_TOO, lambda api: api.app.list_models)
     yield _route("/openai/v1/models/{model}", HEAD_TOO, lambda api: api.app.retrieve_model)
 

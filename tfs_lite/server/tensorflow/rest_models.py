@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.servable import ModelRef
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
 from tfs_lite.server.http.message import Request, Response
@@ -31,7 +32,7 @@ class ModelPages:
 
     async def list(self, request: Request, ref: ModelRef) -> Response:
         """Every model that the caller may see with its versions, and why a model without any has none; how far its
-        loads are; and the replicas of those that live in a cluster."""
+        loads are; the processes of those that live in processes; and the replicas of those that live in a cluster."""
         with self._metrics.record("ListModels", "", REST, request):
             replicas: dict[str, list[ReplicaReport]] = {}
             for report in self._core.replicas():
@@ -39,8 +40,17 @@ class ModelPages:
             loads: dict[str, dict[int, LoadProgress]] = {}
             for servable_id, progress in self._core.loads().items():
                 loads.setdefault(servable_id.name, {})[servable_id.version] = progress
+            processes: dict[str, list[WorkerState]] = {}
+            for worker in self._core.workers():
+                if worker.kind == "process":
+                    processes.setdefault(worker.id.name, []).append(worker)
             visible = [report for report in self._core.models() if request.grant.allows(report.name)]
-            models = [_report(report, loads.get(report.name, {}), replicas.get(report.name, ())) for report in visible]
+            models = [
+                _report(
+                    report, loads.get(report.name, {}), replicas.get(report.name, ()), processes.get(report.name, ())
+                )
+                for report in visible
+            ]
             return json_reply({"models": models})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
@@ -63,7 +73,10 @@ class ModelPages:
 
 
 def _report(
-    report: ModelReport, loads: Mapping[int, LoadProgress], replicas: Sequence[ReplicaReport]
+    report: ModelReport,
+    loads: Mapping[int, LoadProgress],
+    replicas: Sequence[ReplicaReport],
+    processes: Sequence[WorkerState],
 ) -> dict[str, Any]:
     statuses = orjson.loads(status_json(model_status(report.versions)))
     body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
@@ -73,7 +86,19 @@ def _report(
         body["load_progress"] = [{"version": str(version), **loads[version].as_json()} for version in sorted(loads)]
     if replicas:
         body["replica_status"] = [_of_replicas(of_version) for of_version in replicas]
+    if processes:
+        body["process_status"] = [_of_process(process) for process in processes]
     return body
+
+
+def _of_process(process: WorkerState) -> dict[str, Any]:
+    """``sandbox`` is null for a process in none."""
+    return {
+        "version": str(process.id.version),
+        "instance": process.instance,
+        "pid": process.pid,
+        "sandbox": None if process.sandbox is None else process.sandbox._asdict(),
+    }
 
 
 def _of_replicas(report: ReplicaReport) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What a server would do with the versions on disk, and their signatures, without serving or running any of them.
 
 The sources' own code decides which versions are complete and wanted (one poll, as at the start of a server); the
-loaders' own code decides on platforms and trust, and inspects archives. A program is read only if its config makes
-claims about it. Only what needs the model to run is not checked.
+loaders' own code decides on platforms and trust, and inspects archives and reads what they
+take and give. Only what needs the model to run is not checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.encoders.platform import inspect_version
+from tfs_lite.adapters.encoders.task import task_of_version
 from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.failures import load_failure
 from tfs_lite.adapters.inspect.archive import unsafe
@@ -24,6 +27,8 @@ from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
+from tfs_lite.adapters.onnx.model import NAME as ONNX
+from tfs_lite.adapters.onnx.model import inspect_onnx
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
@@ -196,14 +201,16 @@ def settings_of(path: str, place: str, model: str) -> ModelSettings:
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
-    if not (settings.input or settings.output or settings.signatures):
-        return None
     try:
         return export.check_config(files.directory, settings)
     except ServingError as error:
         if not (trusted and error.code is StatusCode.PERMISSION_DENIED):
             raise
     return None
+
+
+def _inspect_compiled(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
+    return aoti.check_config(files.directory, settings)
 
 
 def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
@@ -249,10 +256,19 @@ def _has_only_predict(node: ast.AST) -> bool:
 
 def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """Checks settings, config, the headers of the weights and the tokenizer, and reads no tensor."""
+    task = task_of_version(files)
+    if task is not None:
+        inspect_version(files, task, settings)
+        return None
     check_settings(settings)
     budget(files, settings, on_gpu=False)
     network_config(files)
     return generation_signature(open_codec(files) is not None)
+
+
+def _inspect_onnx(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
+    signature, _ = inspect_onnx(files, trusted, seen_by_model(settings))
+    return signature
 
 
 def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
@@ -262,8 +278,10 @@ def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSetti
 
 _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signature | None]] = {
     export.NAME: _inspect_exported,
+    aoti.NAME: _inspect_compiled,
     libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
+    ONNX: _inspect_onnx,
     LANGUAGE_MODEL: _inspect_language_model,
 }
 """By platform: raises what loading would raise, and returns the model's own signature if it is known."""

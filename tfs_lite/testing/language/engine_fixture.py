@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.language.packed import packed_bytes
-from tfs_lite.adapters.language.transformers_model import PLATFORM
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.generation import generation_settings
 from tfs_lite.config.model import ModelSettings

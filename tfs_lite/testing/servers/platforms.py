@@ -5,10 +5,13 @@ The model takes ``x``, rows of four floats, and answers ``y = 2 x + offset`` and
 
 from __future__ import annotations
 
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -111,13 +114,52 @@ def write_plain(directory: Path, offset: float = 0.0) -> Path:
     return write_python(directory, PLAIN_SOURCE, {"offset": torch.full((WIDTH,), float(offset))})
 
 
+def write_onnx(directory: Path, offset: float = 0.0, width: int = WIDTH) -> Path:
+    """``model.onnx``, made with the package onnx. ``width``: how many floats the weights have."""
+    from onnx import TensorProto, checker, helper, save
+
+    def value(name: str, size: int) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
+
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = struct.pack("<f", offset) * width
+    nodes = [
+        helper.make_node("Constant", [], ["two"], value_float=2.0),
+        helper.make_node("Constant", [], ["axis"], value_ints=[1]),
+        helper.make_node("Mul", ["x", "two"], ["doubled"]),
+        helper.make_node("Add", ["doubled", "offset"], ["y"]),
+        helper.make_node("ReduceSum", ["y", "axis"], ["total"], keepdims=1),
+    ]
+    if width != WIDTH:
+        nodes[3:4] = [
+            helper.make_node("Constant", [], ["start"], value_ints=[0]),
+            helper.make_node("Constant", [], ["end"], value_ints=[WIDTH]),
+            helper.make_node("Slice", ["offset", "start", "end"], ["part"]),
+            helper.make_node("Add", ["doubled", "part"], ["y"]),
+        ]
+    initializer = helper.make_tensor("offset", TensorProto.FLOAT, [width], weights, raw=True)
+    graph = helper.make_graph(
+        nodes, "doubler", [value("x", WIDTH)], [value("y", WIDTH), value("total", 1)], [initializer]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    checker.check_model(model)
+    save(model, directory / "model.onnx")
+    return directory
+
+
+def has_onnx() -> bool:
+    """Whether the extra ``onnx`` and the package that makes its files are there."""
+    return all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+
+
 WRITERS: Mapping[str, Callable[[Path, float], Path]] = {
     "pytorch_export": write_exported,
     "pytorch_libtorch": lambda directory, offset: write_script(directory, Doubler(offset)),
     "python module": write_module,
     "python class": write_plain,
+    **({"onnxruntime_onnx": write_onnx} if has_onnx() else {}),
 }
-"""Writes the model into a directory, which it returns."""
+"""Writes the model into a directory, which it returns. Without the extra ``onnx`` that platform is left out."""
 
 
 def rewrite_archive(source: Path, target: Path, edit: Callable[[str, bytes], bytes | None]) -> Path:

@@ -28,6 +28,7 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.messages import Message
@@ -162,8 +163,8 @@ class ListLog:
 
 class RestFixture:
     """A started server, its port and a client of it. ``limits`` are those of :class:`HttpLimits`. One thread, except
-    ``post``. ``handle``, ``status``, ``models``, ``replicas`` and ``request_metrics``
-    stand for those of a core."""
+    ``post``. ``handle``, ``status``, ``models``, ``replicas``, ``workers`` and
+    ``request_metrics`` stand for those of a core."""
 
     def __init__(
         self,
@@ -182,6 +183,7 @@ class RestFixture:
         self.servable = servable or GatedServable()
         self.handles = 0
         self.replica_reports: list[ReplicaReport] = []
+        self.worker_states: list[WorkerState] = []
         self._lock = threading.Lock()  # guards handles
         self.log = ListLog()
         self.background = background or BackgroundRunner("REST", 2, 8)
@@ -254,6 +256,9 @@ class RestFixture:
 
     def replicas(self) -> list[ReplicaReport]:
         return self.replica_reports
+
+    def workers(self) -> list[WorkerState]:
+        return self.worker_states
 
     def loads(self) -> dict[ServableId, LoadProgress]:
         return {}

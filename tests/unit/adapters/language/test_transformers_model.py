@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.language.budget import reserve
 from tfs_lite.adapters.language.family import load_library
-from tfs_lite.adapters.language.transformers_model import PLATFORM, TransformersModel, open_transformers
+from tfs_lite.adapters.language.transformers_model import TransformersModel, open_transformers
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Rows, Sampling, SamplingRequest, Step

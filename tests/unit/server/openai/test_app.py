@@ -235,7 +235,7 @@ def test_packed_body_is_unpacked(served: OpenAiServed, encoding: str, pack: Any)
         ("POST", "/models", 405),
         ("DELETE", "/models/m", 405),
         ("GET", "/chat", 404),
-        ("POST", "/embeddings", 404),
+        ("POST", "/audio/speech", 404),
     ],
 )
 def test_other_paths_and_methods_have_openais_errors(served: OpenAiServed, method: str, path: str, status: int) -> None:

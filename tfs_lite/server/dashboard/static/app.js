@@ -2,7 +2,7 @@
 import { dialog, emptyForm, loadButton, modelButtons } from "./actions.js";
 import { h, pill, render } from "./dom.js";
 import { ask, follow, hasToken } from "./feed.js";
-import { RANGES, list, page, tiles, troubled } from "./views.js";
+import { RANGES, band, list, page, tiles, troubled } from "./views.js";
 import { append, clock, span } from "./words.js";
 
 const SPARK_TICKS = 5;
@@ -64,7 +64,7 @@ function draw() {
 			root.textContent = "";
 			root.vdom = true;
 		}
-		render(root, header(), h("main", app.open === null ? [tiles(app), list(app)] : page(app)), dialog(app));
+		render(root, header(), h("main", band(app), app.open === null ? [tiles(app), list(app)] : page(app)), dialog(app));
 		document.querySelector("dialog:not([open])")?.showModal();
 		document.title = title();
 	});
@@ -86,14 +86,7 @@ function header() {
 		h("span.grow"),
 		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": true }), told),
 		h("button.quiet", { onclick: () => app.change({ dialog: { kind: "token" } }) }, hasToken() ? "Token in use" : "Token"),
-		h("button.quiet", { onclick: theme, "aria-label": "Light or dark" }, "◐"),
 	);
-}
-
-function theme() {
-	const root = document.documentElement;
-	const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-	root.dataset.theme = now === "dark" ? "light" : "dark";
 }
 
 let stop = null;
@@ -134,9 +127,11 @@ function take(value) {
 	for (const model of value.models) app.models.set(model.name, model);
 	if (before && before.tick >= 0 && value.server.tick > before.tick) ticked(value.server.tick - before.tick);
 	const open = app.models.get(app.open);
-	if (open && app.details && open.event !== app.details.event) again();
+	if (open && app.details && (open.event !== app.details.event || refusedAt(app.server) !== app.details.refused)) again();
 	draw();
 }
+
+const refusedAt = (server) => server.config_refused?.since;
 
 // Numbers of the next tick, for whatever is drawn.
 function ticked(ticks) {
@@ -182,10 +177,11 @@ function readDetails() {
 	clearTimeout(waiting);
 	waiting = 0;
 	const coarse = range === "4h";
-	return read(`/v1/overview?${new URLSearchParams({ model: open, range: coarse ? range : "10m" })}`, ({ models, details }) => {
+	return read(`/v1/overview?${new URLSearchParams({ model: open, range: coarse ? range : "10m" })}`, ({ server, models, details }) => {
 		if (app.open !== open || app.range !== range) return;
 		details.series.length = coarse ? 240 : 300;
 		details.event = models[0]?.event;
+		details.refused = refusedAt(server);
 		if (models[0]) app.models.set(open, models[0]);
 		app.details = details;
 	});

@@ -201,22 +201,27 @@ export function page(app) {
 
 const card = (id, title, more, ...kids) => h("section.card", { key: id, "aria-labelledby": id }, h("div.head", h("h3", { id }, title), more), kids);
 
-// A card with a table; `columns`: [heading, from a row to what the cell shows, class]. Without rows there is no card.
-const records = (id, title, more, rows, key, columns, last) =>
-	(rows.length || last) &&
-	card(
-		id,
+// `columns`: [heading, from a row to what the cell shows, class].
+const table = (title, rows, key, columns, last, kind) =>
+	scroll(
 		title,
-		more,
-		scroll(
-			title,
-			h(
-				"table",
-				h("thead", h("tr", columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind === "n" ? kind : null }, heading)))),
-				h("tbody", rows.slice(0, MOST_ROWS).map((row) => h("tr", { key: key(row) }, columns.map(([, print, kind]) => h("td", { class: kind }, print(row))))), last),
-			),
+		h(
+			"table",
+			{ class: kind },
+			h("thead", h("tr", columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind === "n" ? kind : null }, heading)))),
+			h("tbody", rows.map((row) => h("tr", { key: key(row) }, columns.map(([, print, kind]) => h("td", { class: kind }, print(row))))), last),
 		),
 	);
+
+// A card with a table. Without rows there is none.
+const records = (id, title, more, rows, key, columns, last) =>
+	(rows.length || last) && card(id, title, more, table(title, rows.slice(0, MOST_ROWS), key, columns, last));
+
+// A config file that is refused, which concerns every model.
+export const band = ({ server }) =>
+	server?.config_refused && h("section.card.why.trouble", { key: "refused", role: "alert" }, cause(server.config_refused));
+
+const cause = ({ text, since, fix }) => [h("p", text, since && h("small", ` since ${clock(moment(since))}`)), fix && h("p.fix", h("b", "Do: "), fix)];
 
 // The verdict's sentence, the chain from the nearest cause to the root, what to do, what happens next, who answers.
 function why(model, found) {
@@ -233,7 +238,7 @@ function why(model, found) {
 		chain.length > 0 &&
 			h(
 				"ol",
-				chain.map(({ text, since, fix }) => h("li", h("p", text, since && h("small", ` since ${clock(moment(since))}`)), fix && h("p.fix", h("b", "Do: "), fix))),
+				chain.map((link) => h("li", cause(link))),
 			),
 		next?.what && h("p", h("b", "Next: "), next.what, next.at && ` (${clock(moment(next.at))})`),
 		answers.length > 0 &&
@@ -402,7 +407,7 @@ function plot(app, series, title, print, lines) {
 			h("span.legend", lines.map((line) => h("span", h("i", { class: line.tone }), line.name, " ", h("b", valueOf(line))))),
 		),
 		open
-			? table(title, lines, length, at, print)
+			? table(title, places(length), (place) => place, [["Time", at], ...lines.map(({ name, points }) => [name, (place) => print(points[place]), "n"])], null, "small")
 			: h(
 					"div.box",
 					{ onpointermove: point, onpointerleave: () => app.change({ cursor: null }) },
@@ -420,17 +425,7 @@ function plot(app, series, title, print, lines) {
 	);
 }
 
-function table(title, lines, length, at, print) {
-	const places = Array.from({ length: TABLE_ROWS }, (_, row) => length - 1 - row * Math.max(1, Math.floor(length / TABLE_ROWS))).filter((place) => place >= 0);
-	return scroll(
-		title,
-		h(
-			"table.small",
-			h("thead", h("tr", h("th", { scope: "col" }, "Time"), lines.map(({ name }) => h("th.n", { scope: "col" }, name)))),
-			h("tbody", places.map((place) => h("tr", h("td", at(place)), lines.map(({ points }) => h("td.n", points[place] === null ? DASH : print(points[place])))))),
-		),
-	);
-}
+const places = (length) => Array.from({ length: TABLE_ROWS }, (_, row) => length - 1 - row * Math.floor(length / TABLE_ROWS));
 
 // One lane for each version, newest first; a state is a colour and a letter.
 function timeline(events, versions, to, seconds) {

@@ -151,7 +151,7 @@ def test_module_that_cannot_be_exported_says_why_and_leaves_nothing(tmp_path, mo
     with pytest.raises(ServingError, match=f"{type(module).__name__} cannot be exported: ") as caught:
         save(module, tmp_path, example_inputs=(torch.ones(4, 3),))
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
-    assert caught.value.__cause__ is not None
+    assert caught.value.__suppress_context__
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,7 +235,7 @@ def test_program_that_differs_for_other_values_only_is_refused(tmp_path, example
     message = refusal(
         save, ExportsOtherwise(), tmp_path, example_inputs=(example, example), code=StatusCode.FAILED_PRECONDITION
     )
-    assert message == "the exported ExportsOtherwise answers other values differently: output_0"
+    assert message.startswith("the exported ExportsOtherwise answers other values differently: output_0. ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,154 @@
+"""Models of ``transformers`` with random weights, saved as they come and asked through a server: answers as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tfs_lite
+from tfs_lite.testing.servers.in_process import serving
+
+transformers: Any = pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TEXT = {**SMALL, "vocab_size": 100}
+IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
+CLIP_TEXT = {**TEXT, "bos_token_id": 0, "eos_token_id": 2}
+CLIP = {"text_config": CLIP_TEXT, "vision_config": IMAGE, "projection_dim": 16}
+SOUND = {**SMALL, "conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2}
+DECODER = {"vocab_size": 100, "use_cache": False, "bos_token_id": 0, "eos_token_id": 2}
+STAGES = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+PYRAMID = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]}
+MODELS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
+    "resnet": ("ResNetForImageClassification", "ResNetConfig", STAGES, "image"),
+    "bert": ("BertForSequenceClassification", "BertConfig", TEXT, "text"),
+    "states": ("BertModel", "BertConfig", {**TEXT, "output_hidden_states": True}, "text"),
+    "vit": ("ViTForImageClassification", "ViTConfig", IMAGE, "image"),
+    "convnext": ("ConvNextForImageClassification", "ConvNextConfig", {**STAGES, "num_stages": 2}, "image"),
+    "mobilenet": ("MobileNetV2ForImageClassification", "MobileNetV2Config", {"depth_multiplier": 0.25}, "image"),
+    "segformer": (
+        "SegformerForSemanticSegmentation",
+        "SegformerConfig",
+        {**PYRAMID, "decoder_hidden_size": 16},
+        "image",
+    ),
+    "swin": (
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"image_size": 32, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
+        "image",
+    ),
+    "roberta": ("RobertaForTokenClassification", "RobertaConfig", TEXT, "text"),
+    "distilbert": (
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 100},
+        "text",
+    ),
+    "albert": ("AlbertModel", "AlbertConfig", {**TEXT, "embedding_size": 16}, "text"),
+    "electra": ("ElectraForPreTraining", "ElectraConfig", {**TEXT, "embedding_size": 16}, "text"),
+    "deberta": (
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2Config",
+        {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+        "text",
+    ),
+    "mpnet": ("MPNetModel", "MPNetConfig", TEXT, "text"),
+    "t5": (
+        "T5EncoderModel",
+        "T5Config",
+        {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 100},
+        "text",
+    ),
+    "clip_text": ("CLIPTextModel", "CLIPTextConfig", CLIP_TEXT, "ids"),
+    "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", IMAGE, "image"),
+    "clip": ("CLIPModel", "CLIPConfig", CLIP, "both"),
+    "wav2vec2": (
+        "Wav2Vec2ForCTC",
+        "Wav2Vec2Config",
+        {**SOUND, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "vocab_size": 40},
+        "sound",
+    ),
+    "whisper": (
+        "WhisperForAudioClassification",
+        "WhisperConfig",
+        {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+        | {"max_source_positions": 50, "num_mel_bins": 16},
+        "spectrum",
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**DECODER, "n_embd": 32, "n_layer": 2, "n_head": 2}, "text"),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {**DECODER, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64}
+        | {"word_embed_proj_dim": 32},
+        "ids",
+    ),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**TEXT, **DECODER}, "text"),
+}
+"""Name -> class, class of its config, settings of that, and what it takes."""
+EVERY_DAY = ("resnet", "bert", "states")
+
+
+def _model(name: str) -> torch.nn.Module:
+    kind, config, settings, _ = MODELS[name]
+    torch.manual_seed(0)
+    module: torch.nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**settings))
+    return module.eval()
+
+
+def _inputs(takes: str, rows: int) -> dict[str, torch.Tensor | None]:
+    """The last of several texts is padded: a program must not take the example's mask, all ones, for a constant."""
+    ids = torch.randint(3, 90, (rows, 8))
+    mask = torch.ones_like(ids)
+    mask[1:, 5:] = 0
+    image = torch.randn(rows, 3, 32, 32)
+    return {
+        "ids": {"input_ids": ids},
+        "text": {"input_ids": ids, "attention_mask": mask, "token_type_ids": None},
+        "image": {"pixel_values": image},
+        "both": {"input_ids": ids, "pixel_values": image},
+        "sound": {"input_values": torch.randn(rows, 400)},
+        "spectrum": {"input_features": torch.randn(rows, 16, 100)},
+    }[takes]
+
+
+def _check(root: Path, names: tuple[str, ...]) -> None:
+    """Saves each with one row, asks for three rows, and compares."""
+    saved = {name: _model(name) for name in names}
+    for name, module in saved.items():
+        tfs_lite.save(module, root / name, example_inputs=_inputs(MODELS[name][3], 1))
+    with serving(root, model_repository=str(root)) as served:
+        for name, module in saved.items():
+            inputs = {key: value for key, value in _inputs(MODELS[name][3], 3).items() if value is not None}
+            answer = served.client.predict(name, {key: value.numpy() for key, value in inputs.items()}).outputs
+            with torch.no_grad():
+                expected = _flat(module(**inputs))
+            assert set(answer) == set(expected), name
+            for key, value in expected.items():
+                np.testing.assert_allclose(answer[key], value.numpy(), rtol=1e-3, atol=1e-5, err_msg=f"{name} {key}")
+
+
+def _flat(result: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for key, value in result.items():
+        if isinstance(value, torch.Tensor):
+            flat[key] = value
+        else:
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            flat |= {f"{key}.{inner}": part for inner, part in parts if part is not None}
+    return flat
+
+
+def test_three_models_answer_as_they_do_in_python(tmp_path: Path) -> None:
+    _check(tmp_path, EVERY_DAY)
+
+
+@pytest.mark.load
+def test_twenty_models_answer_as_they_do_in_python(tmp_path: Path) -> None:
+    _check(tmp_path, tuple(name for name in MODELS if name not in EVERY_DAY))

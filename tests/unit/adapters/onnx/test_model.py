@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import builtins
+import threading
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.loader import open_here
+from tfs_lite.adapters.onnx.model import PLATFORM
+from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.signature import DataType, SymbolicDim
+from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.testing.errors import refusal
+
+from .conftest import value
+
+
+def settings(**fields):
+    return ModelSettings.model_validate(fields)
+
+
+@pytest.mark.parametrize(("number", "dtype"), ELEMENT_TYPES.items(), ids=lambda found: getattr(found, "name", ""))
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_every_element_type_goes_in_and_comes_out(write, opened, number, dtype, rows):
+    model = opened(write(inputs=[value("x", number)], outputs=[value("y", number)]))
+    if dtype is DataType.STRING:
+        x = np.array([[b"a", "é".encode()]] * rows, object).reshape(rows, 2)
+    else:
+        x = np.arange(2 * rows).reshape(rows, 2).astype(to_numpy(dtype))
+    x.flags.writeable = False
+    y = model.run("", {"x": x}, ())["y"]
+    assert model.signatures["serving_default"].inputs[0].dtype is dtype
+    assert (y.dtype, y.shape, y.tolist()) == (x.dtype, x.shape, x.tolist())
+
+
+def test_texts_and_float8_of_one_model_are_refused_as_inputs_and_good_as_outputs(write, opened, request_for):
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in ("text", "small")]
+    kinds = {"text": TensorProto.STRING, "small": TensorProto.FLOAT8E5M2}
+    inputs = [value(name, kind) for name, kind in kinds.items()]
+    outputs = [value(f"{name}_out", kind) for name, kind in kinds.items()]
+    asked = request_for(write(nodes, inputs, outputs))
+    assert "float8_e5m2" in refusal(PLATFORM.open, asked, code=StatusCode.FAILED_PRECONDITION)
+    label = helper.make_node("Constant", [], ["text_out"], value_strings=[b"one", b"two"])
+    outputs[0] = value("text_out", TensorProto.STRING, [2])
+    model = opened(write([label, nodes[1]], inputs[1:], outputs))
+    answer = model.run("", {"small": np.ones((1, 2), to_numpy(DataType.FLOAT8_E5M2))}, ())
+    assert answer["text_out"].tolist() == [b"one", b"two"]
+    assert answer["small_out"].tolist() == [[1.0, 1.0]]
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_place(write, opened):
+    model = opened(write(inputs=[value("x", TensorProto.STRING)], outputs=[value("y", TensorProto.STRING)]))
+    x = np.array([[b"a", b"b"], [b"c", b"\xff"]], object)
+    assert "[1,1]" in refusal(model.run, "", {"x": x}, (), code=StatusCode.INVALID_ARGUMENT)
+
+
+def test_symbols_of_the_file_are_those_of_the_signature(write, opened):
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    inputs = [value("a", dims=("batch", "rows", 3)), value("b", dims=("batch", 3, None))]
+    model = opened(write(nodes, inputs, [value("y", dims=("batch", "rows", None))]))
+    signature = model.signatures["serving_default"]
+    assert [spec.shape for spec in signature.inputs] == [
+        (SymbolicDim("batch"), SymbolicDim("rows"), 3),
+        (SymbolicDim("batch"), 3, SymbolicDim("b.2")),
+    ]
+    sent = {"a": np.ones((2, 1, 3), np.float32), "b": np.ones((2, 3, 4), np.float32)}
+    assert model.run("", sent, ())["y"].tolist() == [[[3.0] * 4]] * 2
+
+
+def test_first_dimensions_that_are_all_open_are_the_batch(write, opened):
+    model = opened(write(inputs=[value("x", dims=(None, 2))], outputs=[value("y", dims=(None, 2))]))
+    signature = model.signatures["serving_default"]
+    assert signature.inputs[0].batch == signature.outputs[0].batch == "batch"
+
+
+def test_max_batch_size_makes_the_first_dimensions_the_batch(write, opened):
+    directory = write(inputs=[value("x", dims=("rows", 2))], outputs=[value("y", dims=(None, 2))])
+    signature = opened(directory, settings(max_batch_size=4)).signatures["serving_default"]
+    assert signature.inputs[0].shape == signature.outputs[0].shape == (SymbolicDim("batch", 4), 2)
+
+
+def test_max_batch_size_needs_a_first_dimension_that_is_open(write, request_for):
+    directory = write(inputs=[value("x", dims=(1, 2))], outputs=[value("y", dims=(1, 2))])
+    asked = request_for(directory, settings(max_batch_size=4))
+    assert "is no batch" in refusal(PLATFORM.open, asked, code=StatusCode.INVALID_ARGUMENT)
+
+
+def test_inputs_with_a_value_in_the_file_are_left_out(write, opened):
+    bias = helper.make_tensor("bias", TensorProto.FLOAT, [2], [1.0, 2.0])
+    nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
+    model = opened(write(nodes, [value("x"), value("bias", dims=(2,))], initializers=[bias]))
+    assert model.signatures["serving_default"].input_names == ("x",)
+    assert model.run("", {"x": np.zeros((1, 2), np.float32)}, ())["y"].tolist() == [[1.0, 2.0]]
+    assert model.resident_bytes() == 8
+
+
+def test_config_may_repeat_the_model_and_not_contradict_it(write, opened, request_for):
+    directory = write()
+    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 2]}
+    opened(directory, settings(input=[tensor]))
+    for wrong, words in (({"name": "z"}, "the model has"), ({"data_type": "TYPE_INT64"}, "the model's is float")):
+        asked = request_for(directory, settings(input=[tensor | wrong]))
+        assert words in refusal(PLATFORM.open, asked, code=StatusCode.INVALID_ARGUMENT)
+
+
+def test_outputs_that_are_no_tensors_are_named(write, request_for):
+    nodes = [helper.make_node("SequenceConstruct", ["x"], ["y"])]
+    sequence = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    asked = request_for(write(nodes, outputs=[sequence]))
+    message = refusal(PLATFORM.open, asked, code=StatusCode.FAILED_PRECONDITION)
+    assert "output y of model.onnx is a sequence" in message
+    assert "zipmap" in message
+
+
+def test_folder_of_triton_is_recognised(write, opened):
+    flat = write()
+    nested = flat.parent / "2"
+    nested.mkdir()
+    flat.rename(nested / "model.onnx")
+    files = read_version(str(nested))
+    assert choose_platform(files, "", PLATFORMS) is PLATFORM
+    assert opened(nested).run("", {"x": np.ones((1, 2), np.float32)}, ())["y"].tolist() == [[1.0, 1.0]]
+
+
+def test_many_threads_run_one_session(write, opened):
+    model = opened(write([helper.make_node("Neg", ["x"], ["y"])]))
+    answers, together = {}, threading.Barrier(4)
+
+    def run(number):
+        together.wait()
+        for _ in range(20):
+            answers[number] = model.run("", {"x": np.full((1, 2), number, np.float32)}, ())["y"].tolist()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert model.concurrency >= len(threads)
+    assert answers == {number: [[-float(number)] * 2] for number in range(4)}
+
+
+def test_failure_of_a_request_with_open_shapes_is_the_requests(write, opened):
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    model = opened(write(nodes, [value("a", dims=None), value("b", dims=None)], [value("y", dims=None)]))
+    sent = {"a": np.ones((1, 2), np.float32), "b": np.ones((3, 1), np.float32)}
+    message = refusal(model.run, "", sent, (), code=StatusCode.INVALID_ARGUMENT)
+    assert "ONNXRuntimeError" not in message
+    assert "/" not in message
+
+
+@pytest.fixture
+def without_onnxruntime(monkeypatch):
+    """The library cannot be imported, as if the extra were not installed."""
+    import_module = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name.partition(".")[0] == "onnxruntime":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="onnxruntime")
+        return import_module(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+def test_missing_extra_is_named_with_its_command(write, request_for, without_onnxruntime):
+    files = read_version(str(write()))
+    assert choose_platform(files, "", PLATFORMS) is PLATFORM
+    message = refusal(open_here, PLATFORM, request_for(write()), code=StatusCode.UNIMPLEMENTED)
+    assert "pip install 'tfs-lite[onnx]'" in message

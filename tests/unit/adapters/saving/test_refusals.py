@@ -1,0 +1,167 @@
+"""Modules that cannot be exported: one paragraph each, which says where it is and what to write instead."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+from tfs_lite import save
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
+
+ROWS = torch.ones(4, 3)
+
+
+class Decides(torch.nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x):
+        while x.abs().max() > 1:
+            x = x / 2
+        return x
+
+
+class AnswersText(torch.nn.Module):
+    def forward(self, x):
+        return {"scores": x, "comment": "fine"}
+
+
+class AnswersSize(torch.nn.Module):
+    def forward(self, x):
+        return {"scores": x, "rows": x.shape[0]}
+
+
+class OneTensorARow(torch.nn.Module):
+    def forward(self, x):
+        return list(x)
+
+
+class FixedRows(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(4, 3) * 2
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Draws(torch.nn.Module):
+    def forward(self, x):
+        return x + random.random()
+
+
+class Remembers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return x + self.seen[0]
+
+
+class UsesNumpy(torch.nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(np.sort(x.numpy()))
+
+
+class Adds(torch.nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+
+class Eights(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(x.shape[0], -1, 8).sum(-1)
+
+
+class OneRow(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(3) * 2
+
+
+TWO_SIZES = {"dynamic_dims": {"a": {1: "length"}, "b": {1: "width"}}}
+
+
+@pytest.mark.parametrize(
+    ("module", "examples", "options", "expected"),
+    [
+        (
+            Decides(),
+            (ROWS,),
+            {},
+            ["test_refusals.py (`if x.sum() > 0:`)", "values in a tensor", "torch.where(condition"],
+        ),
+        (Halves(), (ROWS,), {}, ["(`while x.abs().max() > 1:`)", "torch.where(condition"]),
+        (AnswersText(), (ROWS,), {}, ["its output comment is a str", "leave everything else out"]),
+        (AnswersSize(), (ROWS,), {}, ["its output rows is a number", "torch.full((), value)"]),
+        (
+            OneTensorARow(),
+            (ROWS,),
+            {},
+            ['dimension 0 of x ("batch")', "a list of as many tensors", "dynamic_batch=False"],
+        ),
+        (FixedRows(), (ROWS,), {}, ['dimension 0 of x ("batch")', "works for 4 only", "reshape(x.shape[0], -1)"]),
+        (Counts(), (ROWS,), {}, ["differently from call to call (output output_0)", "self.register_buffer"]),
+        (Draws(), (ROWS,), {}, ["differently from call to call", "draw random numbers with torch"]),
+        (Remembers(), (ROWS,), {}, ["answers other values differently: output_0", "a list on self"]),
+        (UsesNumpy(), (ROWS,), {}, ["`return torch.from_numpy(np.sort(x.numpy()))`", "leaves torch for NumPy"]),
+        (
+            Adds(),
+            (ROWS, ROWS),
+            TWO_SIZES,
+            ["dimension 1 of b", "dimension 1 of a", '"length" for both in dynamic_dims'],
+        ),
+        (
+            Eights(),
+            (torch.ones(4, 16),),
+            {"dynamic_dims": {"x": {1: "length"}}},
+            ['dimension 1 of x ("length")', 'write 8*torch.export.Dim("_length") in place of "length"'],
+        ),
+        (Adds(), (ROWS,), {}, ["example inputs (a float32[4, 3])", "missing 1 required positional argument: 'b'"]),
+        (Adds(), (ROWS, ROWS, ROWS), {}, ["takes 3 positional arguments but 4 were given"]),
+        (Adds(), {"a": ROWS, "c": ROWS}, {}, ["unexpected keyword argument 'c'", "change example_inputs"]),
+        (OneRow(), (ROWS[:1],), {}, ["takes the one row of the example, but not two", "dynamic_batch=False"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
+)
+def test_the_paragraph_says_where_it_is_and_what_to_write(tmp_path, capfd, module, examples, options, expected):
+    message = refusal(save, module, tmp_path, example_inputs=examples, code=StatusCode.FAILED_PRECONDITION, **options)
+    assert type(module).__name__ in message
+    assert [part for part in expected if part not in message] == []
+    assert "\n" not in message
+    assert len(message) < 900
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_remedies_of_two_paragraphs_work(tmp_path):
+    dims = {"x": {1: 8 * Dim("_length")}}
+    assert save(Eights(), tmp_path, example_inputs=(torch.ones(4, 16),), dynamic_dims=dims).name == "1"
+    same = {"a": {1: "length"}, "b": {1: "length"}}
+    assert save(Adds(), tmp_path, example_inputs=(ROWS, ROWS), dynamic_dims=same).name == "2"
+
+
+class KeepsItsAttention(torch.nn.Module):
+    def forward(self, x):
+        self.attention = x.softmax(-1)
+        return self.attention * 2
+
+
+def test_what_is_kept_on_the_side_and_changes_nothing_is_no_reason(tmp_path):
+    assert save(KeepsItsAttention(), tmp_path, example_inputs=(ROWS,)).name == "1"

@@ -1,0 +1,236 @@
+"""A version that takes texts, or their tokens, and answers in one forward for each group of rows.
+
+    texts -> rows of tokens -> groups of about the same length -> a forward for each -> answers in the order of the rows
+
+Requests share a batch as those of other models do; how long their texts are only decides the groups within it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tfs_lite.adapters.encoders.groups import group_by_length
+from tfs_lite.adapters.encoders.heads import ClassHead, embed
+from tfs_lite.adapters.encoders.sentence import Recipe
+from tfs_lite.adapters.encoders.task import Task
+from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
+from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.core.signature import (
+    CLASSIFY_METHOD,
+    DEFAULT_SIGNATURE,
+    REGRESS_METHOD,
+    DataType,
+    Signature,
+    SymbolicDim,
+    TensorSpec,
+)
+from tfs_lite.core.status import failed_precondition
+from tfs_lite.protocols.dtypes import Array
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "transformers"
+TOKENS = "tokens"
+BATCH = SymbolicDim("batch")
+ALONE, LONGEST = SymbolicDim("n0"), SymbolicDim("longest(n0)")
+"""The dimensions of answers for tokens: the width follows from the rows, so requests do not share a run."""
+TOLERANCES = {torch.float32: 1e-3}
+LOW_TOLERANCE = 0.1
+CHECKED_LENGTH = 1024
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``pads`` says whether a row's answer is the
+    same with padding behind it."""
+
+    length: int
+    vocabulary: int
+    tokens: int
+    pads: bool = True
+    pad: int = 0
+    has_types: bool = False
+
+
+class TextEncoder(LoadedModel):
+    """Inputs: ``text``, or ``input_ids`` with ``attention_mask`` and ``token_type_ids``."""
+
+    merges_calls = True
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        task: Task,
+        module: PreTrainedModel,
+        limits: Limits,
+        reader: TextReader | None,
+        recipe: Recipe,
+        takes_tokens: bool,
+    ) -> None:
+        """``reader`` None means that there is no tokenizer. ``takes_tokens``: the default signature does."""
+        self._task = task
+        self._module = module
+        self._limits = limits
+        self._reader = reader
+        self._recipe = recipe
+        self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
+        self._limits = self._checked(request)
+        signatures = self._make_signatures(takes_tokens or reader is None)
+        super().__init__(request.id, NAME, signatures)
+        self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Of the classes, by output."""
+        if self._head is None or self._task is Task.TOKEN_CLASSES or self._head.is_regression:
+            return {}
+        return {"scores": self._head.labels, "logits": self._head.labels}
+
+    def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
+        if "text" in inputs:
+            assert self._reader is not None  # else no signature has the input
+            rows = self._reader.read(inputs["text"])
+        else:
+            ids, mask, types = (inputs.get(name) for name in ("input_ids", "attention_mask", "token_type_ids"))
+            assert ids is not None
+            rows = rows_of_ids(ids, mask, types, self._limits.vocabulary)
+        found = self._answers(rows)
+        if self._task is Task.EMBEDDING:
+            counts = np.array([sum(row.mask) for row in rows], np.int32)
+            return {"embeddings": _stacked(found, self._width()), "token_count": counts}
+        assert self._head is not None
+        if self._task is Task.TEXT_CLASSES:
+            return self._head.answer(_stacked(found, len(self._head.labels)))
+        if "text" not in inputs:
+            return self._head.of_tokens(found, inputs["input_ids"].shape[1])
+        width = max((len(row.words) for row in rows), default=0)
+        offsets = np.zeros((len(rows), width, 2), np.int64)
+        for index, row in enumerate(rows):
+            if row.words:
+                offsets[index, : len(row.words)] = row.offsets
+        words = [logits[list(row.words)] for logits, row in zip(found, rows, strict=True)]
+        return {**self._head.of_tokens(words, width), "offsets": offsets}
+
+    def resident_bytes(self) -> int:
+        return self._resident
+
+    def close(self) -> None:
+        del self._module
+
+    def _answers(self, rows: Sequence[TokenRow]) -> list[Array]:
+        """Of each row, float32: its embedding, its logits, or the logits of its tokens."""
+        limits = self._limits
+        found: list[Array] = [np.empty(0)] * len(rows)
+        for group in group_by_length([len(row.ids) for row in rows], limits.tokens, limits.pads):
+            answers = self._forward([rows[index] for index in group])
+            for index, answer in zip(group, answers, strict=True):
+                found[index] = answer[: len(rows[index].ids)] if self._task is Task.TOKEN_CLASSES else answer
+        return found
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[TokenRow]) -> Array:
+        shape, device = (len(rows), max(len(row.ids) for row in rows)), self._module.device
+        ids, mask = np.full(shape, self._limits.pad, np.int64), np.zeros(shape, np.int64)
+        types = np.zeros(shape, np.int64) if self._limits.has_types else None
+        for index, row in enumerate(rows):
+            ids[index, : len(row.ids)] = row.ids
+            mask[index, : len(row.ids)] = row.mask
+            if types is not None:
+                types[index, : len(row.ids)] = row.types
+        given = {"input_ids": ids, "attention_mask": mask} | ({} if types is None else {"token_type_ids": types})
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in given.items()}
+        output = self._module(**tensors)
+        if self._task is Task.EMBEDDING:
+            answer = embed(output.last_hidden_state, tensors["attention_mask"], self._recipe)
+        else:
+            answer = output.logits.float()
+        array: Array = answer.cpu().numpy()
+        return array
+
+    def _checked(self, request: OpenRequest) -> Limits:
+        """The limits, after two rows were run alone and together, and one of the full length. FAILED_PRECONDITION if
+        the network cannot do that, or what it computes is not finite."""
+        limits, generator = self._limits, np.random.default_rng(0)
+        ids = generator.integers(limits.vocabulary, size=min(limits.length, 24)).tolist()
+        long, short = (TokenRow(part, [1] * len(part), [0] * len(part)) for part in (ids, ids[: max(1, len(ids) // 2)]))
+        try:
+            alone, together = self._forward([short])[0], self._forward([short, long])[0]
+            if limits.length <= CHECKED_LENGTH:
+                full = [ids[0]] * limits.length
+                self._forward([TokenRow(full, [1] * len(full), [0] * len(full))])
+        except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            failure = f"{type(self._module).__name__} does not run on {limits.length} tokens: {error!s:.200}"
+        else:
+            failure = "" if np.isfinite(alone).all() else f"what {self._module.dtype} gives is not finite"
+        if failure:
+            raise failed_precondition(f"{failure}; see max_length and dtype of parameters")
+        together = together[: len(alone)] if self._task is Task.TOKEN_CLASSES else together
+        scale = max(1.0, float(np.abs(alone).max()))
+        pads = float(np.abs(alone - together).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
+        if not pads:
+            logger.info("%s: only texts of one length share a forward: padding changes answers", request.id)
+        return Limits(limits.length, limits.vocabulary, limits.tokens, pads, limits.pad, limits.has_types)
+
+    def _width(self) -> int:
+        return int(self._module.config.get_text_config().hidden_size)
+
+    def _make_signatures(self, takes_tokens: bool) -> dict[str, Signature]:
+        length = SymbolicDim("length", self._limits.length)
+        first = ALONE if self._task is Task.TOKEN_CLASSES else BATCH
+        text = (TensorSpec("text", DataType.STRING, (first,)),)
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if self._limits.has_types else ()))
+        ids = tuple(TensorSpec(name, DataType.INT64, (BATCH, length)) for name in names)
+        optional = frozenset(names[1:])
+        by_tokens = Signature(ids, self._outputs(BATCH, length, of_text=False), optional=optional)
+        if self._reader is None:
+            return {DEFAULT_SIGNATURE: by_tokens, TOKENS: by_tokens}
+        by_text = Signature(text, self._outputs(first, LONGEST, of_text=True))
+        found = {DEFAULT_SIGNATURE: by_tokens if takes_tokens else by_text, "text": by_text, TOKENS: by_tokens}
+        if self._head is not None and self._task is Task.TEXT_CLASSES:
+            found |= class_signatures(text, self._head)
+        return found
+
+    def _outputs(self, first: SymbolicDim, width: SymbolicDim, of_text: bool) -> tuple[TensorSpec, ...]:
+        if self._head is None:
+            vectors = TensorSpec("embeddings", DataType.FLOAT, (first, self._width()))
+            return (vectors, TensorSpec("token_count", DataType.INT32, (first,)))
+        if self._task is Task.TEXT_CLASSES:
+            return class_outputs(self._head)
+        outputs = (
+            TensorSpec("labels", DataType.STRING, (first, width)),
+            TensorSpec("scores", DataType.FLOAT, (first, width)),
+            TensorSpec("logits", DataType.FLOAT, (first, width, len(self._head.labels))),
+        )
+        return (*outputs, TensorSpec("offsets", DataType.INT64, (first, width, 2))) if of_text else outputs
+
+
+def class_outputs(head: ClassHead) -> tuple[TensorSpec, ...]:
+    """The outputs of a version that classifies rows."""
+    shape = (BATCH, len(head.labels))
+    numbers = (TensorSpec("scores", DataType.FLOAT, shape), TensorSpec("logits", DataType.FLOAT, shape))
+    return numbers if head.is_regression else (TensorSpec("labels", DataType.STRING, (BATCH,)), *numbers)
+
+
+def class_signatures(inputs: tuple[TensorSpec, ...], head: ClassHead) -> dict[str, Signature]:
+    """Those of TensorFlow's Classify and Regress, by key."""
+    if not head.is_regression:
+        shape = (BATCH, len(head.labels))
+        outputs = (TensorSpec("classes", DataType.STRING, shape), TensorSpec("scores", DataType.FLOAT, shape))
+        return {"classify": Signature(inputs, outputs, CLASSIFY_METHOD)}
+    if len(head.labels) > 1:
+        return {}
+    return {"regress": Signature(inputs, (TensorSpec("outputs", DataType.FLOAT, (BATCH,)),), REGRESS_METHOD)}
+
+
+def _stacked(rows: Sequence[Array], width: int) -> Array:
+    return np.stack(rows) if rows else np.empty((0, width), np.float32)

@@ -1,0 +1,182 @@
+"""What may be in ``model.onnx``, found out before onnxruntime opens it.
+
+A graph runs no code of its own, but it names files, may hold native code for other machines' processors (``EPContext``)
+and constants that take all memory while it is loaded. Subgraphs and functions are looked at as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from tfs_lite.adapters.inspect.archive import damaged, unsafe
+from tfs_lite.adapters.onnx.constants import Constant, constant, result_of
+from tfs_lite.adapters.onnx.model_file import (
+    ARTEFACT,
+    Function,
+    ModelFile,
+    Node,
+    TensorHeader,
+    function_nodes,
+    initializers,
+    nodes,
+    size_of,
+    sparse_initializers,
+)
+from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+"""The domains of operators that onnxruntime has itself."""
+MAX_FOLDED_BYTES = 256 << 20
+MAX_NODES = 1_000_000
+"""After all calls of functions are replaced by their nodes."""
+MAX_DEPTH = 32
+"""Of subgraphs, and of calls."""
+
+
+def inspect_model(model: ModelFile, directory: str, trusted: bool, own_operators: bool = False) -> int:
+    """Checks the file, which is in ``directory``, and returns the bytes of its weights. With
+    ``own_operators`` any domain is let through.
+
+    PERMISSION_DENIED for what needs trust, and for weights in files outside the directory; FAILED_PRECONDITION for
+    operators that nobody has; DATA_LOSS for a damaged file or missing weights.
+    """
+    inspection = _Inspection(model, directory, trusted)
+    inspection.any_domain = own_operators
+    for graph in model.graphs:
+        inspection.graph(graph, {}, 0)
+    for function in model.functions:
+        inspection.nodes(function_nodes(function), {}, 0)
+    _check_calls(model.functions)
+    return inspection.weights
+
+
+class _Inspection:
+    """The state of one pass over a file. One thread."""
+
+    any_domain = False
+
+    def __init__(self, model: ModelFile, directory: str, trusted: bool) -> None:
+        self._directory = os.path.realpath(directory)
+        self._trusted = trusted
+        self._functions = {(function.domain, function.name) for function in model.functions}
+        self._folded = 0
+        self._nodes = 0
+        self._places = set[str]()
+        self._yield = Yielder()
+        self.weights = 0
+
+    def graph(self, graph: memoryview, known: dict[str, Constant], depth: int) -> None:
+        """A graph whose names ``known`` are constants of the graphs around it."""
+        if depth > MAX_DEPTH:
+            raise damaged(f"{ARTEFACT} has graphs within graphs, more than {MAX_DEPTH} deep")
+        known = dict(known)
+        for header in initializers(graph):
+            self._yield()
+            self._tensor(header)
+            self.weights += header.bytes
+            known[header.name] = constant(header)
+        for stored, whole in sparse_initializers(graph):
+            self._tensor(stored)
+            self._fold(constant(whole))
+        self.nodes(nodes(graph), known, depth)
+
+    def nodes(self, found: Iterable[Node], known: dict[str, Constant], depth: int) -> None:
+        for node in found:
+            self._yield()
+            self._count()
+            self._operator(node)
+            for attribute in node.attributes:
+                for header in attribute.tensors:
+                    self._tensor(header)
+                for header in attribute.dense:
+                    self._fold(constant(header))
+                for graph in attribute.graphs:
+                    self.graph(graph, known, depth + 1)
+            result = result_of(node, known)
+            if result is not None and node.outputs:
+                known[node.outputs[0]] = result
+                self._fold(result)
+
+    def _count(self) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise failed_precondition(f"{ARTEFACT} has more than {MAX_NODES} operators")
+
+    def _operator(self, node: Node) -> None:
+        if (node.domain, node.op) in self._functions:
+            return
+        if node.op == "EPContext" and not self._trusted:
+            raise unsafe(f"{ARTEFACT} holds compiled code for a processor (operator EPContext)")
+        if node.domain not in DOMAINS and not self.any_domain:
+            raise failed_precondition(
+                f"{ARTEFACT} needs the operator {node.op} of the domain {node.domain}, which onnxruntime has not; "
+                'name the library that has it, a file of the version: parameters { key: "custom_ops" }'
+            )
+
+    def _fold(self, result: Constant) -> None:
+        self._folded += size_of(result.dims, result.dtype)
+        if self._folded > MAX_FOLDED_BYTES and not self._trusted:
+            raise unsafe(f"{ARTEFACT} makes constants of more than {MAX_FOLDED_BYTES >> 20} MiB while it is loaded")
+
+    def _tensor(self, header: TensorHeader) -> None:
+        """Values in another file: a plain one, of this version."""
+        if header.location is None or header.location in self._places:
+            return
+        check_place(header.location, self._directory, f"weights {header.name}")
+        self._places.add(header.location)
+
+
+def check_place(location: str, directory: str, what: str) -> str:
+    """The path of a file of the version, which ``location`` names. PERMISSION_DENIED if it may lead elsewhere,
+    DATA_LOSS if there is no such file."""
+    parts = location.split("/")
+    if not location or "\0" in location or "\\" in location or os.path.isabs(location) or ".." in parts:
+        raise _outside(what, location)
+    path = os.path.realpath(os.path.join(directory, location))
+    if os.path.commonpath((path, os.path.realpath(directory))) != os.path.realpath(directory):
+        raise _outside(what, location)
+    if not os.path.exists(path):
+        raise damaged(f"{what} of {ARTEFACT}: the version has no file {location[:200]}")
+    if not os.path.isfile(path):
+        raise _outside(what, location)
+    return path
+
+
+def _outside(what: str, location: str) -> ServingError:
+    return ServingError(
+        StatusCode.PERMISSION_DENIED, f"{what} of {ARTEFACT}: {location[:200]!r} is no file of the version"
+    )
+
+
+def _check_calls(functions: tuple[Function, ...]) -> None:
+    """FAILED_PRECONDITION if functions call themselves, or become too many nodes: onnxruntime replaces every call."""
+    calls = {
+        (function.domain, function.name): [(node.domain, node.op) for node in _all_nodes(function_nodes(function), 0)]
+        for function in functions
+    }
+    sizes = dict[tuple[str, str], int]()
+
+    def size(key: tuple[str, str], depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise failed_precondition(f"{ARTEFACT} has functions that call one another, more than {MAX_DEPTH} deep")
+        if key not in sizes:
+            sizes[key] = sum(size(called, depth + 1) if called in calls else 1 for called in calls[key])
+        if sizes[key] > MAX_NODES:
+            raise failed_precondition(f"{ARTEFACT} has functions of more than {MAX_NODES} operators")
+        return sizes[key]
+
+    for key in calls:
+        size(key, 0)
+
+
+def _all_nodes(found: Iterable[Node], depth: int) -> Iterator[Node]:
+    """Those of subgraphs as well."""
+    if depth > MAX_DEPTH:
+        raise damaged(f"{ARTEFACT} has graphs within graphs, more than {MAX_DEPTH} deep")
+    for node in found:
+        yield node
+        for attribute in node.attributes:
+            for graph in attribute.graphs:
+                yield from _all_nodes(nodes(graph), depth + 1)

@@ -1,0 +1,193 @@
+"""Models of onnxruntime: one session each, which any number of threads may run.
+
+Texts are ``str`` inside onnxruntime, which turns ``bytes`` into their Python notation without a word. Element types
+that numpy lacks go in and out as integers of their width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.onnx.inspection import inspect_model
+from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
+from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, open_session, run_error
+from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, signature_of
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.signatures import check_declared
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.loader import LoadPhase
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, find_signature
+from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.protocols.dtypes import Array, to_numpy
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, OrtValue
+
+NAME = "onnxruntime_onnx"
+CONCURRENCY = 64
+FIXED_BYTES = 32 << 20
+_INTEGERS = {
+    dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
+    for number, dtype in ELEMENT_TYPES.items()
+    if dtype in NOT_IN_NUMPY
+}
+"""Element types that onnxruntime does not exchange with numpy: ONNX's number, and integers of the same width."""
+
+
+class OnnxModel(LoadedModel):
+    """An opened session. Any number of threads may be inside ``run``."""
+
+    def __init__(self, request: OpenRequest, signature: Signature, session: InferenceSession, resident: int) -> None:
+        super().__init__(request.id, NAME, {DEFAULT_SIGNATURE: signature})
+        self._session = session
+        self._resident = resident
+        specs = (*signature.inputs, *signature.outputs)
+        self._dtypes = {spec.name: spec.dtype for spec in specs}
+        self._by_value = any(spec.dtype in _INTEGERS for spec in specs)
+
+    @property
+    def concurrency(self) -> int:
+        return CONCURRENCY
+
+    def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
+        names = list(outputs or find_signature(self.signatures, signature).output_names)
+        feeds = {name: _texts(name, array) if array.dtype == object else array for name, array in inputs.items()}
+        try:
+            results = self._values(names, feeds) if self._by_value else self._session.run(names, feeds)
+        except Exception as error:
+            failure = run_error(error)
+        else:
+            return {name: _bytes(result) for name, result in zip(names, results, strict=True)}
+        raise failure
+
+    def resident_bytes(self) -> int:
+        """Bytes of the weights in the file."""
+        return self._resident
+
+    def close(self) -> None:
+        del self._session
+
+    def _values(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        kept = {name: np.ascontiguousarray(array) for name, array in feeds.items()}  # the values are views of them
+        values = {name: _to_value(array, self._dtypes[name]) for name, array in kept.items()}
+        found = self._session.run_with_ort_values(names, values)
+        return [_from_value(value, self._dtypes[name]) for name, value in zip(names, found, strict=True)]
+
+
+def _texts(name: str, array: Array) -> Array:
+    """INVALID_ARGUMENT with the place of the first one that is no UTF-8."""
+    texts = np.empty(array.shape, object)
+    for index, value in np.ndenumerate(array):
+        try:
+            texts[index] = value.decode()
+        except UnicodeDecodeError:
+            place = ",".join(map(str, index))
+            raise invalid_argument(f"input {name} holds bytes that are no UTF-8 text, at [{place}]") from None
+    return texts
+
+
+def _bytes(result: object) -> Array:
+    array: Array = np.asarray(result)
+    if array.dtype.kind not in "OU":
+        return np.ascontiguousarray(array).reshape(array.shape)
+    encoded = np.empty(array.shape, object)
+    for index, value in np.ndenumerate(array):
+        encoded[index] = value.encode()
+    return encoded
+
+
+def _to_value(array: Array, dtype: DataType) -> OrtValue:
+    from onnxruntime import OrtValue
+
+    value: OrtValue
+    if dtype in _INTEGERS:
+        number, integers = _INTEGERS[dtype]
+        value = OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(integers), number)
+    else:
+        value = OrtValue.ortvalue_from_numpy(array)
+    return value
+
+
+def _from_value(value: OrtValue, dtype: DataType) -> Array:
+    if dtype not in _INTEGERS:
+        array: Array = value.numpy()
+        return array
+    size = value.tensor_size_in_bytes()
+    copy = bytearray(ctypes.string_at(value.data_ptr(), size) if size else b"")
+    return np.frombuffer(copy, to_numpy(dtype)).reshape(value.shape())
+
+
+def open_onnx(request: OpenRequest) -> OnnxModel:
+    """NeedsProcess for a GPU: onnxruntime does not give all of its memory back."""
+    if request.on_gpu:
+        raise NeedsProcess("opened in a process: onnxruntime gives all of a GPU's memory back at its end only")
+    return open_in_process(request)
+
+
+def open_in_process(request: OpenRequest) -> OnnxModel:
+    import onnxruntime  # noqa: F401  before the file is read: without it nothing else matters
+
+    path = artefact_path(request.files)
+    request.meter.begin(LoadPhase.OPENING)
+    signature, resident = inspect_onnx(request.files, request.trusted, request.settings)
+    session = open_session(path, request, reserve(request.files, request.settings, request.on_gpu))
+    _check_names("input", signature.input_names, session.get_inputs())
+    _check_names("output", signature.output_names, session.get_outputs())
+    return OnnxModel(request, signature, session, resident)
+
+
+def inspect_onnx(files: VersionFiles, trusted: bool, settings: ModelSettings) -> tuple[Signature, int]:
+    """The signature of a version and the bytes of its weights, without onnxruntime. Errors as those of opening it, as
+    far as they show in the file and the config."""
+    path = artefact_path(files)
+    directory = os.path.dirname(path)
+    check_parameters(settings.parameters, trusted, directory)
+    model = read_model_file(path)
+    weights = inspect_model(model, directory, trusted, CUSTOM_OPS in settings.parameters)
+    return _declared(model, settings), weights
+
+
+def check_config(directory: str, settings: ModelSettings) -> Signature:
+    """INVALID_ARGUMENT if the config contradicts the model."""
+    names = frozenset(name for name in (ARTEFACT,) if os.path.isfile(os.path.join(directory, name)))
+    return _declared(read_model_file(artefact_path(VersionFiles(directory, names))), settings)
+
+
+def _declared(model: ModelFile, settings: ModelSettings) -> Signature:
+    signature = signature_of(model, settings)
+    check_declared(signature, settings)
+    return signature
+
+
+def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> None:
+    """FAILED_PRECONDITION if onnxruntime reads other names in the file than were inspected."""
+    names = [value.name for value in found]
+    if list(declared) != names:
+        raise failed_precondition(f"{ARTEFACT} can be read in two ways: its {kind}s are {declared} or {names}")
+
+
+def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
+    """onnxruntime holds weights twice for a moment, and its own memory besides."""
+    return files.unpacked_bytes * 13 // 10 + FIXED_BYTES
+
+
+def recognises(files: VersionFiles) -> bool:
+    return ARTEFACT in files.names or os.path.isfile(os.path.join(files.directory, ARTEFACT, ARTEFACT))
+
+
+PLATFORM = Platform(
+    NAME,
+    ARTEFACT,
+    recognises,
+    open_onnx,
+    reserve=reserve,
+    extra="onnx",
+    open_in_process=open_in_process,
+    check_config=check_config,
+)

@@ -1,0 +1,155 @@
+"""``tfs_lite.save``: publishes a module as a version that the server loads without trust.
+
+The archive holds no pickle (example inputs are left out), takes only tensors, and returns them by name. Before it is
+published, it has to pass the server's own inspection and to give the same answers as the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+from tfs_lite.adapters.aoti.model import open_compiled
+from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
+from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
+from tfs_lite.adapters.saving.answers import check_answers
+from tfs_lite.adapters.saving.compiled import check_compiler, write_compiled
+from tfs_lite.adapters.saving.examples import (
+    DynamicDims,
+    Example,
+    Examples,
+    batch_example,
+    dynamic_dimensions,
+    read_examples,
+)
+from tfs_lite.adapters.saving.outputs import by_flat_name
+from tfs_lite.adapters.saving.refusals import refusal, without_torch_logs
+from tfs_lite.core.publish import commit, staging_directory
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import invalid_argument
+
+
+def save(
+    module: torch.nn.Module,
+    base: str | os.PathLike[str],
+    *,
+    example_inputs: Examples,
+    version: int | None = None,
+    dynamic_batch: bool = True,
+    max_batch_size: int | None = None,
+    dynamic_dims: DynamicDims | None = None,
+    dynamic_shapes: Any = None,
+    trusted: bool = False,
+    compile: Literal["", "aoti"] = "",
+    isa: Literal["", "avx2", "avx512"] = "",
+) -> Path:
+    """Exports ``module`` and publishes it as ``base/<version>`` (without a version: the next one). Returns that path.
+
+    ``example_inputs`` are tensors, by position or by name; those that are None are left out. With ``dynamic_batch``
+    their first dimension is a batch of any size, or of at most ``max_batch_size``. ``dynamic_dims`` are further
+    dimensions of any size: ``{"input_ids": {1: "length"}}``; those of one name always have one size.
+    ``dynamic_shapes`` is passed to ``torch.export.export`` in place of both. Results are tensors by name: keys of a
+    dict, fields of a dataclass or named tuple, ``outer.inner`` for what lies in another; None is left out. The module
+    is exported in eval mode and left as it was, but for parameters and plain attributes that it changes itself.
+    ``trusted`` allows what servers load only from trusted paths, such as operators of other libraries.
+    ``compile="aoti"`` adds machine code by AOTInductor, for processors like this one or with the instructions ``isa``:
+    it takes a C++ compiler and up to minutes, and servers load it only from trusted paths.
+
+    Raises ServingError: INVALID_ARGUMENT (examples that do not fit together), FAILED_PRECONDITION (the module cannot be
+    exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there).
+    """
+    if dynamic_dims and dynamic_shapes is not None:
+        raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")
+    if compile not in ("", "aoti"):
+        raise invalid_argument(f'compile is "{compile}", expected "aoti" or nothing')
+    given = example = read_examples(module, example_inputs)
+    if compile:
+        check_compiler(isa, example.device)
+    if dynamic_shapes is None:
+        dims = dynamic_dims or {}
+        example = batch_example(given, max_batch_size, dims) if dynamic_batch else given
+        dynamic_shapes = example.by_input(dynamic_dimensions(example, dynamic_batch, max_batch_size, dims))
+    with staging_directory(os.fspath(base), version) as staging, _as_served(module):
+        try:
+            program = _export(module, example, dynamic_shapes)
+        except Exception as error:
+            # torch's own stack, which a beginner cannot use, is logged and not shown
+            raise refusal(module, given, example, dynamic_shapes, error) from None
+        path = os.path.join(staging, ARTEFACT)
+        if compile == "aoti":
+            with without_torch_logs():
+                write_compiled(program, example, path, isa)
+        else:
+            torch.export.save(program, path)
+        del program
+        opens = open_compiled if compile == "aoti" else _open_exported
+        with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
+            check_answers(saved, module, example)
+        return Path(commit(staging, os.fspath(base), version).path)
+
+
+@contextlib.contextmanager
+def _as_served(module: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, and results as tensors by name; afterwards restores every module's mode and every buffer."""
+    modes = {child: child.training for child in module.modules()}
+    buffers = {buffer: buffer.detach().clone() for buffer in module.buffers()}
+    module.eval()
+    hook = module.register_forward_hook(by_flat_name)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for child, training in modes.items():
+            child.training = training
+        with torch.no_grad():
+            for buffer, before in buffers.items():
+                buffer.copy_(before)
+
+
+def _export(module: torch.nn.Module, example: Example, dynamic_shapes: Any) -> ExportedProgram:
+    """Exports it; bounds that the module itself sets to a dimension, such as a table of positions, are taken over."""
+
+    def export(shapes: Any) -> ExportedProgram:
+        return torch.export.export(module, example.args, dict(example.kwargs), dynamic_shapes=shapes)
+
+    with without_torch_logs():
+        try:
+            program = export(dynamic_shapes)
+        except Exception as error:
+            bounds = _suggested_bounds(str(error))
+            if not bounds:
+                raise
+            program = export(refine_dynamic_shapes_from_suggested_fixes(bounds, dynamic_shapes))
+    program.example_inputs = None
+    return program
+
+
+def _suggested_bounds(message: str) -> str:
+    """What torch suggests, if that is nothing but bounds of dimensions; otherwise empty."""
+    _, heading, rest = message.partition("Suggested fixes:")
+    fixes = rest.partition("\n\n")[0]
+    lines = [line.strip() for line in fixes.splitlines() if line.strip()]
+    only_bounds = all(re.fullmatch(r"(\w+) = Dim\('\1', max=\d+\)", line) for line in lines)
+    return heading + fixes if lines and only_bounds else ""
+
+
+def _request(staging: str, module: torch.nn.Module, example: Example, trusted: bool) -> OpenRequest:
+    """What the server would be asked to open."""
+    device = str(example.device)
+    files = VersionFiles(staging, frozenset({ARTEFACT}))
+    return OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)
+
+
+def _open_exported(request: OpenRequest) -> ExportedModel:
+    try:
+        return open_exported(request)
+    except NeedsProcess:
+        return open_by_torch(request)
