@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -17,7 +17,6 @@ from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import encoder_settings
 from tfs_lite.adapters.encoders.task import Task, read_labels_of, task_of
-from tfs_lite.adapters.memory import release_memory
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
@@ -139,20 +138,34 @@ def test_reserved_memory_covers_what_a_version_holds(tmp_path: Path) -> None:
     model.close()
 
 
+CYCLES = """
+import sys
+import numpy as np
+import psutil
+from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.encoders.platform import PLATFORM
+from tfs_lite.adapters.memory import release_memory
+from tfs_lite.adapters.opening import OpenRequest
+from tfs_lite.core.servable import ServableId
+texts = np.empty(8, object)
+texts[:] = [b"the cat sat"] * 8
+for _ in range(20):
+    model = PLATFORM.open(OpenRequest(ServableId("m", 1), read_version(sys.argv[1]), "cpu", False))
+    model.run("", {"text": texts}, ())
+    model.close()
+    del model
+    release_memory()
+    print(psutil.Process().memory_info().rss)
+"""
+
+
 @pytest.mark.load
 def test_memory_comes_back_when_versions_are_closed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(vocab_size=20_000, hidden_size=256, num_hidden_layers=2, num_attention_heads=4)
     BertModel(config).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    texts = np.empty(8, object)
-    texts[:] = [b"the cat sat"] * 8
-    held = []
-    for _ in range(20):
-        model = opened(tmp_path)
-        model.run("", {"text": texts}, ())
-        model.close()
-        del model
-        release_memory()
-        held.append(psutil.Process().memory_info().rss)
+    done = subprocess.run([sys.executable, "-c", CYCLES, str(tmp_path)], capture_output=True, text=True, check=True)
+    held = [int(line) for line in done.stdout.split()]
+    assert len(held) == 20
     assert held[-1] - held[1] < 10 << 20, held
