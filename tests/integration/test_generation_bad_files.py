@@ -104,7 +104,7 @@ FILES: dict[str, tuple[Edit, StatusCode, tuple[str, ...]]] = {
     "encoder": (config(model_type="bert", architectures=None), BAD, ("bert", "encoder")),
     "no_text_at_all": (config(model_type="vit", architectures=None), BAD, ("vit is no language model",)),
     "encoder_with_decoder": (config(model_type="t5", is_encoder_decoder=True), BAD, ("expected a decoder alone",)),
-    "other_architecture": (config(architectures=["LlamaForTokenClassification"]), BAD, ("lacks tensors", "score.")),
+    "other_architecture": (config(architectures=["LlamaForTokenClassification"]), BAD, ("there is no tokenizer.json",)),
     "code": (config(auto_map={"AutoModel": "evil.Model"}), FORBIDDEN, ("config.json has auto_map",)),
     "quantised": (config(quantization_config={"bits": 4}), BAD, ("quantization_config",)),
     "size_is_a_text": (config(hidden_size="32"), BAD, ("config.json: hidden_size is '32'",)),

@@ -76,7 +76,7 @@ class BatchingOptions:
             options.max_queued_requests,
         )
 
-    def settings(self, request: OpenRequest, signatures: Collection[Signature], merges: bool) -> BatchSettings:
+    def settings(self, request: OpenRequest, signatures: Collection[Signature], merges: bool = False) -> BatchSettings:
         """For one version. ``merges``: its calls are batched also where nothing asks for it. INVALID_ARGUMENT if its
         own file is wrong."""
         said = request.settings

@@ -293,3 +293,10 @@ def test_workers_of_every_instance_are_shown() -> None:
         WorkerState(ID, 1, "process", False, 4711, 3),
     ]
     servable.close()
+
+
+def test_a_model_that_merges_calls_is_batched_unless_something_else_is_asked_for() -> None:
+    assert plan().settings(request(), [signed()], merges=True).merges
+    assert not plan().settings(request(), [signed()]).merges
+    asked = plan(enable_batching=True)
+    assert asked.settings(request(), [signed()], merges=True) == asked.settings(request(), [signed()])
