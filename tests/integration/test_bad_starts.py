@@ -164,7 +164,7 @@ CONFIGS = {
         "models.config",
         'model_config_list { config { name: "a" base_path: "/m" model_platform: "caffe" } }\n',
         "models.config:1:56: model_config_list.config[0].model_platform: ",
-        ("caffe", "requests unsupported platform", "this server has: ensemble, python, pytorch_export, pytorch_lib"),
+        ("caffe", "requests unsupported platform", "this server has: ensemble, onnxruntime_onnx, python, pytorch_"),
     ),
     "no_text": ("models.config", "\x00\x01\x02\xff", "models.config", ()),
 }

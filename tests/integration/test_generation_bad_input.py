@@ -751,7 +751,7 @@ def test_body_that_is_no_request(fixture: BadInputFixture, case: str, path: str)
         ("PUT", CHAT, 405),
         ("DELETE", "/openai/v1/models/lm", 405),
         ("POST", "/openai/v1/models", 405),
-        ("POST", "/openai/v1/embeddings", 404),
+        ("POST", "/openai/v1/embedding", 404),
         ("GET", "/openai/v1/models/nobody", 404),
         ("GET", "/openai/v1/models/plus", 404),
         ("GET", "/openai/v1/models/%ff%00", 404),

@@ -88,7 +88,7 @@ WRONG = [
     (
         [entry("a", 'model_platform: "caffe"')],
         'model a requests unsupported platform "caffe"; this server has: ensemble, onnxruntime_onnx, python, '
-        "pytorch_export, pytorch_libtorch, transformers",
+        "pytorch_aoti, pytorch_export, pytorch_libtorch, tensorflow_savedmodel, transformers",
     ),
     ([entry("a", 'model_platform: "pythom"')], 'unsupported platform "pythom"; did you mean "python"'),
     ([entry("a", 'model_platform: "python"')], "Illegal to change a model's platform"),
