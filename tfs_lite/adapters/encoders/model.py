@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs beside
-    them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it."""
+    them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it. ``types``: of tokens, 1
+    where the network does not tell them apart."""
 
     length: int
     vocabulary: int
@@ -60,7 +61,7 @@ class Limits:
     forward: int = CPU_FORWARD
     pads: bool = True
     pad: int = 0
-    has_types: bool = False
+    types: int = 1
 
 
 class TextEncoder(LoadedModel):
@@ -104,7 +105,7 @@ class TextEncoder(LoadedModel):
         else:
             ids, mask, types = (inputs.get(name) for name in ("input_ids", "attention_mask", "token_type_ids"))
             assert ids is not None
-            rows = rows_of_ids(ids, mask, types, self._limits.vocabulary)
+            rows = rows_of_ids(ids, mask, types, self._limits.vocabulary, self._limits.types)
         found = self._answers(rows)
         if self._task is Task.EMBEDDING:
             counts = np.array([sum(row.mask) for row in rows], np.int32)
@@ -142,7 +143,7 @@ class TextEncoder(LoadedModel):
     def _forward(self, rows: Sequence[TokenRow]) -> Array:
         shape, device = (len(rows), max(len(row.ids) for row in rows)), self._module.device
         ids, mask = np.full(shape, self._limits.pad, np.int64), np.zeros(shape, np.int64)
-        types = np.zeros(shape, np.int64) if self._limits.has_types else None
+        types = np.zeros(shape, np.int64) if self._limits.types > 1 else None
         for index, row in enumerate(rows):
             ids[index, : len(row.ids)] = row.ids
             mask[index, : len(row.ids)] = row.mask
@@ -189,7 +190,7 @@ class TextEncoder(LoadedModel):
         length = SymbolicDim("length", self._limits.length)
         first = ALONE if self._task is Task.TOKEN_CLASSES else BATCH
         text = (TensorSpec("text", DataType.STRING, (first,)),)
-        names = ("input_ids", "attention_mask", *(("token_type_ids",) if self._limits.has_types else ()))
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if self._limits.types > 1 else ()))
         ids = tuple(TensorSpec(name, DataType.INT64, (BATCH, length)) for name in names)
         optional = frozenset(names[1:])
         by_tokens = Signature(ids, self._outputs(BATCH, length, of_text=False), optional=optional)

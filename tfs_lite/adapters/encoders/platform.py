@@ -107,9 +107,9 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
     vocabulary = _vocabulary(module)
     if tokenizer is not None and len(tokenizer) > vocabulary:
         raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
-    has_types = "token_type_ids" in inspect.signature(module.forward).parameters and _has_types(module)
+    types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
     forward = GPU_FORWARD if on_gpu else CPU_FORWARD
-    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, has_types)
+    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types)
     reader = None
     if tokenizer is not None:
         reader = TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case)
@@ -154,8 +154,9 @@ def _positions(module: PreTrainedModel) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _has_types(module: PreTrainedModel) -> bool:
-    return (getattr(module.config, "type_vocab_size", None) or 0) > 1
+def _types(module: PreTrainedModel) -> int:
+    """How many types of tokens the network tells apart."""
+    return getattr(module.config, "type_vocab_size", None) or 1
 
 
 def _with_settings(recipe: Recipe, wanted: EncoderSettings) -> Recipe:

@@ -69,15 +69,16 @@ class TextReader:
         return TokenRow(ids, encoding.attention_mask, encoding.type_ids, words, [offsets[index] for index in words])
 
 
-def rows_of_ids(ids: Array, mask: Array | None, types: Array | None, vocabulary: int) -> list[TokenRow]:
+def rows_of_ids(ids: Array, mask: Array | None, types: Array | None, vocabulary: int, kinds: int) -> list[TokenRow]:
     """The rows of a client that has tokenised itself; padding at the end of a row is dropped. INVALID_ARGUMENT for a
-    token that is not in the vocabulary, and for other values than 0 and 1 in the mask."""
+    token that is not in the vocabulary, a type that is not among the ``kinds`` of the network, and for other values
+    than 0 and 1 in the mask."""
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise invalid_argument(f"input_ids has a token that is not among the {vocabulary} of the model")
     if mask is not None and mask.size and not ((mask == 0) | (mask == 1)).all():
         raise invalid_argument("attention_mask has other values than 0 and 1")
-    if types is not None and types.size and int(types.min()) < 0:
-        raise invalid_argument("token_type_ids has a negative value")
+    if types is not None and types.size and not 0 <= int(types.min()) <= int(types.max()) < kinds:
+        raise invalid_argument(f"token_type_ids has a type that is not among the {kinds} of the model")
     kept = np.ones_like(ids) if mask is None else mask
     segments = np.zeros_like(ids) if types is None else types
     rows = []

@@ -65,6 +65,9 @@ def read_examples(module: torch.nn.Module, examples: object) -> Example:
     tensors: dict[str, torch.Tensor] = {}
     for index, (name, value) in enumerate(given.items()):
         if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_meta:
+                kind = "has no values (device meta)" if value.is_meta else f"is {value.layout}"
+                raise invalid_argument(f"example input {name} {kind}, expected a dense tensor with values")
             tensors[name] = value.detach().clone()
         elif value is not None:
             label = index if by_position else name
@@ -120,9 +123,6 @@ def dynamic_dimensions(
 ) -> dict[str, dict[int, Dim] | None]:
     """By input: its dimensions that may have any size, as torch's exporter takes them; None where there are none."""
     tensors = example.tensors
-    for name in dims:
-        if name not in tensors:
-            raise invalid_argument(f'dynamic_dims: there is no example input "{name}", only {", ".join(tensors)}')
     symbols = {BATCH: Dim(BATCH, max=max_batch_size)} if batch else {}
     for wanted in dims.values():
         symbols |= {_name(dim): dim for dim in wanted.values() if not isinstance(dim, str)}
@@ -140,9 +140,29 @@ def dynamic_dimensions(
     return found
 
 
+def check_dims(example: Example, dims: object) -> None:
+    """INVALID_ARGUMENT unless it is names, or torch's ``Dim``, by dimension by example input."""
+    if not isinstance(dims, Mapping):
+        raise invalid_argument(f'dynamic_dims is a {type(dims).__name__}, expected such as {{"x": {{1: "length"}}}}')
+    for name, wanted in dims.items():
+        if name not in example.names:
+            raise invalid_argument(f'dynamic_dims: there is no example input "{name}", only {", ".join(example.names)}')
+        if not isinstance(wanted, Mapping):
+            raise invalid_argument(f'{_where(name)} is a {type(wanted).__name__}, expected such as {{1: "length"}}')
+        for index, dim in wanted.items():
+            if not isinstance(dim, str | Dim):
+                raise invalid_argument(
+                    f'{_where(name)}[{index}] is a {type(dim).__name__}, expected a name such as "length" or a Dim'
+                )
+
+
+def _where(name: str) -> str:
+    return f'dynamic_dims["{name}"]'
+
+
 def _check_dim(name: str, value: torch.Tensor, index: int, dim: str | Dim) -> str:
     """The name of the dimension."""
-    where = f'dynamic_dims["{name}"]'
+    where = _where(name)
     if not isinstance(index, int) or not 0 <= index < value.dim():
         raise invalid_argument(f"{where}: the example has {value.dim()} dimensions, there is no dimension {index}")
     if isinstance(dim, str) and not dim.isidentifier():

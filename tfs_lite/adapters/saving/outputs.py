@@ -62,9 +62,14 @@ def _leaves(result: object) -> Iterator[tuple[str, object]]:
 
 
 def _parts(value: object) -> dict[str, Any] | None:
-    """The values in a container, by name or number; None for anything else."""
+    """The values in a container, by name or number; None for anything else. FAILED_PRECONDITION for keys that are one
+    name, such as 1 and "1"."""
     if isinstance(value, Mapping):
-        return {str(key): part for key, part in value.items()}
+        parts = {str(key): part for key, part in value.items()}
+        if len(parts) < len(value):
+            twice = next(key for key in value if not isinstance(key, str) and str(key) in value)
+            raise failed_precondition(f"a dict returns two values called {twice}; give each a name of its own")
+        return parts
     if hasattr(value, "_fields"):
         return {name: getattr(value, name) for name in value._fields}
     if dataclasses.is_dataclass(value):

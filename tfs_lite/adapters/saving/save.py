@@ -27,6 +27,7 @@ from tfs_lite.adapters.saving.examples import (
     Example,
     Examples,
     batch_example,
+    check_dims,
     dynamic_dimensions,
     read_examples,
 )
@@ -34,7 +35,7 @@ from tfs_lite.adapters.saving.outputs import by_flat_name
 from tfs_lite.adapters.saving.refusals import refusal, without_torch_logs
 from tfs_lite.core.publish import commit, staging_directory
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import failed_precondition, invalid_argument
 
 
 def save(
@@ -70,11 +71,15 @@ def save(
         raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")
     if compile not in ("", "aoti"):
         raise invalid_argument(f'compile is "{compile}", expected "aoti" or nothing')
+    if isa and not compile:
+        raise invalid_argument('isa says what to compile for; give compile="aoti" as well')
+    _check_module(module)
     given = example = read_examples(module, example_inputs)
     if compile:
         check_compiler(isa, example.device)
     if dynamic_shapes is None:
-        dims = dynamic_dims or {}
+        dims = {} if dynamic_dims is None else dynamic_dims
+        check_dims(given, dims)
         example = batch_example(given, max_batch_size, dims) if dynamic_batch else given
         dynamic_shapes = example.by_input(dynamic_dimensions(example, dynamic_batch, max_batch_size, dims))
     with staging_directory(os.fspath(base), version) as staging, _as_served(module):
@@ -94,6 +99,21 @@ def save(
         with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
             check_answers(saved, module, example)
         return Path(commit(staging, os.fspath(base), version).path)
+
+
+def _check_module(module: object) -> None:
+    """INVALID_ARGUMENT for what is no module that the exporter can read, FAILED_PRECONDITION for one without weights."""
+    if not isinstance(module, torch.nn.Module):
+        raise invalid_argument(f"the module is a {type(module).__name__}, expected a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise invalid_argument(
+            "the module is TorchScript, which cannot be exported; save the module that it was made of"
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise failed_precondition(
+                f"{type(module).__name__} cannot be exported: {name} has no values (device meta); load its weights first"
+            )
 
 
 @contextlib.contextmanager

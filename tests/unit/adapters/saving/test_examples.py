@@ -10,6 +10,7 @@ from torch.export import Dim
 from tfs_lite import save
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, SymbolicDim
+from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 
 
@@ -103,3 +104,50 @@ def test_dimensions_that_do_not_fit_are_refused(tmp_path, dims, message):
 def test_dims_and_shapes_are_not_given_together(tmp_path):
     options = {"dynamic_dims": {"ids": {1: "length"}}, "dynamic_shapes": ({},)}
     assert "give one" in refusal(save, Weighted(), tmp_path, example_inputs=(IDS,), **options)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ("length", "dynamic_dims is a str, expected such as"),
+        ({"ids": "length"}, 'dynamic_dims["ids"] is a str, expected such as'),
+        ({"ids": [1]}, 'dynamic_dims["ids"] is a list, expected such as'),
+        ({"ids": {1: 7}}, 'dynamic_dims["ids"][1] is a int, expected a name'),
+        ({"ids": {0: None}}, 'dynamic_dims["ids"][0] is a NoneType, expected a name'),
+        ({"ids": {1: Dim.AUTO}}, 'dynamic_dims["ids"][1] is a _DimHint, expected a name'),
+    ],
+)
+def test_dynamic_dims_of_another_form_are_refused_with_their_place(tmp_path, dims, message):
+    assert message in refusal(save, Weighted(), tmp_path, example_inputs=(IDS,), dynamic_dims=dims)
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (torch.eye(3).to_sparse(), "example input ids is torch.sparse_coo, expected a dense tensor"),
+        (torch.eye(3, device="meta"), "example input ids has no values (device meta)"),
+    ],
+)
+def test_examples_without_dense_values_are_refused(tmp_path, example, message):
+    assert message in refusal(save, Weighted(), tmp_path, example_inputs=(example,))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda x: x, "the module is a function, expected a torch.nn.Module"),
+        (torch.jit.script(torch.nn.Linear(4, 3)), "the module is TorchScript"),
+    ],
+)
+def test_what_is_no_module_of_python_is_refused(tmp_path, module, message):
+    assert message in refusal(save, module, tmp_path, example_inputs=(IDS,))
+
+
+def test_a_module_without_weights_is_refused_by_the_name_of_one(tmp_path):
+    module = torch.nn.Linear(4, 3, device="meta")
+    message = refusal(save, module, tmp_path, example_inputs=(torch.ones(2, 4),), code=StatusCode.FAILED_PRECONDITION)
+    assert message == "Linear cannot be exported: weight has no values (device meta); load its weights first"
+
+
+def test_instructions_without_a_compilation_are_refused(tmp_path):
+    assert "isa" in refusal(save, Weighted(), tmp_path, example_inputs=(IDS,), isa="avx2")

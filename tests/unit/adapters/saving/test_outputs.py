@@ -57,6 +57,7 @@ def test_everything_else_becomes_tensors_by_name(result, names):
         ({"count": 3}, "its output count is a number, and only tensors can be served. Return torch.full((), value)"),
         ({"deep": {"deeper": {"deepest": ONE}}}, "its output deep.deeper is a dict"),
         ({"a": {"b": ONE}, "a.b": TWO}, "returns two tensors called a.b"),
+        ({1: ONE, "1": TWO}, "a dict returns two values called 1"),
         ("done", "its output output_0 is a str"),
         (None, "returns no tensor"),
         ((), "returns no tensor"),
