@@ -181,7 +181,9 @@ def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys:
         "run_p50": {"seconds": pytest.approx(0.00375), "bound": ""},
         "run_p99": {"seconds": pytest.approx(0.004975), "bound": ""},
         "waiting": 3,
-        "workers": [{"instance": "0", "kind": "process", "pid": "4321", "up": True, "restarts": 1, "reason": "", "sandbox": ""}],
+        "workers": [
+            {"instance": "0", "kind": "process", "pid": "4321", "up": True, "restarts": 1, "reason": "", "sandbox": ""}
+        ],
     }
 
 

@@ -102,7 +102,7 @@ def save(
 
 
 def _check_module(module: object) -> None:
-    """INVALID_ARGUMENT for what is no module that the exporter can read, FAILED_PRECONDITION for one without weights."""
+    """INVALID_ARGUMENT for what the exporter cannot read as a module, FAILED_PRECONDITION for one without weights."""
     if not isinstance(module, torch.nn.Module):
         raise invalid_argument(f"the module is a {type(module).__name__}, expected a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
@@ -111,8 +111,9 @@ def _check_module(module: object) -> None:
         )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
+            kind = type(module).__name__
             raise failed_precondition(
-                f"{type(module).__name__} cannot be exported: {name} has no values (device meta); load its weights first"
+                f"{kind} cannot be exported: {name} has no values (device meta); load its weights first"
             )
 
 
