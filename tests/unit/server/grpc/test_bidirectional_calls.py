@@ -58,7 +58,7 @@ def test_messages_go_both_ways_until_the_half_close_of_the_client(server: EchoFi
     (context,) = server.service.contexts
     assert (context.metadata["mine"], context.metadata["other"]) == ("yes", "no")
     assert context.deadline is not None
-    assert 10 < context.deadline - time.monotonic() < 30
+    assert 10 < context.deadline - time.monotonic() <= 31  # the client rounds up what it sends
 
 
 def test_many_messages_of_any_size_arrive_in_their_order(server: EchoFixture) -> None:
