@@ -108,10 +108,34 @@ def test_a_newer_version_that_the_policy_passes_over_shows_in_what_is_said_of_th
     with started(tmp_path, entry("m", "model_version_policy { specific { versions: 1 } }")) as (served, explain):
         answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 2 is on disk and newer, but")
         assert answer["sentence"] == "version 1 answers"
+        line = explain.get("/v1/models:explain")["models"][0]
+        assert line["verdict"] == "SERVING"
+        assert line["cause"] == "POLICY_PASSES_OVER"
+        assert line["sentence"].startswith("version 1 answers; version 2 is on disk and newer, but the version policy")
+        assert "version 2 is on disk and newer" in explain.get("/v1/overview")["models"][0]["sentence"]
         fix = link_of(answer, "POLICY_PASSES_OVER")["fix"]
         copied = fix.removeprefix("set ").partition(" in the model's config")[0]
         served.reload(entry("m", copied))
         explain.wait("m/versions/2", "SERVING")
+
+
+def test_a_version_below_the_one_that_serves_which_came_last_shows_in_the_list(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(7, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m", "SERVING")
+        assert explain.get("/v1/models:explain")["models"][0]["sentence"] == "version 7 answers"
+        archives.write_version(5, tmp_path / "m")
+        answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 5 came last, but the version policy")
+        assert "or publish it under a higher number" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        sentence = explain.get("/v1/models:explain")["models"][0]["sentence"]
+        assert sentence.startswith("version 7 answers; version 5 came last, but")
+        archives.write_version(8, tmp_path / "m")
+        explain.wait("m/versions/8", "SERVING")
+        wait_until(lambda: not explain.ask("m")["because"], "the version that came last answers")
+        assert explain.get("/v1/models:explain")["models"][0]["sentence"] == "version 8 answers"
 
 
 def test_a_version_that_is_asked_for_by_number_and_missing(tmp_path: Path, archives: TaggedArchives) -> None:

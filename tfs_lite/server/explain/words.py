@@ -370,9 +370,13 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
     return Link(Cause.POLICY_PASSES_OVER, text, how)
 
 
-def newer_passed_over(model: ModelSnapshot, version: int) -> Link:
+def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
+    """``is_newer``: than the one that the model is about; else it is the one that came last."""
     link = passed_over(model, version)
-    return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
+    if is_newer:
+        return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
+    fix = f"{link.fix}; or publish it under a higher number: tfs-lite publish SRC --base BASE"
+    return replace(link, text=f"version {version} came last, but {link.text}", fix=fix)
 
 
 def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:
