@@ -321,6 +321,25 @@ def test_a_model_of_a_repository_whose_name_no_request_can_hold(tmp_path: Path, 
         wait_until(lambda: explain.verdicts() == {"ab": "SERVING"}, "the old name is forgotten")
 
 
+def test_a_repository_that_cannot_be_read_while_its_models_serve(tmp_path: Path, archives: TaggedArchives) -> None:
+    repository = tmp_path / "repository"
+    archives.write_version(1, repository / "m")
+    with started_repository(repository) as explain:
+        explain.wait("m", "SERVING")
+        repository.rename(tmp_path / "away")
+        explain.wait("m", "SERVING", "!BASE_PATH_PROBLEM", "does not exist")
+        answer = explain.wait("m", "SERVING", "CONFIG_NOT_APPLIED", "repository is not followed: it does not")
+        assert answer["because"][-1]["cause"] == "CONFIG_NOT_APPLIED"
+        assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
+        assert str(repository) not in str(answer)
+        band = explain.get("/v1/overview")["server"]["config_refused"]
+        assert band["text"] == "the model repository is not followed: it does not exist"
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the model repository may name it, but cannot")
+        (tmp_path / "away").rename(repository)
+        wait_until(lambda: not explain.ask("m")["because"], "the repository is followed again")
+        assert explain.get("/v1/overview")["server"]["config_refused"] is None
+
+
 def test_a_directory_of_a_repository_whose_files_are_in_no_version(tmp_path: Path, archives: TaggedArchives) -> None:
     files = archives.write_version(1, tmp_path / "m")
     files.rename(tmp_path / "m" / "files")

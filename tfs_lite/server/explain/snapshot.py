@@ -116,8 +116,8 @@ class Overview:
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
-    ``refused_config`` is the config file that is not in force. ``refused_models`` are those of the repository that
-    cannot be served as they are."""
+    ``refused_config`` is the config file or repository that is not in force. ``refused_models`` are those of the
+    repository that cannot be served as they are."""
 
     taken: float
     monotonic: float

@@ -219,7 +219,7 @@ const table = (title, rows, key, columns, last, kind) =>
 const records = (id, title, more, rows, key, columns, last) =>
 	(rows.length || last) && card(id, title, more, table(title, rows.slice(0, MOST_ROWS), key, columns, last));
 
-// A config file that is refused, which concerns every model.
+// A config file or repository that is refused, which concerns every model.
 export const band = ({ server }) =>
 	server?.config_refused && h("section.card.why.trouble", { key: "refused", role: "alert" }, cause(server.config_refused));
 
