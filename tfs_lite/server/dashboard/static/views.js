@@ -323,6 +323,7 @@ const workers = ({ workers: rows }) =>
 		["Process", ({ pid }) => pid ?? DASH, "n"],
 		["Batches", ({ ongoing }) => ongoing ?? DASH, "n"],
 		["Lost", ({ restarts }) => alarm(restarts), "n"],
+		["Sandbox", ({ sandbox }) => (sandbox ? sandbox.holds.join(", ") + sandbox.lacks.map((what) => `, not ${what}`).join("") : "none"), "text"],
 		["Reason", ({ reason }) => reason, "text"],
 	]);
 
