@@ -21,6 +21,8 @@ import pytest
 from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, write_version
 from tfs_lite.testing.schedulers.sum_repository import SumRepository
 from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tfs_lite.workers.landlock import probe_kernel
+from tfs_lite.workers.sandbox import status_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -122,8 +124,10 @@ def test_models_of_every_kind_show_what_they_do(viewer: Open, publish: Publish, 
                     seen.wait(lambda drawn=drawn: drawn.count(), f"{model} has a plot of {title}")
         seen.page.goto(f"{served.url}/#model=ranker")
         seen.wait_text("process 0", WORKERS)
-        _, name, state, _, pid, _, lost, _ = worker(seen)
+        _, name, state, _, pid, _, lost, sandbox, _ = worker(seen)
         assert (name, state, lost) == ("process 0", "up", "0")
+        status = status_of(probe_kernel())
+        assert sandbox == ", ".join([*status.holds, *(f"not {what}" for what in status.lacks)])
         assert "MiB" in seen.text("[aria-label=Versions] td:last-child")
         os.kill(int(pid), signal.SIGKILL)
         seen.wait(lambda: worker(seen)[2::4] == ["up", "1"], "another process has taken over")

@@ -108,10 +108,34 @@ def test_a_newer_version_that_the_policy_passes_over_shows_in_what_is_said_of_th
     with started(tmp_path, entry("m", "model_version_policy { specific { versions: 1 } }")) as (served, explain):
         answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 2 is on disk and newer, but")
         assert answer["sentence"] == "version 1 answers"
+        line = explain.get("/v1/models:explain")["models"][0]
+        assert line["verdict"] == "SERVING"
+        assert line["cause"] == "POLICY_PASSES_OVER"
+        assert line["sentence"].startswith("version 1 answers; version 2 is on disk and newer, but the version policy")
+        assert "version 2 is on disk and newer" in explain.get("/v1/overview")["models"][0]["sentence"]
         fix = link_of(answer, "POLICY_PASSES_OVER")["fix"]
         copied = fix.removeprefix("set ").partition(" in the model's config")[0]
         served.reload(entry("m", copied))
         explain.wait("m/versions/2", "SERVING")
+
+
+def test_a_version_below_the_one_that_serves_which_came_last_shows_in_the_list(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(7, tmp_path / "m")
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m", "SERVING")
+        assert explain.get("/v1/models:explain")["models"][0]["sentence"] == "version 7 answers"
+        archives.write_version(5, tmp_path / "m")
+        answer = explain.wait("m", "SERVING", "POLICY_PASSES_OVER", "version 5 came last, but the version policy")
+        assert "or publish it under a higher number" in link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        sentence = explain.get("/v1/models:explain")["models"][0]["sentence"]
+        assert sentence.startswith("version 7 answers; version 5 came last, but")
+        archives.write_version(8, tmp_path / "m")
+        explain.wait("m/versions/8", "SERVING")
+        wait_until(lambda: not explain.ask("m")["because"], "the version that came last answers")
+        assert explain.get("/v1/models:explain")["models"][0]["sentence"] == "version 8 answers"
 
 
 def test_a_version_that_is_asked_for_by_number_and_missing(tmp_path: Path, archives: TaggedArchives) -> None:
@@ -295,6 +319,25 @@ def test_a_model_of_a_repository_whose_name_no_request_can_hold(tmp_path: Path, 
         (tmp_path / "a:b").rename(tmp_path / "ab")
         explain.wait("ab", "SERVING")
         wait_until(lambda: explain.verdicts() == {"ab": "SERVING"}, "the old name is forgotten")
+
+
+def test_a_repository_that_cannot_be_read_while_its_models_serve(tmp_path: Path, archives: TaggedArchives) -> None:
+    repository = tmp_path / "repository"
+    archives.write_version(1, repository / "m")
+    with started_repository(repository) as explain:
+        explain.wait("m", "SERVING")
+        repository.rename(tmp_path / "away")
+        explain.wait("m", "SERVING", "!BASE_PATH_PROBLEM", "does not exist")
+        answer = explain.wait("m", "SERVING", "CONFIG_NOT_APPLIED", "repository is not followed: it does not")
+        assert answer["because"][-1]["cause"] == "CONFIG_NOT_APPLIED"
+        assert link_of(answer, "CONFIG_NOT_APPLIED")["since"]
+        assert str(repository) not in str(answer)
+        band = explain.get("/v1/overview")["server"]["config_refused"]
+        assert band["text"] == "the model repository is not followed: it does not exist"
+        explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the model repository may name it, but cannot")
+        (tmp_path / "away").rename(repository)
+        wait_until(lambda: not explain.ask("m")["because"], "the repository is followed again")
+        assert explain.get("/v1/overview")["server"]["config_refused"] is None
 
 
 def test_a_directory_of_a_repository_whose_files_are_in_no_version(tmp_path: Path, archives: TaggedArchives) -> None:

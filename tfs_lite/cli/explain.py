@@ -231,8 +231,28 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
     if answer["answers_now"]:
         shown = [f"version {each['version']} answers {_reference(each)}" for each in answer["answers_now"]]
         lines.append(f"  meanwhile: {', '.join(shown)}" if answer["verdict"] != SERVING else f"  {', '.join(shown)}")
+    lines += _processes(answer["processes"])
     lines += [f"  {_event(event)}" for event in answer["events"]]
     return lines
+
+
+def _processes(processes: Sequence[Tree]) -> list[str]:
+    """What bounds the processes of each version; those that are bounded alike share a line."""
+    alike: dict[tuple[int, str], list[str]] = {}
+    for process in processes:
+        pid = str(process["pid"]) if process["up"] and process["pid"] else "down"
+        alike.setdefault((process["version"], _sandbox(process["sandbox"])), []).append(pid)
+    return [
+        f"  process{'es' if len(pids) > 1 else ''} {', '.join(pids)} of version {version}: {sandbox}"
+        for (version, sandbox), pids in alike.items()
+    ]
+
+
+def _sandbox(sandbox: Tree | None) -> str:
+    if sandbox is None:
+        return "in no sandbox"
+    lacks = f"; the kernel has none for {', '.join(sandbox['lacks'])}" if sandbox["lacks"] else ""
+    return f"the sandbox holds {', '.join(sandbox['holds'])}{lacks}"
 
 
 def _reference(answers: Tree) -> str:

@@ -149,14 +149,12 @@ def _listed_model(versions: Tree) -> Tree:
         expected_bytes=count,
         seconds_left=seconds,
     )
-    things = _list({"enum": ["files", "programs", "network", "signals"]})
-    sandbox = _object(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
     process = _object(
         ("version", "instance", "pid", "sandbox"),
         version=text,
         instance=count,
         pid={"type": ["integer", "null"]},
-        sandbox=sandbox,
+        sandbox=_sandbox(),
     )
     return _object(
         ("name", "model_version_status"),
@@ -169,6 +167,12 @@ def _listed_model(versions: Tree) -> Tree:
     )
 
 
+def _sandbox() -> Tree:
+    """Of a process; null for one in none."""
+    things = _list({"enum": ["files", "programs", "network", "signals"]})
+    return _object(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
+
+
 def _explained() -> Tree:
     """The answers of the routes that explain."""
     text: Tree = {"type": "string"}
@@ -179,10 +183,19 @@ def _explained() -> Tree:
         ("version", "verdict", "sentence", "since"), version=version, verdict=text, sentence=text, since=perhaps
     )
     answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
+    process = _object(
+        ("version", "instance", "pid", "up", "restarts", "sandbox"),
+        version=version,
+        instance={"type": "integer", "minimum": 0},
+        pid=version,
+        up={"type": "boolean"},
+        restarts={"type": "integer", "minimum": 0},
+        sandbox=_sandbox(),
+    )
     explanation = _object(
         (
             *("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now"),
-            *("versions", "memory", "events", "requests"),
+            *("versions", "memory", "processes", "events", "requests"),
         ),
         model=text,
         version=version,
@@ -195,6 +208,7 @@ def _explained() -> Tree:
         answers_now=_list(answers),
         versions=_list(line),
         memory=_list({"type": "object"}),
+        processes=_list(process),
         events=_list(_event()),
         requests=_list(_failed_request()),
     )

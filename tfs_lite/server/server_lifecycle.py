@@ -59,13 +59,7 @@ class ServerLifecycle:
             core = self.core
             self._watchers.append(
                 ConfigFileWatcher(
-                    file,
-                    directory,
-                    interval,
-                    self._config,
-                    core.follow,
-                    core.config_refused,
-                    core.config_file_looked_at,
+                    file, directory, interval, self._config, core.follow, core.config_refused, core.config_looked_at
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
@@ -104,7 +98,9 @@ class ServerLifecycle:
         core, options = self.core, self.core.options
         if not options.model_repository:
             return read_first_config(options)
-        watcher = RepositoryWatcher(options, core.clock, core.check, core.follow, core.repository_refuses)
+        watcher = RepositoryWatcher(
+            options, core.clock, core.check, core.follow, core.repository_refuses, core.config_looked_at
+        )
         self._watchers.append(watcher)
         return watcher.first_look()
 

@@ -63,16 +63,29 @@ _Found = tuple[str, VersionPolicy]
 
 @dataclass(frozen=True, slots=True)
 class RefusedConfig:
-    """Why what the config file ``file`` says is not in force. ``config`` is what it says; None: it cannot be read."""
+    """Why what the config file or the model repository at ``path`` says is not in force. ``config`` is what it says;
+    None: it cannot be read."""
 
-    file: str
+    path: str
     status: Status
     config: ModelServerConfig | None = None
+    is_repository: bool = False
+
+    @classmethod
+    def of(
+        cls, path: str, status: Status, config: ModelServerConfig | None, *, is_repository: bool = False
+    ) -> RefusedConfig:
+        return cls(path, without_path(status, path), config, is_repository)
 
     def named(self, model: str) -> ModelConfig | None:
         """What it says of the model; None if it does not name it, or that is not known."""
         models = self.config.models if self.config is not None else ()
         return next((found for found in models if found.name == model), None)
+
+
+def without_path(status: Status, path: str) -> Status:
+    """For clients, who may not all see paths of the server: the message has the last name of the path only."""
+    return replace(status, message=status.message.replace(path, os.path.basename(path)))
 
 
 class ConfigFileWatcher:
@@ -118,7 +131,7 @@ class ConfigFileWatcher:
                 self._logged_error = ""
                 self._on_looked(None)
             except ServingError as error:
-                self._on_looked(RefusedConfig(self._path, self._without_path(error.status), config))
+                self._on_looked(RefusedConfig.of(self._path, error.status, config))
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
@@ -127,12 +140,8 @@ class ConfigFileWatcher:
         try:
             return read_config_file(self._path, self._working_directory)
         except ServingError as error:
-            self._on_refused(self._without_path(error.status))
+            self._on_refused(without_path(error.status, self._path))
             raise
-
-    def _without_path(self, status: Status) -> Status:
-        """For clients, who may not all see paths of the server: the message has the name of the file only."""
-        return replace(status, message=status.message.replace(self._path, os.path.basename(self._path)))
 
 
 class RepositoryWatcher:
@@ -146,11 +155,15 @@ class RepositoryWatcher:
         check: Callable[[ModelServerConfig], None],
         apply: Apply,
         on_refused: Callable[[Mapping[str, Status]], None] = ignore,
+        on_looked: Callable[[RefusedConfig | None], None] = ignore,
     ) -> None:
-        """``on_refused`` is told, by name, which models cannot be served and why, whenever that has changed."""
+        """``on_refused`` is told, by name, which models cannot be served and why, whenever that has changed.
+        ``on_looked`` is told after each look why the repository as a whole is not in force; None: it is."""
         self._check = check
         self._on_refused = on_refused
+        self._on_looked = on_looked
         self._apply = apply
+        self._logged_error = ""
         self._started = threading.Event()
         self._policies = RepositoryPolicies(clock)
         self._found: dict[str, _Found] = {}
@@ -164,6 +177,7 @@ class RepositoryWatcher:
             self._on_models,
             poll_interval=interval if interval > 0 else None,
             watch=interval > 0,
+            on_problem=self._on_problem,
         )
 
     def first_look(self) -> ModelServerConfig:
@@ -186,14 +200,29 @@ class RepositoryWatcher:
 
     def _on_models(self, models: Mapping[str, str]) -> None:
         policies = self._policies.read(models)
-        before, self._found = self._found, {name: (path, policies[name]) for name, path in models.items()}
-        if not self._started.is_set() or self._found == before:
-            return
-        try:
-            with acting(current_origin() or Origin(Cause.POLL)):
-                self._apply(self._config(self._found))
-        except ServingError as error:
+        found = {name: (path, policies[name]) for name, path in models.items()}
+        if self._started.is_set() and found != self._found:
+            config = self._config(found)
+            try:
+                with acting(current_origin() or Origin(Cause.POLL)):
+                    self._apply(config)
+            except ServingError as error:
+                self._refuse(error, config)
+                return
+        self._found, self._logged_error = found, ""
+        self._on_looked(None)
+
+    def _refuse(self, error: ServingError, config: ModelServerConfig) -> None:
+        """What was applied last stays in force; the next look tries this one again."""
+        self._on_looked(RefusedConfig.of(self._path, error.status, config, is_repository=True))
+        if str(error) != self._logged_error:
+            self._logged_error = str(error)
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
+
+    def _on_problem(self, problem: Status) -> None:
+        """The directory itself cannot be read. When it can again, the look at its models tells so."""
+        if not problem.ok:
+            self._on_looked(RefusedConfig.of(self._path, problem, None, is_repository=True))
 
     def _config(self, models: Mapping[str, _Found]) -> ModelServerConfig:
         """A model that cannot be served is left out, so that it does not stand in the way of the others."""

@@ -74,6 +74,7 @@ class ModelStates:
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
         self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
+        self._arrived: dict[str, dict[int, float]] = {}  # when a version's directory was seen first
         self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
@@ -91,7 +92,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._since, self._aspired, self._remarks):
+            for kept in (self._source, self._since, self._arrived, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -106,6 +107,8 @@ class ModelStates:
             if not report.problem.ok:
                 since[None] = known.get(None, now)
             self._since[report.name] = since
+            arrived = self._arrived.get(report.name, {})
+            self._arrived[report.name] = {version: arrived.get(version, now) for version in report.on_disk}
             self._source[report.name] = report
         self._changes.notify()
 
@@ -152,6 +155,12 @@ class ModelStates:
         it has a problem."""
         with self._lock:
             return dict(self._since.get(name, {}))
+
+    def arrived(self, name: str) -> Mapping[int, float]:
+        """When each version that has a directory was seen first, in seconds since 1970; equal for those that one look
+        has found."""
+        with self._lock:
+            return dict(self._arrived.get(name, {}))
 
     def remarks(self, name: str) -> Mapping[int, Status]:
         """What is said of versions that serve."""

@@ -85,7 +85,8 @@ class Burden:
 
 @dataclass(frozen=True, slots=True)
 class StandingRefusal:
-    """A config file that is not in force, and since when the server has known that, in seconds since 1970."""
+    """A config file or repository that is not in force, and since when the server has known that, in seconds since
+    1970."""
 
     config: RefusedConfig
     since: float
@@ -369,8 +370,9 @@ class ServerCore:
             self._metrics.on_reload(ok=False)
         self._recorder.config_refused(status, model)
 
-    def config_file_looked_at(self, refused: RefusedConfig | None) -> None:
-        """After each look at the config file: why what it says is not in force; None: it is. One thread."""
+    def config_looked_at(self, refused: RefusedConfig | None) -> None:
+        """After each look at the config file or the repository: why what it says is not in force; None: it is. One
+        thread at a time."""
         before = self._refused
         if refused != (before.config if before is not None else None):
             since = before.since if before is not None else self.clock.time()
@@ -379,7 +381,8 @@ class ServerCore:
 
     @property
     def refused_config(self) -> StandingRefusal | None:
-        """The config file that is not in force, until it is corrected; None: it is in force, or none is followed."""
+        """The config file or repository that is not in force, until it is corrected; None: it is, or none is
+        followed."""
         return self._refused
 
     def repository_refuses(self, models: Mapping[str, Status]) -> None:

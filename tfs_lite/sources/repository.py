@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
@@ -59,10 +60,14 @@ class ModelRepository:
         on_models: Callable[[Mapping[str, str]], None],
         poll_interval: float | None = 1.0,
         watch: bool = True,
+        on_problem: Callable[[Status], None] = ignore,
     ) -> None:
+        """``on_problem`` is told why the directory cannot be read, and OK when it can again, on that
+        thread."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
+        self._on_problem = on_problem
         self._polling = threading.Lock()  # serialises polls; guards the next two
         self._sent: dict[str, str] | None = None
         self._problem = OK
@@ -128,6 +133,7 @@ class ModelRepository:
         if problem == self._problem:
             return
         self._problem = problem
+        self._on_problem(problem)
         if not problem.ok:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
 

@@ -12,7 +12,13 @@ from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specifi
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import QUIET_SECONDS, ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
+from tfs_lite.serving.config_sources import (
+    QUIET_SECONDS,
+    ConfigFileWatcher,
+    RefusedConfig,
+    RepositoryPolicies,
+    RepositoryWatcher,
+)
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -30,6 +36,7 @@ class Target:
         self.configs: list[ModelServerConfig] = []
         self.refuse = ""
         self.unreadable = 0
+        self.refused: list[RefusedConfig | None] = []
         self.changed = threading.Condition()
 
     def apply(self, config: ModelServerConfig) -> None:
@@ -43,13 +50,32 @@ class Target:
     def on_unreadable(self, status: Status) -> None:
         self.unreadable += 1
 
+    def on_looked(self, refused: RefusedConfig | None) -> None:
+        with self.changed:
+            self.refused.append(refused)
+            self.changed.notify_all()
+
+    def wait_for_refusal(self, message: str | None) -> None:
+        """That the last look told so; None: that nothing stands in the way."""
+        with self.changed:
+            told = self.changed.wait_for(lambda: self.refused and message == _message(self.refused[-1]), 20)
+            assert told, self.refused[-3:]
+
     def wait_for(self, names: list[str]) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: names in self.applied, 20), self.applied
 
+    def wait_for_count(self, names: list[str], count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.applied.count(names) >= count, 20), self.applied
+
     def wait_for_config(self, wanted: Callable[[ModelServerConfig], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: any(map(wanted, self.configs)), 20), self.configs
+
+
+def _message(refused: RefusedConfig | None) -> str | None:
+    return refused.status.message if refused is not None else None
 
 
 @pytest.fixture
@@ -152,8 +178,10 @@ def look(repository: Path, target: Target) -> Iterator[RepositoryWatcher]:
         if any(model.name == "forbidden" for model in config.models):
             raise invalid_argument("forbidden")
 
-    with closing(SystemClock()) as clock, closing(RepositoryWatcher(options, clock, check, target.apply)) as watcher:
-        yield watcher
+    with closing(SystemClock()) as clock:
+        watcher = RepositoryWatcher(options, clock, check, target.apply, on_looked=target.on_looked)
+        with closing(watcher):
+            yield watcher
 
 
 def test_models_of_the_repository_come_and_go(repository: Path, look: RepositoryWatcher, target: Target) -> None:
@@ -183,6 +211,36 @@ def test_failed_reload_does_not_end_the_watching(repository: Path, look: Reposit
     for names in (["a", "b", "c"], ["a", "b", "c", "d"]):
         (repository / names[-1] / "1").mkdir(parents=True)
         target.wait_for(names)
+
+
+def test_repository_that_is_refused_as_a_whole_is_tried_again_and_told_until_it_is_in_force(
+    repository: Path, look: RepositoryWatcher, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    look.first_look()
+    target.refuse = "no"
+    (repository / "c" / "1").mkdir(parents=True)
+    look.start()
+    target.wait_for_refusal("no")
+    refused = target.refused[-1]
+    assert refused is not None
+    assert refused.is_repository
+    assert refused.named("c") is not None
+    target.wait_for_count(["a", "b", "c"], 2)
+    assert caplog.text.count("the models of the repository were refused") == 1
+    target.refuse = ""
+    target.wait_for_refusal(None)
+
+
+def test_repository_that_cannot_be_read_is_told_until_it_can(
+    repository: Path, look: RepositoryWatcher, target: Target
+) -> None:
+    look.first_look()
+    look.start()
+    repository.rename(repository.with_name("away"))
+    target.wait_for_refusal("the model repository does not exist")
+    repository.with_name("away").rename(repository)
+    target.wait_for_refusal(None)
+    assert target.applied == []
 
 
 def policies(config: ModelServerConfig) -> dict[str, object]:

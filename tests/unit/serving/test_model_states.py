@@ -132,3 +132,16 @@ def test_what_is_no_longer_configured_is_forgotten(model_states: ModelStates) ->
     assert model_states.source_report("m") is None
     assert model_states.aspired("m") == ()
     assert [report.name for report in model_states.reports()] == ["n"]
+
+
+def test_a_version_has_arrived_when_its_directory_was_seen_first(
+    clock: VirtualClock, model_states: ModelStates
+) -> None:
+    model_states.configure(["m"])
+    began = clock.time()
+    model_states.on_source_report(SourceReport("m", on_disk=frozenset({1, 2})))
+    clock.advance(5)
+    model_states.on_source_report(SourceReport("m", on_disk=frozenset({2, 3})))
+    assert model_states.arrived("m") == {2: began, 3: began + 5}
+    model_states.configure([])
+    assert not model_states.arrived("m")

@@ -13,6 +13,7 @@ from typing import Any
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import not_found
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.admin.questions import what_if
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
@@ -57,6 +58,12 @@ class AdminControl:
         return replace(
             found,
             memory=[account.as_json() for account in memory],
+            processes=[
+                _process(worker)
+                for servable_id, burden in core.burdens(ref.name)
+                for worker in burden.workers
+                if worker.kind == "process" and version in (None, servable_id.version)
+            ],
             events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
             requests=[request.as_json for request in core.failed_requests.of_model(ref.name, SHOWN_REQUESTS)],
         )
@@ -92,3 +99,15 @@ class AdminControl:
         """One line for each model of the config, and for each other that still has a version, worst first."""
         lines = [line_of_model(snapshot) for snapshot in self._snapshots.of_all()]
         return sorted(lines, key=lambda line: (_WORST_FIRST[line.verdict], line.model))
+
+
+def _process(worker: WorkerState) -> dict[str, Any]:
+    """``sandbox`` is null for a process in none."""
+    return {
+        "version": worker.id.version,
+        "instance": worker.instance,
+        "pid": worker.pid,
+        "up": worker.up,
+        "restarts": worker.restarts,
+        "sandbox": None if worker.sandbox is None else worker.sandbox._asdict(),
+    }

@@ -62,7 +62,7 @@ class Details:
 
     def _replicas(self, name: str) -> list[dict[str, Any]]:
         return [
-            {"version": report.id.version, **asdict(replica)}
+            {"version": report.id.version, **asdict(replica), "sandbox": None}
             for report in self._core.replicas()
             if report.id.name == name
             for replica in report.replicas
@@ -81,6 +81,7 @@ class Details:
                 "ongoing": None,
                 "restarts": worker.restarts,
                 "reason": worker.failure or worker.cause or worker.reason,
+                "sandbox": None if worker.sandbox is None else worker.sandbox._asdict(),
             }
             for servable_id, burden in self._core.burdens(name)
             for worker in burden.workers

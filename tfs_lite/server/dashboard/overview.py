@@ -166,7 +166,7 @@ class Overview:
         }
 
     def _config_refused(self) -> dict[str, Any] | None:
-        """The config file that is not in force. Its path stays out: one answer goes to every reader."""
+        """The config file or repository that is not in force. Its path stays out: one answer goes to every reader."""
         refused = self._core.refused_config
         return config_refused(refused, paths=False).as_json if refused is not None else None
 

@@ -463,7 +463,7 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     because = tuple(chain(case))
     sentence = words.sentence(model, case.version, ref.label, verdict, case.verdict, because)
     if ref.version is None and ref.label is None:
-        because = (*because, *_newer_passed_over(model, case))[:MAX_CHAIN]
+        because = (*because, *_left_out(model, case))[:MAX_CHAIN]
     return Explanation(
         ref.name,
         version,
@@ -478,13 +478,21 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     )
 
 
-def _newer_passed_over(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """The highest version on disk, if it is newer than the one that the model is about and the policy leaves it out."""
-    newest = max((version for version, found in model.versions.items() if found.on_disk), default=0)
-    if newest <= (case.version or 0) or _by_calls(model):
+def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """A version that was published and does not answer, because the policy takes others: one that is newer than the one
+    that the case is about, or whose directory came last."""
+    on_disk = [found for found in model.versions.values() if found.on_disk]
+    if not on_disk or _by_calls(model):
         return
-    if verdict_of_version(model, newest) is Verdict.NOT_WANTED:
-        yield words.newer_passed_over(model, newest)
+    about, came = case.version or 0, max(found.arrived or 0.0 for found in on_disk)
+    newest = max(found.version for found in on_disk)
+    last = [found.version for found in on_disk if (found.arrived or 0.0) == came]
+    for candidates in ([newest] if newest > about else [], last):
+        if candidates and all(verdict_of_version(model, each) is Verdict.NOT_WANTED for each in candidates):
+            version = max(candidates)
+            if version != about:
+                yield words.left_out(model, version, is_newer=version > about)
+            return
 
 
 def case_of_model(model: ModelSnapshot, paths: bool = False) -> Case:
@@ -499,14 +507,16 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     """One line of a list."""
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
-    nearest = because[0] if because else None
+    text = words.sentence(model, case.version, None, verdict, case.verdict, because)
+    left_out = list(_left_out(model, case))
+    nearest = next(iter((*because, *left_out)), None)
     return ModelVerdict(
         model.name,
         verdict,
-        words.sentence(model, case.version, None, verdict, case.verdict, because),
+        "; ".join((text, *(link.text for link in left_out))),
         max(model.answering, default=None),
         nearest.cause if nearest else None,
-        nearest.fix if nearest else "",
+        because[0].fix if because else "",
     )
 
 

@@ -129,8 +129,8 @@ class VersionLine:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``memory``
-    has the byte accounts of its versions, ``events`` the latest events and ``requests`` the latest failed requests, all
-    as JSON values."""
+    has the byte accounts of its versions, ``processes`` those that run them and what the sandbox of each holds,
+    ``events`` the latest events and ``requests`` the latest failed requests, all as JSON values."""
 
     model: str
     version: int | None
@@ -143,6 +143,7 @@ class Explanation:
     answers_now: tuple[AnswersNow, ...] = ()
     versions: tuple[VersionLine, ...] = ()
     memory: Sequence[Mapping[str, Any]] = ()
+    processes: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
     requests: Sequence[Mapping[str, Any]] = ()
 
@@ -164,6 +165,7 @@ class Explanation:
             "versions": [line.as_json for line in self.versions],
             "rollout": None,
             "memory": list(self.memory),
+            "processes": list(self.processes),
             "events": list(self.events),
             "requests": list(self.requests),
         }

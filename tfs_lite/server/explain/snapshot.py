@@ -59,7 +59,8 @@ Paces: TypeAlias = Callable[[ServableId], Pace | None]
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
-    withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary."""
+    withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary. ``arrived``:
+    when the source has seen its directory first."""
 
     version: int
     view: VersionView | None = None
@@ -74,6 +75,7 @@ class VersionSnapshot:
     can_be_asked: bool = True
     sequences: tuple[int, float] | None = None
     replicas: str = ""
+    arrived: float | None = None
 
     @property
     def answers(self) -> bool:
@@ -114,8 +116,8 @@ class Overview:
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
-    ``refused_config`` is the config file that is not in force. ``refused_models`` are those of the repository that
-    cannot be served as they are."""
+    ``refused_config`` is the config file or repository that is not in force. ``refused_models`` are those of the
+    repository that cannot be served as they are."""
 
     taken: float
     monotonic: float
@@ -261,6 +263,7 @@ class Snapshots:
         core, server = self._core, shared.server
         report, found = core.states.source_report(name), core.sources.found(name)
         states, remarks = core.states.version_states(name), core.states.remarks(name)
+        arrived = core.states.arrived(name)
         aspired = {item.version for item in core.states.aspired(name)}
         managed = server.overview.by_model.get(name, {})
         waiting = dict(report.waiting) if report is not None else {}
@@ -286,6 +289,7 @@ class Snapshots:
                 core.can_be_asked(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),
+                arrived.get(version),
             )
         return versions
 

@@ -26,6 +26,7 @@ from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
+_REPOSITORY = "the model repository"
 MOST_SHOWN = 5
 """Names in one text; the others are counted."""
 SHORT = {
@@ -137,9 +138,15 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
 
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
     """Of all models: nothing of the file is in force."""
-    file = f" {refused.config.file}" if paths else ""
-    text = f"the config file{file} was refused: {refused.config.status.message}"
-    fix = f"correct the config file{file}: it is read again by itself; until then the config of before is in force"
+    config, where = refused.config, f" {refused.config.path}" if paths else ""
+    text = f"the config file{where} was refused: {config.status.message}"
+    fix = f"correct the config file{where}: it is read again by itself; until then the config of before is in force"
+    if config.is_repository:
+        text = f"the model repository{where} is not followed: {config.status.message.replace(_REPOSITORY, 'it', 1)}"
+        fix = (
+            "mend what the message says (a missing directory: a mount, its name, its rights): it is looked at again by "
+            "itself; until then the models stay as they are"
+        )
     return Link(Cause.CONFIG_NOT_APPLIED, text, fix, refused.since, "model-config.md")
 
 
@@ -370,9 +377,13 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
     return Link(Cause.POLICY_PASSES_OVER, text, how)
 
 
-def newer_passed_over(model: ModelSnapshot, version: int) -> Link:
+def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
+    """``is_newer``: than the one that the model is about; else it is the one that came last."""
     link = passed_over(model, version)
-    return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
+    if is_newer:
+        return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
+    fix = f"{link.fix}; or publish it under a higher number: tfs-lite publish SRC --base BASE"
+    return replace(link, text=f"version {version} came last, but {link.text}", fix=fix)
 
 
 def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:
@@ -443,12 +454,15 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
         f"; did you mean {' or '.join(near)}?" if near else f"; served are: {listed(sorted(server.known)) or 'none'}"
     )
     text = f"no model {model.name!r} is served{served} (models come from {_origin(model)})"
-    if _said_by_refused_file(model) is not None:
-        text = f"the config file names model {model.name!r}, but was refused"
-        return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
-    if server.refused_config is not None and server.refused_config.config.config is None:
-        text = f"no model {model.name!r} is served; the config file may name it, but cannot be read"
-        return Link(Cause.NOT_CONFIGURED, text, "correct the config file: it is read again by itself")
+    if server.refused_config is not None:
+        refused = server.refused_config.config
+        what = _REPOSITORY if refused.is_repository else "the config file"
+        fix = f"correct {what}: it is read again by itself"
+        if refused.named(model.name) is not None:
+            return Link(Cause.NOT_CONFIGURED, f"{what} names model {model.name!r}, but was refused", fix)
+        if refused.config is None:
+            text = f"no model {model.name!r} is served; {what} may name it, but cannot be read"
+            return Link(Cause.NOT_CONFIGURED, text, fix)
     if model.name in server.refused_models:
         text = f"the repository has it, but it is refused: {server.refused_models[model.name].message}"
         fix = "correct what the message says (a wrong name: rename its directory); it is looked at again by itself"

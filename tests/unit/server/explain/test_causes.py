@@ -107,6 +107,25 @@ def test_the_fix_of_a_policy_can_be_copied_into_the_config() -> None:
     assert "model_version_policy { specific { versions: 1 versions: 2 } }" in fix
 
 
+def test_old_versions_that_were_there_before_are_not_worth_a_word() -> None:
+    """Only what came last, or is the highest, is looked for by somebody."""
+    old = [VersionSnapshot(each, on_disk=True, arrived=1.0) for each in (1, 2)]
+    at_start = model(*old, serving(3, arrived=1.0))
+    later = model(*old, serving(3, arrived=2.0))
+    assert {line_of_model(each).sentence for each in (at_start, later)} == {"version 3 answers"}
+    assert not ask(later).because
+
+
+def test_a_version_that_came_last_and_is_not_wanted_is_named_without_a_remedy_in_the_list() -> None:
+    pushed = model(VersionSnapshot(2, on_disk=True, arrived=5.0), serving(3, arrived=1.0))
+    line = line_of_model(pushed)
+    assert line.sentence.startswith("version 3 answers; version 2 came last, but the version policy latest")
+    assert (line.cause, line.fix) == (Cause.POLICY_PASSES_OVER, "")
+    both = replace(pushed, versions={**pushed.versions, 4: VersionSnapshot(4, on_disk=True, arrived=1.0)})
+    specific = replace(both, policy=SpecificPolicy((3,)))
+    assert [link.text.partition(",")[0] for link in ask(specific).because] == ["version 4 is on disk and newer"]
+
+
 def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybody_would_ask_about() -> None:
     idle = Burden(3, None, ())
 

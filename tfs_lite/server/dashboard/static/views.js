@@ -118,7 +118,9 @@ function heading(app, [title, by, print]) {
 function row(app, model) {
 	const versions = model.versions.filter(alive);
 	const points = app.sparks.get(model.name);
-	const { name, sentence, fix } = model;
+	const { name, sentence, fix, cause } = model;
+	// The band says of all models that the config is refused.
+	const told = model.verdict !== "SERVING" || (cause && !(cause === "CONFIG_NOT_APPLIED" && app.server.config_refused));
 	return h(
 		"tr",
 		{ key: name },
@@ -126,7 +128,7 @@ function row(app, model) {
 		h(
 			"td.name",
 			h("a", { href: app.link({ model: name }), title: name.length > 40 ? name : null }, h("bdi", name)),
-			model.verdict !== "SERVING" && h("p.why", sentence, fix && h("span.fix", fix)),
+			told && h("p.why", sentence, fix && h("span.fix", fix)),
 		),
 		h("td", h("div.chips", versions.slice(0, MOST_CHIPS).map(chip), versions.length > MOST_CHIPS && h("small", `+${versions.length - MOST_CHIPS}`)), split(model)),
 		COLUMNS.slice(3).map(([title, by, print]) =>
@@ -217,7 +219,7 @@ const table = (title, rows, key, columns, last, kind) =>
 const records = (id, title, more, rows, key, columns, last) =>
 	(rows.length || last) && card(id, title, more, table(title, rows.slice(0, MOST_ROWS), key, columns, last));
 
-// A config file that is refused, which concerns every model.
+// A config file or repository that is refused, which concerns every model.
 export const band = ({ server }) =>
 	server?.config_refused && h("section.card.why.trouble", { key: "refused", role: "alert" }, cause(server.config_refused));
 
@@ -321,6 +323,7 @@ const workers = ({ workers: rows }) =>
 		["Process", ({ pid }) => pid ?? DASH, "n"],
 		["Batches", ({ ongoing }) => ongoing ?? DASH, "n"],
 		["Lost", ({ restarts }) => alarm(restarts), "n"],
+		["Sandbox", ({ sandbox }) => (sandbox ? sandbox.holds.join(", ") + sandbox.lacks.map((what) => `, not ${what}`).join("") : "none"), "text"],
 		["Reason", ({ reason }) => reason, "text"],
 	]);
 
