@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import getrandbits
 from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
@@ -183,24 +182,12 @@ class StepTimes(NamedTuple):
     trace: CallTrace
 
 
+@dataclass(slots=True, eq=False)
 class BatchTrace:
-    """One run of a model with calls of requests that may be traced. Times are in seconds of ``time.monotonic``;
-    ``span`` is the number of its trace and of its span. ``left`` counts the calls in it of which the request has not
-    ended; whoever traces requests counts them down."""
+    """One run of a model with calls of requests that may be traced. It began at ``started`` of ``time.monotonic``."""
 
-    __slots__ = ("calls", "copy_seconds", "id", "left", "ok", "padding", "rows", "seconds", "span", "started")
-
-    def __init__(self, report: BatchReport, started: float, calls: int) -> None:
-        self.id = report.id
-        self.started = started
-        self.seconds = report.run_seconds
-        self.copy_seconds = report.copy_seconds
-        self.rows = report.rows
-        self.padding = report.padding
-        self.ok = report.ok
-        self.calls = len(report.queue_seconds)
-        self.left = calls
-        self.span = (getrandbits(128) or 1, getrandbits(64) or 1)
+    report: BatchReport
+    started: float
 
 
 class TextTimes(NamedTuple):
@@ -217,14 +204,12 @@ class TextTimes(NamedTuple):
 
 class CallTrace:
     """What is noted of a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
-    language model, its texts. One thread at a time adds to one of them."""
+    language model, its texts. One thread at a time adds to one of them. There is one for each call while traces are
+    on: what is empty stands in the class."""
 
-    __slots__ = ("batches", "steps", "texts")
-
-    def __init__(self) -> None:
-        self.batches: tuple[BatchTrace, ...] = ()
-        self.steps: tuple[StepTimes, ...] = ()
-        self.texts: tuple[TextTimes, ...] = ()
+    batches: tuple[BatchTrace, ...] = ()
+    steps: tuple[StepTimes, ...] = ()
+    texts: tuple[TextTimes, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

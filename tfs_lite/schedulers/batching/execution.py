@@ -57,7 +57,7 @@ class Execution:
         count_run(self._on_batch, report, self._name)
         traces = [call.trace for call in calls if call.trace is not None]
         if traces:
-            batch = BatchTrace(report, started, len(traces))
+            batch = BatchTrace(report, started)
             for trace in traces:
                 trace.batches += (batch,)
         if loss is not None:

@@ -24,7 +24,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import BatchTrace
 from tfs_lite.core.status import failed_precondition
 from tfs_lite.metrics.ended_requests import EndedRequest
-from tfs_lite.server.traces.spans import SERVER, ChosenRequest, Span, SpanId, batch_span, request_spans
+from tfs_lite.server.traces.spans import SERVER, BatchLinks, ChosenRequest, Span, SpanId, batch_span, request_spans
 from tfs_lite.serving.statistics.trace_config import TraceConfig
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 QUEUE, DELAY, BATCH = 2048, 5000, 512
 """Requests that wait, milliseconds until they are exported, spans that are sent at once."""
-BATCH_SECONDS = 2.0
-"""How long after its end the span of a batch is kept for requests that have not ended."""
+BATCH_SECONDS = 1.0
+"""How long after its end the span of a batch waits for requests that have not ended."""
 FLUSH_SECONDS = 2.0
 LOG_SECONDS = 60.0
 """Between two lines about a collector that does not take spans."""
@@ -78,7 +78,7 @@ class TraceExporter:
         self._queue: deque[ChosenRequest] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._batches: dict[BatchTrace, list[SpanId]] = {}
+        self._batches: dict[BatchTrace, BatchLinks] = {}
         self._logged = -LOG_SECONDS
         self.dropped = Counter({FULL: 0, REFUSED: 0})
         """Traces that were lost, by reason."""
@@ -116,9 +116,7 @@ class TraceExporter:
 
     def _export_waiting(self, last: bool = False) -> None:
         now = time.monotonic()
-        over = [
-            batch for batch in self._batches if batch.left <= 0 or now - batch.started - batch.seconds > BATCH_SECONDS
-        ]
+        over = [batch for batch in self._batches if now - batch.started - batch.report.run_seconds > BATCH_SECONDS]
         spans: list[Span] = []
         for _ in range(len(self._queue)):
             chosen = self._queue.popleft()

@@ -9,8 +9,7 @@ WINDOW = 30.0
 LEAST = 20
 """Requests without which there is no median."""
 MANY, EVERY = 500, 8
-"""Of a model with many requests in a minute, every eighth is counted from then on."""
-MAX_MODELS = 1000
+"""Of a model with many requests in a minute, every eighth is enough."""
 _STEPS = 4
 """Buckets for each power of two: a median is at most a quarter too high."""
 _LOWEST = -24
@@ -18,41 +17,29 @@ _LOWEST = -24
 _BUCKETS = 40 * _STEPS
 
 
-class Medians:
-    """By model. On one thread."""
+class RecentMedian:
+    """Counts by length, of this half of a minute and of the one before. On one thread; times are in seconds."""
 
-    def __init__(self) -> None:
-        self._models: dict[str, _Recent] = {}
-
-    def add(self, model: str, seconds: float, now: float) -> float | None:
-        """Counts a request, and returns the median of those before; None while there are too few."""
-        found = self._models.get(model)
-        if found is None:
-            if len(self._models) >= MAX_MODELS:
-                self._models.clear()
-            found = self._models[model] = _Recent(now)
-        return found.add(seconds, now)
-
-
-class _Recent:
-    """Counts by length, of this half of a minute and of the one before."""
-
-    __slots__ = ("_before", "_counts", "_due", "_left", "_median", "_since", "_total")
+    __slots__ = ("_before", "_counts", "_due", "_median", "_since", "_total")
 
     def __init__(self, now: float) -> None:
         self._counts = [0] * _BUCKETS
         self._before = [0] * _BUCKETS
         self._since = now
         self._total = 0
-        self._left = 1
         self._due = LEAST
         self._median: float | None = None
 
-    def add(self, seconds: float, now: float) -> float | None:
-        median, self._left = self._median, self._left - 1
-        if self._left > 0:
-            return median
-        self._left = EVERY if self._total > MANY else 1
+    @property
+    def every(self) -> int:
+        """One request of so many is enough."""
+        return EVERY if self._total > MANY else 1
+
+    def at(self, now: float) -> float | None:
+        """None while there are too few."""
+        return self._median if now - self._since < 2 * WINDOW else None
+
+    def add(self, seconds: float, now: float) -> None:
         if now - self._since >= WINDOW:
             stale = now - self._since >= 2 * WINDOW
             self._before = [0] * _BUCKETS if stale else self._counts
@@ -60,7 +47,7 @@ class _Recent:
             self._total = sum(self._before)
             self._due = max(LEAST, self._total)
             if stale:
-                median = self._median = None
+                self._median = None
         fraction, power = frexp(seconds)
         at = (power - _LOWEST) * _STEPS + int((fraction - 0.5) * 2 * _STEPS)
         self._counts[min(max(at, 0), _BUCKETS - 1)] += 1
@@ -68,7 +55,6 @@ class _Recent:
         if self._total >= self._due:
             self._median = self._find()
             self._due = self._total + max(LEAST, self._total // 8)
-        return median
 
     def _find(self) -> float:
         """The upper end of the bucket with the middle request."""

@@ -70,8 +70,15 @@ def new_span() -> int:
     return getrandbits(64) or 1
 
 
-def request_spans(chosen: ChosenRequest, batches: dict[BatchTrace, list[SpanId]]) -> list[Span]:
-    """The server's span and those below it. ``batches`` gets the spans that a batch is linked with."""
+class BatchLinks(NamedTuple):
+    """The id of the span of a batch, and the spans that it is linked with."""
+
+    id: SpanId
+    links: list[SpanId]
+
+
+def request_spans(chosen: ChosenRequest, batches: dict[BatchTrace, BatchLinks]) -> list[Span]:
+    """The server's span and those below it. ``batches`` gets the links of each batch."""
     ended, caller = chosen.ended, chosen.caller
     parent = None if caller is None else SpanId(int(caller.trace_id, 16), int(caller.span_id, 16))
     failed = ended.code is not StatusCode.OK
@@ -135,7 +142,7 @@ def _end_of(call: CallTimes) -> float:
     return call.arrived + call.queue_seconds + call.run_seconds
 
 
-def _call_spans(parent: Span, call: CallTimes, batches: dict[BatchTrace, list[SpanId]]) -> Iterator[Span]:
+def _call_spans(parent: Span, call: CallTimes, batches: dict[BatchTrace, BatchLinks]) -> Iterator[Span]:
     if not call.arrived:
         return
     trace = call.trace
@@ -165,7 +172,7 @@ def _step(parent: Span, servable_id: ServableId, start: float, end: float) -> Sp
 
 
 def _compute(
-    parent: Span, call: CallTimes, trace: CallTrace | None, started: float, batches: dict[BatchTrace, list[SpanId]]
+    parent: Span, call: CallTimes, trace: CallTrace | None, started: float, batches: dict[BatchTrace, BatchLinks]
 ) -> Iterator[Span]:
     ended = started + call.run_seconds
     span = _child(parent, "compute", started, ended)
@@ -178,9 +185,12 @@ def _compute(
     )
     span.events = [(name, min(max(at, span.start), span.end)) for name, at in moments]
     if trace is not None:
-        span.links = [SpanId(*batch.span) for batch in trace.batches[:MAX_BATCHES]]
-        for batch in dict.fromkeys(trace.batches):
-            batches.setdefault(batch, []).append(span.id)
+        runs = dict.fromkeys(trace.batches)
+        for batch in runs:
+            if batch not in batches:
+                batches[batch] = BatchLinks(SpanId(new_trace(), new_span()), [])
+            batches[batch].links.append(span.id)
+        span.links = [batches[batch].id for batch in runs][:MAX_BATCHES]
     yield span
     for text in trace.texts if trace is not None else ():
         yield from _text(span, text)
@@ -203,25 +213,23 @@ def _child(parent: Span, name: str, start: float, end: float) -> Span:
     return Span(name, SpanId(parent.id.trace, new_span()), parent.id, start, end, state=parent.state)
 
 
-def batch_span(batch: BatchTrace, links: Sequence[SpanId]) -> Span:
+def batch_span(batch: BatchTrace, found: BatchLinks) -> Span:
     """A trace of its own."""
+    report = batch.report
     attributes: dict[str, Attribute] = {
-        "tfs_lite.model": batch.id.name,
-        "tfs_lite.version": batch.id.version,
-        "tfs_lite.rows": batch.rows,
-        "tfs_lite.padding": batch.padding,
-        "tfs_lite.calls": batch.calls,
+        "tfs_lite.model": report.id.name,
+        "tfs_lite.version": report.id.version,
+        "tfs_lite.rows": report.rows,
+        "tfs_lite.padding": report.padding,
+        "tfs_lite.calls": len(report.queue_seconds),
     }
-    before, behind = batch.copy_seconds
-    end = batch.started + batch.seconds
     return Span(
-        f"batch {batch.id.name}@{batch.id.version}",
-        SpanId(*batch.span),
+        f"batch {report.id.name}@{report.id.version}",
+        found.id,
         None,
         batch.started,
-        end,
+        batch.started + report.run_seconds,
         attributes=attributes,
-        events=[("COMPUTE_INPUT_END", batch.started + before), ("COMPUTE_OUTPUT_START", end - behind)],
-        links=list(links[:MAX_LINKS]),
-        error=None if batch.ok else "the run has failed",
+        links=found.links[:MAX_LINKS],
+        error=None if report.ok else "the run has failed",
     )

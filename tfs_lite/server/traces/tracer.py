@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -28,16 +29,18 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.ended_requests import ended_request
 from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.metrics.requests import PREDICTIONS, RequestMetrics
-from tfs_lite.server.traces.medians import Medians
+from tfs_lite.server.traces.medians import RecentMedian
 from tfs_lite.server.traces.spans import ChosenRequest, SpanId, new_span, new_trace
-from tfs_lite.serving.statistics.trace_settings import V2Settings
+from tfs_lite.serving.statistics.trace_settings import NEVER, ModelTraces, V2Settings
 
 MAX_OF_CLIENTS = 100
 MAX_FAILURES = 10
+MAX_MODELS = 1000
 SLOW = 4.0
 logger = logging.getLogger(__name__)
 traces = logging.getLogger("tfs_lite.trace")
 _METHODS = frozenset(PREDICTIONS)
+_OK = StatusCode.OK
 
 
 class Sink(Protocol):
@@ -63,6 +66,19 @@ class _PerSecond:
             self._second, self._taken = second, 0
         self._taken += 1
         return self._taken <= self._most
+
+
+class _Model:
+    """Requests of a model. Of ``step`` that may end one after the other ``left`` are to come; the last of them is
+    looked at in any case, and any other one only if it failed, has a caller or took ``slow`` seconds."""
+
+    __slots__ = ("left", "median", "slow", "step", "traces")
+
+    def __init__(self, traces: ModelTraces, now: float) -> None:
+        self.traces = traces
+        self.median = RecentMedian(now)
+        self.slow = math.inf
+        self.step = self.left = 1
 
 
 class _TraceFile(logging.FileHandler):
@@ -110,13 +126,13 @@ class Tracer:
         self._metrics = metrics
         self._settings = settings
         self._sink = sink
-        self._medians = Medians()
+        self._models: dict[str, _Model] = {}
         self._clients = _PerSecond(MAX_OF_CLIENTS)
         self._failures = _PerSecond(MAX_FAILURES)
         self._slow = _PerSecond(MAX_FAILURES)
         self._lines = count(1)
         self._offset = time.time() - time.monotonic()
-        self._handler = _TraceFile(file, settings.log_frequency("")) if file else None
+        self._handler = _TraceFile(file, settings.traces_of("").log_frequency) if file else None
         if self._handler is not None:
             traces.addHandler(self._handler)
             traces.propagate = False
@@ -132,6 +148,7 @@ class Tracer:
 
     def _changed(self, on: bool) -> None:
         """Any thread."""
+        self._models.clear()
         self._metrics.notes_calls = on
         if on:
             self._metrics.on_end(self._on_end)
@@ -139,53 +156,67 @@ class Tracer:
             self._metrics.off_end(self._on_end)
 
     def _on_end(self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None) -> None:
-        if record.method in _METHODS:
-            if self._sink is None:
-                if record.calls and self._settings.chooses(record.model):
-                    self._write_lines(record, code, seconds, error)
-            else:
-                self._offer(self._sink, record, code, seconds, error)
-        for call in record.calls:
-            trace = call.trace
-            if trace is not None and (trace.batches or trace.steps):
-                _count_down(trace)
-
-    def _offer(
-        self, sink: Sink, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
-    ) -> None:
-        caller = record.caller
-        why = self._choose(record, caller, code, seconds)
-        if not why:
+        if record.method not in _METHODS:
             return
-        found = SpanId(new_trace() if caller is None else int(caller.trace_id, 16), new_span())
-        record.trace_id = f"{found.trace:032x}"
-        sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
+        model = self._models.get(record.model) or self._new_model(record, seconds)
+        model.left -= 1
+        if model.left <= 0 or seconds >= model.slow or code is not _OK or record.caller is not None:
+            self._look_at(model, record, code, seconds, error)
 
-    def _choose(self, record: RecordedRequest, caller: TraceContext | None, code: StatusCode, seconds: float) -> str:
+    def _new_model(self, record: RecordedRequest, seconds: float) -> _Model:
+        if len(self._models) >= MAX_MODELS:
+            self._models.clear()
+        found = _Model(self._settings.traces_of(record.model), record.started + seconds)
+        self._models[record.model] = found
+        return found
+
+    def _look_at(
+        self, model: _Model, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+    ) -> None:
+        if self._sink is None:
+            if self._is_next(model, bool(record.calls)):
+                self._write_lines(model.traces.log_frequency, record, code, seconds, error)
+            return
+        caller = record.caller
+        why = self._choose(model, caller, code, seconds, record.started + seconds)
+        if why:
+            found = SpanId(new_trace() if caller is None else int(caller.trace_id, 16), new_span())
+            record.trace_id = f"{found.trace:032x}"
+            self._sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
+
+    def _choose(self, model: _Model, caller: TraceContext | None, code: StatusCode, seconds: float, now: float) -> str:
         """Why the request is traced; empty if it is not."""
-        model, now = record.model, record.started + seconds
-        failed = code is not StatusCode.OK
-        median = None if failed else self._medians.add(model, seconds, now)
-        by_rate = self._settings.chooses(model) if caller is None or caller.sampled else False
-        if caller is not None and caller.sampled and self._clients.take(now) and self._settings.is_on(model):
+        failed, followed, median = code is not _OK, caller is None or caller.sampled, model.median.at(now)
+        if model.left <= 0 and not failed:
+            model.median.add(seconds, now)
+            new = model.median.at(now)
+            model.slow = math.inf if new is None else SLOW * new
+        by_rate = self._is_next(model, followed)
+        if not model.traces.on:
+            return ""
+        if caller is not None and caller.sampled and self._clients.take(now):
             return "context"
         if by_rate:
             return "rate"
-        if failed and self._failures.take(now) and self._settings.is_on(model):
-            return "failure"
-        if caller is not None and not caller.sampled:
-            return ""
-        is_slow = median is not None and seconds > SLOW * median
-        return "slow" if is_slow and self._slow.take(now) and self._settings.is_on(model) else ""
+        if failed:
+            return "failure" if self._failures.take(now) else ""
+        is_slow = followed and median is not None and seconds > SLOW * median
+        return "slow" if is_slow and self._slow.take(now) else ""
+
+    def _is_next(self, model: _Model, counts: bool) -> bool:
+        """Whether the request is the one that rate and count choose; ``counts``: whether it is one of those."""
+        chosen = model.traces.passed(model.step - model.left - (not counts)) and counts
+        model.step = model.left = min(model.traces.ahead, NEVER if self._sink is None else model.median.every)
+        return chosen
 
     # The mode triton.
 
     def _write_lines(
-        self, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+        self, frequency: int, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
     ) -> None:
         ended = ended_request(record, code, seconds, error)
         if self._handler is not None:
-            self._handler.begin_trace(self._settings.log_frequency(record.model))
+            self._handler.begin_trace(frequency)
         for call in ended.calls:
             if not call.arrived:
                 continue
@@ -235,12 +266,3 @@ def _moments(arrived: float, waited: float, ran: float, copied: tuple[float, flo
         "COMPUTE_OUTPUT_START": started + ran - copied[1],
         "COMPUTE_END": started + ran,
     }
-
-
-def _count_down(trace: CallTrace) -> None:
-    """The request of the call has ended."""
-    for batch in trace.batches:
-        batch.left -= 1
-    for step in trace.steps:
-        if step.trace is not None:
-            _count_down(step.trace)

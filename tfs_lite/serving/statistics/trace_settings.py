@@ -1,7 +1,7 @@
 """Trace and log settings of the V2 protocol: what they are, and who may change what.
 
 A log setting changes what this process logs. The settings of traces begin as ``--trace_config`` has them, and tell
-which requests are traced; whoever traces them asks (``chooses``). Source: the trace and logging extensions.
+which requests are traced (``traces_of``). Source: the trace and logging extensions.
 """
 
 from __future__ import annotations
@@ -44,15 +44,35 @@ _LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 
 
+NEVER = 1 << 62
+"""So many requests never end."""
+
+
 @dataclass(slots=True)
-class _Active:
-    """What a model's requests are traced by. ``left`` -1: without end."""
+class ModelTraces:
+    """What a model's requests are traced by, until the settings change. ``on``: whether they may be; ``left``: how many
+    more, -1 without end; ``log_frequency``: after how many a new file is begun, 0 never. For one thread at a time."""
 
     on: bool
     rate: int
     left: int
     log_frequency: int
     seen: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """How many requests have to end until one is chosen."""
+        return self.rate - self.seen % self.rate if self.on and self.left and self.rate else NEVER
+
+    def passed(self, requests: int) -> bool:
+        """So many requests have ended, at most ``ahead``: whether the last of them is chosen, by rate and count."""
+        if not (requests and self.on and self.left and self.rate):
+            return False
+        self.seen += requests
+        if self.seen % self.rate:
+            return False
+        self.left -= self.left > 0
+        return True
 
 
 class V2Settings:
@@ -63,10 +83,10 @@ class V2Settings:
         self._first = _settings_of(config)
         self._least = _LEAST | ({"trace_rate": 0} if config.mode == trace_config.OPENTELEMETRY else {})
         self._on_change: Callable[[bool], None] = ignore
-        self._lock = threading.Lock()  # guards all below; ``_active`` is read without it
+        self._lock = threading.Lock()  # guards all below
         self._global: dict[str, tuple[str, ...]] = dict(self._first)
         self._own: dict[str, dict[str, tuple[str, ...]]] = {}
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, ModelTraces] = {}
         self._tracing = self._global["trace_level"] != ("OFF",)
         self._log: dict[str, bool | int | str] = dict(LOG_DEFAULTS)
         self._filter = LevelFilter()
@@ -104,32 +124,15 @@ class V2Settings:
             self._on_change = on_change
             on_change(self._tracing)
 
-    def is_on(self, model: str) -> bool:
-        """Whether requests of the model may be traced. As ``chooses``."""
-        return (self._active.get(model) or self._find_active(model)).on
-
-    def chooses(self, model: str) -> bool:
-        """A request of the model has ended: whether it is one that is traced, by rate and count. For one thread at a
-        time."""
-        active = self._active.get(model) or self._find_active(model)
-        if not (active.on and active.left and active.rate):
-            return False
-        active.seen += 1
-        if active.seen % active.rate:
-            return False
-        active.left -= active.left > 0
-        return True
-
-    def log_frequency(self, model: str) -> int:
-        """After how many traces a new file is begun, 0: never. As ``chooses``."""
-        return (self._active.get(model) or self._find_active(model)).log_frequency
-
-    def _find_active(self, model: str) -> _Active:
+    def traces_of(self, model: str) -> ModelTraces:
+        """Counts from the last change on."""
         with self._lock:
-            if len(self._active) >= MAX_MODELS:
-                self._active.clear()
-            active = self._active[model] = _active_of(self._settings(model))
-            return active
+            found = self._active.get(model)
+            if found is None:
+                if len(self._active) >= MAX_MODELS:
+                    self._active.clear()
+                found = self._active[model] = _traces_of(self._settings(model))
+            return found
 
     def _settings(self, model: str | None) -> dict[str, tuple[str, ...]]:
         """With the lock held."""
@@ -202,9 +205,9 @@ def _settings_of(config: TraceConfig) -> dict[str, tuple[str, ...]]:
     return {name: found[name] for name in DEFAULTS}
 
 
-def _active_of(settings: TraceSettings) -> _Active:
+def _traces_of(settings: TraceSettings) -> ModelTraces:
     rate, left, frequency = (int(settings[name][0]) for name in ("trace_rate", "trace_count", "log_frequency"))
-    return _Active(settings["trace_level"] != ("OFF",), rate, left, frequency)
+    return ModelTraces(settings["trace_level"] != ("OFF",), rate, left, frequency)
 
 
 def _checked(name: str, values: tuple[str, ...], least: Mapping[str, int]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.server.traces.spans import ChosenRequest
-from tfs_lite.server.traces.tracer import MAX_FAILURES, MAX_OF_CLIENTS, Tracer
+from tfs_lite.server.traces.tracer import MAX_FAILURES, MAX_MODELS, MAX_OF_CLIENTS, Tracer
 from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.transport.table import CallContext
@@ -40,10 +40,15 @@ class TracedServer:
         self.chosen.append(chosen)
 
     def end(
-        self, seconds: float = 0.001, error: Exception | None = None, at: float = 100.0, **metadata: str
+        self,
+        seconds: float = 0.001,
+        error: Exception | None = None,
+        at: float = 100.0,
+        model: str = "m",
+        **metadata: str,
     ) -> RecordedRequest:
         """A request that was begun at this time ends after so many seconds."""
-        record = RecordedRequest(self.metrics, "Predict", "m", GRPC, CallContext(None, metadata))
+        record = RecordedRequest(self.metrics, "Predict", model, GRPC, CallContext(None, metadata))
         record.started, record.version = at, 1
         call = PredictCall("s", {"x": np.zeros((2, 3))}, (), None, lambda answer: None, arrived=at)
         call.queue_seconds, call.run_seconds, call.trace = seconds / 4, seconds / 2, CallTrace()
@@ -100,6 +105,28 @@ def test_a_request_that_takes_much_longer_than_others_is_traced():
     server.end(0.02, at=102.0)
     server.end(0.02, at=102.0, traceparent=PARENT[:-1] + "0")
     assert server.why == ["slow"]
+
+
+@pytest.mark.parametrize("rate", [1, 3, 8, 100])
+def test_the_rate_counts_each_request_that_callers_have_not_left_out(rate: int):
+    server = TracedServer("level=TIMESTAMPS", f"rate={rate}")
+    followed, expected = 0, 0
+    for number in range(1, 3000):
+        error = ServingError(StatusCode.INTERNAL, "broken") if number % 101 == 0 else None
+        if number % 7 == 0:
+            server.end(0.001, error, at=100.0 + number, traceparent=PARENT[:-1] + "0")
+        else:
+            server.end(0.001 if number % 13 else 0.1, error, at=100.0 + number)
+            followed += 1
+            expected += followed % rate == 0
+    assert server.why.count("rate") == expected
+
+
+def test_names_from_requests_are_bounded():
+    server = TracedServer("level=TIMESTAMPS")
+    for number in range(3 * MAX_MODELS):
+        server.end(model=str(number))
+    assert len(server.tracer._models) <= MAX_MODELS
 
 
 def test_nothing_is_noted_of_requests_while_the_level_is_off():

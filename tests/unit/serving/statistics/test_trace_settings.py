@@ -22,19 +22,19 @@ def settings() -> Iterator[V2Settings]:
 
 def chosen(settings: V2Settings, times: int, model: str = "m") -> list[int]:
     """Which of so many requests are traced, from 1."""
-    return [number for number in range(1, times + 1) if settings.chooses(model)]
+    return [number for number in range(1, times + 1) if settings.traces_of(model).passed(1)]
 
 
 def test_nothing_is_traced_by_default(settings):
     assert chosen(settings, 2000) == []
-    assert not settings.is_on("m")
+    assert not settings.traces_of("m").on
 
 
 def test_every_nth_request_is_traced_until_the_count_is_used_up(settings):
     settings.update_trace_settings("m", {"trace_level": ("TIMESTAMPS",), "trace_rate": ("3",), "trace_count": ("2",)})
     assert chosen(settings, 20) == [3, 6]
     assert chosen(settings, 20, "n") == []
-    assert (settings.is_on("m"), settings.is_on("n")) == (True, False)
+    assert (settings.traces_of("m").on, settings.traces_of("n").on) == (True, False)
 
 
 def test_settings_begin_as_the_command_line_has_them_and_return_to_that():
