@@ -27,7 +27,6 @@ from tfs_lite.testing.servers.collector import CollectedSpan, TraceCollector
 from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 
 TIMEOUT = 60.0

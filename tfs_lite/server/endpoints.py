@@ -64,7 +64,7 @@ from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.traces.exemplars import Exemplars
-from tfs_lite.server.traces.exporter import TraceCollector, check_extra, make_exporter
+from tfs_lite.server.traces.exporter import TraceCollector, make_exporter
 from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
@@ -109,7 +109,7 @@ class EndpointSettings:
 def _read_traces(options: ServerOptions) -> TraceConfig:
     config = read_trace_config(options.trace_config)
     if config.mode == OPENTELEMETRY:
-        check_extra()
+        make_exporter(config)  # only to see whether it can be made
     return config
 
 

@@ -8,5 +8,6 @@ tracer      chooses, on the event loop, when a request has ended
 medians     how long requests of a model usually take
 spans       pure: the spans of a request and of a batch
 exemplars   traces that have arrived, beside the buckets of histograms
-exporter    the queue, the thread, and OpenTelemetry's SDK, which nothing else imports
+exporter    the queue and the thread
+otlp        spans as messages of OpenTelemetry, and the way to the collector
 """

@@ -1,10 +1,9 @@
 """Brings the spans of chosen requests to a collector, by OTLP over HTTP.
 
-    offer (the event loop) -> a queue with a bound -> the thread tfs-traces: spans -> OTLPSpanExporter -> the collector
+    offer (the event loop) -> a queue with a bound -> the thread tfs-traces: spans -> a message -> the collector
 
-Nothing of OpenTelemetry's SDK runs on the event loop. The SDK's own processor is not used: its thread would be a second
-one, and it neither counts what it drops nor ends in a given time. A collector that is down or slow costs traces, which
-are counted, and nothing else. Processes that are forked from this one have no such thread and send nothing.
+A collector that is down or slow costs traces, which are counted, and nothing else. Processes that are forked from this
+one have no such thread and send nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +14,16 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import BatchTrace
-from tfs_lite.core.status import failed_precondition
 from tfs_lite.metrics.ended_requests import EndedRequest
+from tfs_lite.server.traces.otlp import SpanEncoder, collector_client, resource_of
 from tfs_lite.server.traces.spans import SERVER, BatchLinks, ChosenRequest, Span, SpanId, batch_span, request_spans
 from tfs_lite.serving.statistics.trace_config import TraceConfig
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
 
 QUEUE, DELAY, BATCH = 2048, 5000, 512
 """Requests that wait, milliseconds until they are exported, spans that are sent at once."""
@@ -39,29 +33,17 @@ FLUSH_SECONDS = 2.0
 LOG_SECONDS = 60.0
 """Between two lines about a collector that does not take spans."""
 FULL, REFUSED = "queue_full", "not_taken"
-_EXPORTER_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 logger = logging.getLogger(__name__)
 
 
-def check_extra() -> None:
-    """FAILED_PRECONDITION unless the extra ``otel`` is installed."""
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ImportError as error:
-        raise failed_precondition(
-            f"trace_config: mode=opentelemetry needs the extra otel: pip install 'tfs-lite[otel]' ({error})"
-        ) from None
-
-
 class TraceExporter:
-    """``start`` -> ``offer``, on one thread -> ``close``. ``send`` takes spans, and returns whether they have reached
-    the collector; it may block."""
+    """``start`` -> ``offer``, on one thread -> ``close``. ``send`` takes spans, and returns why they have
+    not reached the collector, empty if they have; it may block."""
 
     def __init__(
         self,
         config: TraceConfig,
-        send: Callable[[Sequence[Span]], bool],
+        send: Callable[[Sequence[Span]], str],
         stop: Callable[[], None],
         on_exported: Callable[[EndedRequest], None] = ignore,
     ) -> None:
@@ -137,11 +119,11 @@ class TraceExporter:
     def _export(self, spans: Sequence[Span]) -> None:
         requests = [self._requests.pop(span.id) for span in spans if span.kind == SERVER]
         try:
-            taken = self._send(spans)
-        except Exception:
+            why = self._send(spans)
+        except Exception as error:
             logger.exception("spans could not be exported")
-            taken = False
-        if taken:
+            why = str(error)
+        if not why:
             self.exported += len(requests)
             for ended in requests:
                 self._on_exported(ended)
@@ -150,7 +132,8 @@ class TraceExporter:
         now = time.monotonic()
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
-            logger.warning("the collector of traces does not take them; %d are lost so far", self.dropped.total())
+            lost = self.dropped.total()
+            logger.warning("the collector of traces does not take them (%s); %d are lost so far", why, lost)
 
 
 class TraceCollector(Collector):
@@ -170,87 +153,12 @@ class TraceCollector(Collector):
 
 
 def make_exporter(config: TraceConfig, on_exported: Callable[[EndedRequest], None] = ignore) -> TraceExporter | None:
-    """None where ``OTEL_SDK_DISABLED`` is true. FAILED_PRECONDITION without the extra ``otel``."""
-    check_extra()
+    """None where ``OTEL_SDK_DISABLED`` is true. FAILED_PRECONDITION without the extra ``otel``, and for environment
+    variables that cannot be used."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace.export import SpanExportResult
-
-    named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    attributes = dict(config.resource)
-    if not named:
-        attributes.setdefault("service.name", "tfs_lite")
-    convert = _Converter(Resource.create({}).merge(Resource(attributes)))
-    exporter = OTLPSpanExporter(endpoint=config.url)
-    logging.getLogger(_EXPORTER_LOG).addFilter(_RareLines())
-
-    def send(spans: Sequence[Span]) -> bool:
-        return exporter.export([convert(span) for span in spans]) is SpanExportResult.SUCCESS
-
-    return TraceExporter(config, send, exporter.shutdown, on_exported)
-
-
-class _RareLines(logging.Filter):
-    """One line of a kind each :data:`LOG_SECONDS`: the library writes one for each attempt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._written: dict[object, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now, kind = time.monotonic(), record.msg
-        if now - self._written.get(kind, -LOG_SECONDS) < LOG_SECONDS:
-            return False
-        if len(self._written) > 100:
-            self._written.clear()
-        self._written[kind] = now
-        return True
-
-
-class _Converter:
-    """Makes OpenTelemetry's spans of ours."""
-
-    def __init__(self, resource: Resource) -> None:
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        self._resource = resource
-        self._scope = InstrumentationScope("tfs_lite")
-        self._offset = time.time_ns() - time.monotonic_ns()
-
-    def __call__(self, span: Span) -> ReadableSpan:
-        from opentelemetry.sdk.trace import Event, ReadableSpan
-        from opentelemetry.trace import Link, SpanKind
-        from opentelemetry.trace.status import Status, StatusCode
-
-        status = Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error)
-        return ReadableSpan(
-            name=span.name,
-            context=_context(span.id, state=span.state),
-            parent=None if span.parent is None else _context(span.parent, span.kind == SERVER, span.state),
-            resource=self._resource,
-            attributes=dict(span.attributes),
-            events=[Event(name, timestamp=self._wall(at)) for name, at in span.events],
-            links=[Link(_context(link)) for link in span.links],
-            kind=SpanKind.SERVER if span.kind == SERVER else SpanKind.INTERNAL,
-            status=status,
-            start_time=self._wall(span.start),
-            end_time=self._wall(span.end),
-            instrumentation_scope=self._scope,
-        )
-
-    def _wall(self, at: float) -> int:
-        """Nanoseconds since 1970."""
-        return round(at * 1e9) + self._offset
-
-
-def _context(found: SpanId, remote: bool = False, state: str = "") -> Any:
-    """``state`` is a ``tracestate``; members of it that W3C does not know are left out."""
-    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-
-    members = TraceState.from_header([state]) if state else None
-    return SpanContext(found.trace, found.span, remote, TraceFlags(TraceFlags.SAMPLED), members)
+    encoder, client = SpanEncoder(resource_of(config)), collector_client(config)
+    return TraceExporter(config, lambda spans: client.send(encoder.encode(spans)), client.close, on_exported)
 
 
 def _environment(name: str, usual: int) -> int:

@@ -6,7 +6,9 @@ It needs ``opentelemetry-proto``, which comes with the extra ``otel``.
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,9 +37,10 @@ class CollectedSpan:
 
 
 class TraceCollector:
-    """A ``with`` block. ``status`` is what requests are answered; while ``open`` is cleared they wait for it."""
+    """A ``with`` block. ``status`` is what requests are answered; while ``open`` is cleared they wait for it. With a
+    ``context`` it speaks TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.status = 200
         self.open = threading.Event()
         self.open.set()
@@ -46,11 +49,14 @@ class TraceCollector:
         self._spans: list[CollectedSpan] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
+        self._scheme = "http" if context is None else "https"
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="collector", daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}/v1/traces"
 
     @property
     def spans(self) -> list[CollectedSpan]:
@@ -88,6 +94,8 @@ def _handler(collector: TraceCollector) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
+            elif self.headers.get("content-encoding") == "deflate":
+                body = zlib.decompress(body)
             collector.take(body)
             try:
                 self.send_response(collector.status)

@@ -39,11 +39,11 @@ class Receiver:
         self.open.set()
         self.stopped = False
 
-    def send(self, spans: Sequence[Span]) -> bool:
+    def send(self, spans: Sequence[Span]) -> str:
         self.open.wait(60)
         if self.answer:
             self.spans += spans
-        return self.answer
+        return "" if self.answer else "it does not want them"
 
     def stop(self) -> None:
         self.stopped = True
@@ -96,8 +96,7 @@ def test_a_stop_does_not_wait_for_a_collector_that_hangs(exporter: TraceExporter
 
 
 def test_a_server_without_the_extra_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None)
     server = Server(model_base_path=str(tmp_path), trace_config=("mode=opentelemetry",))
     message = refusal(server.start, code=StatusCode.FAILED_PRECONDITION)
     assert "needs the extra otel: pip install 'tfs-lite[otel]'" in message
