@@ -3,7 +3,7 @@
 The messages are those of ``opentelemetry-proto``. OpenTelemetry's own exporter for Python takes spans of its SDK only,
 and making and encoding those takes four times the CPU of the messages, in the process that serves.
 
-Sources: the OTLP specification 1.9 (what is retried) and that of the OTLP exporter (the environment variables). Timeouts
+Sources: OpenTelemetry's specifications of OTLP 1.9 (what is retried) and of its exporters (the variables). Timeouts
 are in seconds, as for OpenTelemetry's own exporter for Python.
 """
 
