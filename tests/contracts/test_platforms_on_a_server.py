@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     (write_plain(root / NEIGHBOUR / "1") / "config.pbtxt").write_text(CONFIG)
     trusted = [str(root / f"{name}_*") for name, kind in KINDS.items() if kind.needs_trust]
     flags = {"max_num_load_retries": 0, "trusted_model_base_paths": (str(root / NEIGHBOUR), *trusted)}
+    if find_spec("tqdm") is not None:
+        import_module("tqdm").tqdm.monitor_interval = 0  # else a thread of it outlives the server
     with serving(root, model_repository=str(root), **flags) as found:
         yield found
 

@@ -51,7 +51,7 @@ output {{ name: "y" data_type: TYPE_FP32 dims: {WIDTH} }}
 output {{ name: "total" data_type: TYPE_FP32 dims: 1 }}
 """
 _CONFIG_NAMES = {row.dtype: row.config for row in TABLE if row.config}
-_INDUCTOR_LACKS = frozenset[DataType]()
+_INDUCTOR_LACKS = {DataType.COMPLEX64, DataType.COMPLEX128}
 
 
 def _rows(count: int) -> Arrays:
@@ -147,11 +147,8 @@ def _compiled(directory: Path) -> Reference:
 
 
 def _encoder(directory: Path) -> Reference:
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
     from tfs_lite.testing.language.tiny_encoders import save_embedder, tokenizer
 
-    tqdm.monitor_interval = 0  # else a thread outlives the writing, and the server that runs meanwhile
     network, tokens = save_embedder(directory), tokenizer()
 
     @torch.inference_mode()
