@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import tfs_lite
 from tfs_lite.client import Prediction
-from tfs_lite.testing.servers.models import WIDTH, Tagged, TaggedArchives
+from tfs_lite.testing.servers.models import WIDTH, TaggedArchives
 from tfs_lite.testing.servers.platforms import rewrite_archive, write_script
 from tfs_lite.testing.servers.probe import ROW, is_tagged
 
@@ -150,14 +150,28 @@ def _onnx(scratch: Path, megabytes: float) -> Write:
     return write
 
 
+class TaggedToCompile(torch.nn.Module):
+    """The compiler writes eight weights and fewer into its code, and those that are all alike: these stay outside."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.arange(size, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = x + self.weights[:WIDTH]
+        return {"y": y, "version": (y - x)[:, 0]}
+
+
 def _compiled(scratch: Path, megabytes: float) -> Write:
     """Compiles once, which takes 10 seconds and more: the library holds no weights."""
-    module = Tagged(0, len(_weights(0, megabytes)))
+    module = TaggedToCompile(max(64, len(_weights(0, megabytes))))
     made = tfs_lite.save(module, scratch, example_inputs={"x": torch.zeros(2, WIDTH)}, compile="aoti")
 
     def write(version: int, base: Path) -> Path:
+        first = struct.pack("<f", version) * WIDTH
+
         def edit(name: str, data: bytes) -> bytes:
-            return struct.pack("<f", version) + data[4:] if name == _FIRST_WEIGHTS else data
+            return first + data[len(first) :] if name == _FIRST_WEIGHTS else data
 
         directory = base / str(version)
         directory.mkdir(parents=True)
