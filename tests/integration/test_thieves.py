@@ -31,6 +31,7 @@ from tfs_lite.workers.landlock import probe_kernel
 from tfs_lite.workers.sandbox import status_of
 
 pytestmark = [
+    pytest.mark.load,
     pytest.mark.skipif(
         not {"files", "programs", "network"}.issubset(status_of(probe_kernel()).holds),
         reason="the kernel has no whole sandbox",
