@@ -163,6 +163,26 @@ def test_every_element_type_comes_back(stub) -> None:
         np.testing.assert_array_equal(answer[f"{name}_out"], sent)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "word"),
+    [
+        ({"x": np.zeros((1, 3), np.float32)}, "x"),
+        ({"x": np.zeros((1, 1, 2), np.float32)}, "x"),
+        ({"x": np.zeros((1, 2), np.float64)}, "double"),
+        ({"x": [["a", "b"]]}, "string"),
+        ({}, "x"),
+        ({"z": ROWS}, "z"),
+        ({"x": ROWS, "z": ROWS}, "z"),
+    ],
+    ids=["width", "rank", "element type", "texts", "no input", "another input", "one input more"],
+)
+def test_wrong_input_is_refused_and_the_next_request_is_answered(stub, inputs: dict[str, Any], word: str) -> None:
+    error = failure(predict, stub, "three", inputs)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+    assert word in error.details()
+    np.testing.assert_allclose(predict(stub, "three", {"x": ROWS})["y"], SCORES, rtol=1e-5)
+
+
 def test_no_rows_are_no_rows(stub) -> None:
     assert predict(stub, "three", {"x": np.zeros((0, 2), np.float32)})["y"].shape == (0, 3)
     assert predict(stub, "many", {"word": np.zeros((0,), object).astype(str)}, "words")["number"].shape == (0,)

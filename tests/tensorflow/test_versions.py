@@ -21,7 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E40
 from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
 from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
 from tfs_lite.testing.errors import refuses  # noqa: E402
-from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile  # noqa: E402
+from tfs_lite.testing.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node  # noqa: E402
 from tfs_lite.testing.servers.process import wait_until  # noqa: E402
 
 if TYPE_CHECKING:
@@ -92,25 +92,56 @@ def test_without_a_sandbox_a_model_needs_trust(publish: Publish, serve: Serve) -
         assert "needs a sandbox" in str(error)
 
 
+def overwrite(content: bytes) -> Callable[[Path], object]:
+    return lambda version: (version / "saved_model.pb").write_bytes(content)
+
+
+def cut_weights(version: Path) -> None:
+    weights = version / "variables" / "variables.data-00000-of-00001"
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+def link_weights_out(version: Path) -> None:
+    """The weights are good ones, in a directory that is not the version's."""
+    weights = version / "variables" / "variables.data-00000-of-00001"
+    outside = version.parents[2] / "outside"
+    weights.rename(outside)
+    weights.symlink_to(outside)
+
+
+CUSTOM = SavedModelFile([MetaGraphFile(signatures={"serving_default": SIMPLE}, nodes=[node("y", "Steal", "x")])])
+
+
 @pytest.mark.parametrize(
-    ("content", "code", "words"),
+    ("damage", "code", "words"),
     [
-        (b"cut", StatusCode.DATA_LOSS, "damaged"),
-        (SavedModelFile(schema_version=7).encode(), StatusCode.FAILED_PRECONDITION, "schema has version 7"),
-        (SavedModelFile([MetaGraphFile(tags=["train"])]).encode(), StatusCode.FAILED_PRECONDITION, "tags serve"),
-        (SavedModelFile().encode(), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+        (overwrite(b"cut"), StatusCode.DATA_LOSS, "damaged"),
+        (overwrite(b"\xff" * 5000), StatusCode.DATA_LOSS, "damaged"),
+        (overwrite(SavedModelFile(schema_version=7).encode()), StatusCode.FAILED_PRECONDITION, "schema has version 7"),
+        (
+            overwrite(SavedModelFile([MetaGraphFile(tags=["train"])]).encode()),
+            StatusCode.FAILED_PRECONDITION,
+            "tags serve",
+        ),
+        (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+        (overwrite(CUSTOM.encode()), StatusCode.PERMISSION_DENIED, "uses Steal"),
+        (cut_weights, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+        (link_weights_out, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
     ],
-    ids=["damaged", "future", "other tags", "no graph"],
+    ids=["damaged", "garbage", "future", "other tags", "no graph", "custom operator", "cut weights", "link out"],
 )
-def test_file_that_cannot_be_served_is_refused(
-    publish: Publish, serve: Serve, content: bytes, code: StatusCode, words: str
+def test_version_that_cannot_be_served_is_refused_and_disturbs_nobody(
+    publish: Publish, serve: Serve, damage: Callable[[Path], object], code: StatusCode, words: str
 ) -> None:
-    (publish("three") / "saved_model.pb").write_bytes(content)
+    damage(publish("three"))
+    publish("torch")
     with serve(ready=False) as served:
         error = wait_failed(served, "three")
-        assert error.code is code
+        assert error.code is code, error
         assert words in str(error)
         assert "/" not in str(error).replace("three/1", "")
+        wait_available(served, model="torch")
+        assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
 
 
 def test_the_graph_with_the_tags_of_the_flag_is_served(publish: Publish, serve: Serve) -> None:

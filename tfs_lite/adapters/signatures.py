@@ -197,7 +197,7 @@ def check_declared(signature: Signature, settings: ModelSettings) -> None:
             if spec is None:
                 names = ", ".join(f'"{name}"' for name in known)
                 raise invalid_argument(f'{kind} "{tensor.name}" of the config: the model has {names}')
-            if spec.dtype is not tensor.data_type:
+            if tensor.data_type not in (DataType.INVALID, spec.dtype):
                 raise invalid_argument(
                     f'{kind} "{tensor.name}" of the config is {tensor.data_type.text}, '
                     f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"

@@ -16,7 +16,8 @@ import torch
 
 from tfs_lite.adapters.aoti.machine import check_machine, read_metadata
 from tfs_lite.adapters.exported.document import COMPILED, CONSTANTS, FILES, PROGRAM, WEIGHTS, Document, read_document
-from tfs_lite.adapters.exported.program import MISREAD
+from tfs_lite.adapters.exported.operators import UnsupportedProgram
+from tfs_lite.adapters.exported.program import MISREAD, check_schema
 from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, check_members, damaged, open_archive
@@ -112,7 +113,10 @@ def _read(archive: Archive) -> Document:
 def _signature(document: Document, settings: ModelSettings) -> Signature:
     """What the program says. The code checks nothing itself, so the signature has to describe every size."""
     try:
+        check_schema(document)
         signature, plain = signature_of(document), has_only_plain_sizes(document)
+    except UnsupportedProgram as error:
+        raise failed_precondition(f"the program in {document.file} cannot be read: {error}; save it again") from None
     except MISREAD:
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
     if not plain:

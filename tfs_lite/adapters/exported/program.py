@@ -110,6 +110,13 @@ def _move(tensor: torch.Tensor, device: torch.device, pool: Pool | None) -> torc
     return tensor.to(device) if pool is None else pool.allocate(lambda: tensor.to(device))
 
 
+def check_schema(document: Document) -> None:
+    """UnsupportedProgram for a program of another version of the format."""
+    version = document.program["schema_version"]["major"]
+    if version != SCHEMA_VERSION:
+        raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
+
+
 def _check_declared(document: Document, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
     """DATA_LOSS for a weight of another dtype or shape than the graph says."""
     values = document.program["graph_module"]["graph"]["tensor_values"]
@@ -123,9 +130,7 @@ def _check_declared(document: Document, names: Mapping[str, str], tensors: Mappi
 
 def _write(document: Document, device: torch.device, layout: Layout) -> GraphFunction:
     """The function of the program's graph."""
-    version = document.program["schema_version"]["major"]
-    if version != SCHEMA_VERSION:
-        raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
+    check_schema(document)
     graph, signature = document.program["graph_module"]["graph"], document.program["graph_module"]["signature"]
     function = GraphFunction(device, document.file, Yielder(), find=layout.operator)
     targets = _add_inputs(function, graph["inputs"], signature["input_specs"], device)

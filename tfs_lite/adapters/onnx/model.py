@@ -131,8 +131,9 @@ def open_onnx(request: OpenRequest) -> OnnxModel:
 
 
 def open_in_process(request: OpenRequest) -> OnnxModel:
-    import onnxruntime  # noqa: F401  before the file is read: without it nothing else matters
+    import onnxruntime  # before the file is read: without it nothing else matters
 
+    onnxruntime.disable_telemetry_events()  # those of Windows
     path = artefact_path(request.files)
     request.meter.begin(LoadPhase.OPENING)
     signature, resident = inspect_onnx(request.files, request.trusted, request.settings)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.saved_model import ARTEFACT, MetaGraph, open_saved_model
 from tfs_lite.config.model import ModelSettings, ModelTensor
-from tfs_lite.config.settings import nearest
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
 NAME = "tensorflow_savedmodel"
@@ -34,7 +34,7 @@ def inspect_saved_model(directory: str, tags: str, trusted: bool, settings: Mode
         signatures = read_signatures(graph)
         if not trusted:
             check_operators(graph)
-    check_declared(signatures, settings)
+    check_signatures(signatures, settings)
     return signatures
 
 
@@ -48,24 +48,19 @@ def read_signatures(graph: MetaGraph) -> dict[str, Signature]:
     return signatures
 
 
-def check_declared(signatures: Mapping[str, Signature], settings: ModelSettings) -> None:
+def check_signatures(signatures: Mapping[str, Signature], settings: ModelSettings) -> None:
     """INVALID_ARGUMENT if ``input`` or ``output`` of the config contradicts ``serving_default``."""
     own = signatures.get(DEFAULT_SIGNATURE)
     if own is None:
         return
+    check_declared(own, settings)
     for kind, declared, specs in (("input", settings.input, own.inputs), ("output", settings.output, own.outputs)):
         known = {spec.name: spec for spec in specs}
         for index, tensor in enumerate(declared):
-            if tensor.name not in known:
-                raise invalid_argument(
-                    f'{kind}[{index}]: the model has no {kind} "{tensor.name}"{nearest(tensor.name, known)}'
-                )
-            _check_tensor(f"{kind}[{index}]", tensor, known[tensor.name], settings.max_batch_size > 0)
+            _check_sizes(f"{kind}[{index}]", tensor, known[tensor.name], settings.max_batch_size > 0)
 
 
-def _check_tensor(field: str, declared: ModelTensor, own: TensorSpec, batched: bool) -> None:
-    if declared.data_type not in (DataType.INVALID, own.dtype):
-        raise invalid_argument(f"{field}: {own.name} is {own.dtype.text}, not {declared.data_type.text}")
+def _check_sizes(field: str, declared: ModelTensor, own: TensorSpec, batched: bool) -> None:
     if own.shape is None:
         return
     if batched and own.batch is None:

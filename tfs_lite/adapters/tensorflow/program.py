@@ -22,7 +22,7 @@ import orjson
 from tfs_lite.adapters.failures import label_of, sentence, story
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.tensorflow.allowed import check_operators
-from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_declared, not_installed, read_signatures
+from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_signatures, not_installed, read_signatures
 from tfs_lite.adapters.tensorflow.saved_model import open_saved_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
@@ -49,7 +49,7 @@ def open_version(arguments: str) -> SavedModelFunctions:
         signatures = read_signatures(graph)
         if not request["trusted"]:
             check_operators(graph)
-    check_declared(signatures, ModelSettings.model_validate(request["settings"]))
+    check_signatures(signatures, ModelSettings.model_validate(request["settings"]))
     _set_environment(request["device"])
     started = time.monotonic()
     import tensorflow

@@ -60,6 +60,44 @@ def needs(version: str) -> Mapping[str, Callable[[], object]]:
     }
 
 
+_LIBRARY = """
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void tell(const char *attempt, int done) {
+  dprintf(2, "thief: %%s: %%s\\n", attempt, done ? "%(done)s" : "%(refused)s");
+}
+
+__attribute__((constructor)) static void steal(void) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(%(port)d)};
+  tell("read", open("%(secret)s", O_RDONLY) >= 0);
+  tell("write", open("%(loot)s", O_CREAT | O_WRONLY, 0600) >= 0);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  tell("connect", connect(socket(AF_INET, SOCK_STREAM, 0), (struct sockaddr *)&address, sizeof address) == 0);
+  int status = 1;
+  pid_t child = fork();
+  if (child == 0) { execl("/bin/true", "true", (char *)0); _exit(1); }
+  tell("start", child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+"""
+LIBRARY_ATTEMPTS = ("read", "write", "connect", "start")
+
+
+def build_library(path: Path, outside: Path, port: int) -> Path:
+    """A shared library that steals when it is loaded, and has nothing that the one who loads it looks for. It says
+    ``thief: <attempt>: <outcome>`` of each of LIBRARY_ATTEMPTS on the standard error. Needs gcc."""
+    names = {"secret": outside / "secret", "loot": outside / "loot", "port": port, "done": DONE, "refused": REFUSED}
+    source = path.with_suffix(".c")
+    source.write_text(_LIBRARY % names)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    source.unlink()
+    return path
+
+
 def outcomes(wanted: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     """DONE, REFUSED, or what else happened to each."""
     return {name: _outcome(attempt) for name, attempt in wanted.items()}

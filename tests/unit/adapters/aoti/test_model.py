@@ -19,7 +19,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import add_to_archive
+from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive
 
 HERE = {
     "AOTI_PLATFORM": sys.platform,
@@ -104,6 +104,18 @@ BAD = {
 def test_bad_archives_are_refused(compiled, request_for, metadata, more, code, message):
     version = compiled(metadata, more)
     assert message in refusal(open_compiled, request_for(version, trusted=True), code=code)
+
+
+def test_a_program_of_another_schema_is_refused(compiled, request_for):
+    version = compiled(HERE)
+
+    def later(name, data):
+        schema = {"schema_version": {"major": 99, "minor": 0}}
+        return json.dumps(json.loads(data) | schema).encode() if name == "models/model.json" else data
+
+    rewrite_archive(version / "model.pt2", version / "new", later).replace(version / "model.pt2")
+    message = refusal(open_compiled, request_for(version, trusted=True), code=StatusCode.FAILED_PRECONDITION)
+    assert "schema has version 99" in message
 
 
 def test_a_truncated_archive_is_refused(compiled, request_for):

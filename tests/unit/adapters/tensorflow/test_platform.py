@@ -70,8 +70,8 @@ def test_a_model_without_signatures_says_how_to_save_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("input: [{name: z, data_type: TYPE_FP32, dims: [2]}]", r'input\[0\]: the model has no input "z"'),
-        ("max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP64, dims: [2]}]", "x is float, not double"),
+        ("input: [{name: z, data_type: TYPE_FP32, dims: [2]}]", 'input "z" of the config: the model has "x"'),
+        ("max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP64, dims: [2]}]", "is double, the model's is float"),
         ("max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP32, dims: [3]}]", r"dimensions \[2\], not \[3\]"),
         ("max_batch_size: 8\noutput: [{name: y, data_type: TYPE_FP32, dims: [-1, 3]}]", r"\[3\], not \[-1, 3\]"),
     ],
