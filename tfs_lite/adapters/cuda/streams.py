@@ -23,12 +23,15 @@ from typing import Any
 
 import torch
 
+from tfs_lite.adapters.cuda.account import reserved_bytes, workspace_bytes
 from tfs_lite.adapters.cuda.graphs import GraphPlan, GraphSwitch, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import STREAMS, HostBuffers, Pool
+from tfs_lite.adapters.measured import Measured
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.pytorch.model import TorchModel
 from tfs_lite.adapters.pytorch.tensors import CPU, to_tensor
 from tfs_lite.core.model import Shapes
+from tfs_lite.core.resources import GPU, MAIN
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.protocols.dtypes import Array
 
@@ -149,6 +152,11 @@ class ExecutionStreams:
         for stream in self.take_all():
             stream.close()
 
+    def all(self) -> list[ExecutionStream]:
+        """Every stream there is."""
+        with self._lock:
+            return [*self._held.values(), *(stream for _, stream in self._free)]
+
     def take_all(self) -> list[ExecutionStream]:
         """Every stream there is; none is left."""
         with self._lock:
@@ -171,6 +179,11 @@ def open_streams(device: torch.device, switch: GraphSwitch | None = None) -> Exe
         return stream
 
     return ExecutionStreams(make)
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return found
 
 
 def open_pool(device: torch.device) -> Pool | None:
@@ -217,6 +230,22 @@ class DeviceModel(TorchModel):
             return super().run(signature, inputs, outputs)
         with self._streams.for_run():
             return super().run(signature, inputs, outputs)
+
+    def measured_bytes(self) -> Measured:
+        weights = self.resident_bytes()
+        if self._streams is None or self._pool is None:
+            return {} if weights is None else {MAIN: {"weights": weights}}
+        streams = self._streams.all()
+        graphs = [stream.pool.segments() for stream in streams if stream.pool is not None]
+        numbers = {int(stream.cuda_stream.cuda_stream) for stream in streams if stream.cuda_stream is not None}
+        return {
+            MAIN: {"staging": sum(stream.buffers.bytes for stream in streams)},
+            f"{GPU}/{self._device.index or 0}": {
+                "weights": reserved_bytes(self._pool.segments()),
+                "graphs": sum(map(reserved_bytes, graphs)),
+                "workspace": workspace_bytes(_snapshot(), numbers),
+            },
+        }
 
     def close(self) -> None:
         """The streams first: their graphs refer to the weights."""
