@@ -42,7 +42,8 @@ def opened(version: Path, graphs: bool, device: str) -> Any:
 
     settings = ModelSettings(parameters={"cuda_graphs": str(graphs).lower()})
     servable_id = ServableId(version.parent.name, 1)
-    return open_exported(OpenRequest(servable_id, read_version(str(version)), device, False, settings))
+    rows = tuple(sorted({count for counts in ROWS.values() for count in counts}))
+    return open_exported(OpenRequest(servable_id, read_version(str(version)), device, False, settings, batch_rows=rows))
 
 
 def side(model: Any, case: Case, rows: int, threads: int, pinned: bool) -> Side:

@@ -72,7 +72,7 @@ class AdapterSettings:
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
     and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
     removes loaded files from the system's cache. ``worker``: where instances live whose config does not say.
-    ``measured`` knows what versions took.
+    ``measured`` knows what versions took; ``batch_rows`` which numbers of rows batches of a version will mostly have.
     """
 
     servable_factory: MakeServable
@@ -86,6 +86,7 @@ class AdapterSettings:
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
     worker: str = "thread"
     measured: MeasuredVersions = field(default_factory=MeasuredVersions)
+    batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,8 @@ class ArtifactLoader(Loader):
             )
         device = str(pick_device(self._settings.device))
         request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
+        if request.on_gpu:
+            request = replace(request, batch_rows=self._settings.batch_rows(request))
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)

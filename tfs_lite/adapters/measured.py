@@ -72,7 +72,12 @@ def total(parts: list[Measured]) -> dict[str, dict[str, int]]:
 
 def workspace_of(parameters: Mapping[str, str]) -> int:
     """What a config sets aside on a GPU for the runs of the model, in bytes; INVALID_ARGUMENT if it is no number."""
-    text = parameters.get(WORKSPACE, "0")
+    return bytes_parameter(parameters, WORKSPACE)
+
+
+def bytes_parameter(parameters: Mapping[str, str], name: str) -> int:
+    """A number of bytes in a config, 0 where it says nothing; INVALID_ARGUMENT if it is none."""
+    text = parameters.get(name, "0")
     if not (text.isascii() and text.isdecimal()):
-        raise invalid_argument(f'parameters: {WORKSPACE}: expected a number of bytes, got "{text}"')
+        raise invalid_argument(f'parameters: {name}: expected a number of bytes, got "{text}"')
     return int(text)

@@ -37,6 +37,7 @@ class VersionFiles:
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
+    ``batch_rows``: the numbers of rows that its batches will mostly have, ascending; some models prepare for them.
     ``beside`` is the number of instances of the version that are open already. ``threads``: how many threads an
     instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
     bytes itself begins the phase READING with their number and adds what it has read."""
@@ -48,6 +49,7 @@ class OpenRequest:
     settings: ModelSettings = field(default_factory=ModelSettings)
     beside: int = 0
     threads: int = 0
+    batch_rows: tuple[int, ...] = (1,)
     meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
 
     @property

@@ -88,6 +88,10 @@ class ReshapedModel(Model):
         return self._inner.merges_calls
 
     @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._inner.captured_rows
+
+    @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         return self._inner.labels
 

@@ -113,6 +113,10 @@ class SignedModel(OpenedModel):
         return self._model.merges_calls
 
     @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._model.captured_rows
+
+    @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         return self._model.labels
 
