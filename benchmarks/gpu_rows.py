@@ -254,12 +254,15 @@ def memory(bench: Bench) -> Iterator[Result]:
     accounts = MemoryAccounts()
     settings = AdapterSettings(lambda models, request: models[0], str(bench.device))
 
+    held_by = dict[str, Any]()
+
     def loaded(name: str) -> AccountedLoader:
         servable_id = ServableId(name, 1)
         loader = ArtifactLoader(str(bench.model(name) / "1"), "", settings, PLATFORMS, name)
         accounted = AccountedLoader(servable_id, loader, accounts)
         accounted.load(servable_id)
         accounted.servable.run("", {"x": np.zeros((1, *item_of(name)), np.float32)}, ())
+        held_by[name] = accounted.servable.measured_bytes()
         return accounted
 
     def held() -> int:
@@ -273,7 +276,7 @@ def memory(bench: Bench) -> Iterator[Result]:
             gc.collect()
             free.append(held())
         yield {"model": name, "cycles": len(free), "free_after_each": free, "leaked_after_first": free[0] - free[-1]}
-        yield {"model": name, "account": accounts.of(name)[0].as_json()}
+        yield {"model": name, "held": held_by[name], "account": accounts.of(name)[0].as_json()}
     staying.unload()
     if bench.cuda:
         stats = torch.cuda.memory_stats(bench.device)

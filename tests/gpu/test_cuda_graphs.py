@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda.account import allocated_bytes
+from tfs_lite.adapters.cuda.account import reserved_bytes
 from tfs_lite.adapters.cuda.graphs import StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.detect import read_version
@@ -157,8 +157,9 @@ def test_failed_capture_leaves_the_device_as_it_was():
         assert before - torch.cuda.memory_reserved(device) >= 4 * (64 << 20)
         pool = Pool(device)
         with DEVICE_LOCKS.of(device):
-            in_use = lambda: allocated_bytes(pool.segments())  # noqa: E731
-            assert graphs.capture([[x]], plain, capture_on(device, pool), in_use, 1 << 30) == [4]
+            reserved = lambda: reserved_bytes(pool.segments())  # noqa: E731
+            assert graphs.capture([[x]], plain, capture_on(device, pool), reserved, 1 << 30)
+        assert 0 < reserved() < 1 << 30
         for _ in range(4):
             assert graphs.run([x], pytest.fail).tolist() == [3.0] * 4
         graphs.close()

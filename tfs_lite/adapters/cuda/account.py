@@ -1,9 +1,9 @@
 """The bytes of a version on a GPU, from snapshots of torch's allocator.
 
-A snapshot is a list of segments, each a mapping with ``total_size`` and ``allocated_size`` in bytes, the ``stream``
-that it belongs to and its ``segment_pool_id``, as ``torch.cuda.MemPool.snapshot`` and ``torch.cuda.memory_snapshot``
-return them. Weights and graphs are in pools of the version's own, so their segments are nobody else's. What its runs
-need besides is in torch's cache for its streams, which no other version uses at the same time.
+A snapshot is a list of segments, each a mapping with its ``total_size`` in bytes, the ``stream`` that it belongs to and
+its ``segment_pool_id``, as ``torch.cuda.MemPool.snapshot`` and ``torch.cuda.memory_snapshot`` return them. Weights and
+graphs are in pools of the version's own, so their segments are nobody else's. What its runs need besides is in torch's
+cache for its streams, which no other version uses at the same time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ NO_POOL = (0, 0)
 def reserved_bytes(segments: Iterable[Segment]) -> int:
     """What the segments take of the device; segments are returned as a whole."""
     return sum(int(segment["total_size"]) for segment in segments)
-
-
-def allocated_bytes(segments: Iterable[Segment]) -> int:
-    """What is in use of the segments."""
-    return sum(int(segment["allocated_size"]) for segment in segments)
 
 
 def workspace_bytes(segments: Iterable[Segment], streams: Collection[int]) -> int:

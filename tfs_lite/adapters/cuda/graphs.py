@@ -102,25 +102,22 @@ class StreamGraphs:
         examples: Iterable[Sequence[torch.Tensor]],
         forward: Forward,
         capture: Capture,
-        in_use: Callable[[], int],
+        reserved: Callable[[], int],
         most_bytes: int,
-    ) -> list[int]:
-        """Captures ``forward`` for inputs like these examples, in their order. One with which more than ``most_bytes``
-        are ``in_use`` is dropped again, and a smaller one may still fit; 0 is no bound. Returns the first dimensions of
-        those that stay. Raises what a capture raises, with none left. The caller has the device's lock."""
-        kept = []
+    ) -> bool:
+        """Captures ``forward`` for inputs like these examples, in their order. False, with none left, as soon as more
+        than ``most_bytes`` are ``reserved``; 0 is no bound. Raises what a capture raises, with none left. The caller
+        has the device's lock."""
         try:
             for host in examples:
-                made = capture(host, forward)
-                if most_bytes and in_use() > most_bytes:
-                    made.forget()
-                    continue
-                self._captured[_key(host)] = made
-                kept.append(host[0].shape[0])
+                self._captured[_key(host)] = capture(host, forward)
+                if most_bytes and reserved() > most_bytes:
+                    self.close()
+                    return False
         except BaseException:
             self.close()
             raise
-        return kept
+        return True
 
     def run(self, host: Sequence[torch.Tensor], eager: Callable[[], Any]) -> Any:
         """The result for inputs in the host's memory; ``eager`` computes it without a graph."""

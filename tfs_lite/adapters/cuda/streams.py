@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.cuda.account import allocated_bytes, reserved_bytes, workspace_bytes
+from tfs_lite.adapters.cuda.account import reserved_bytes, workspace_bytes
 from tfs_lite.adapters.cuda.graphs import Forward, Shape, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, STREAMS, HostBuffers, Pool
 from tfs_lite.adapters.failures import sentence
@@ -78,16 +78,24 @@ class ExecutionStream:
         return eager() if self.graphs is None else self.graphs.run(host, eager)
 
     def capture(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> list[int]:
-        """Captures graphs for inputs of these shapes, within so many bytes (0: any number). Returns the numbers of rows
-        that have a graph. Waits for loads and captures of the device; before the first run."""
+        """Captures graphs for inputs of these shapes, within so many bytes (0: any number): the largest are left out
+        until all others fit. Returns the numbers of rows that have a graph. Waits for loads and captures of the device;
+        before the first run."""
+        for first in range(len(shapes)):
+            if self._capture_all(shapes[first:], forward, most_bytes):
+                return [inputs[0][0][0] for inputs in shapes[first:]]
+            self.drop_graphs()
+        return []
+
+    def _capture_all(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> bool:
         pool, graphs = Pool(self.device), StreamGraphs()
         self.pool, self.graphs = pool, graphs
         examples = ([torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for shape, dtype in inputs] for inputs in shapes)
         capture = capture_on(self.device, pool)
         with DEVICE_LOCKS.of(self.device), self.activated(), torch.inference_mode():
-            kept = graphs.capture(examples, forward, capture, lambda: allocated_bytes(pool.segments()), most_bytes)
+            fits = graphs.capture(examples, forward, capture, lambda: reserved_bytes(pool.segments()), most_bytes)
             torch.cuda.current_stream(self.device).synchronize()
-        return kept
+        return fits
 
     def drop_graphs(self) -> None:
         """All runs are ordinary ones from now on."""

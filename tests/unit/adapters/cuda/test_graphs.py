@@ -67,10 +67,10 @@ def recorded(host, forward):
     return Captured(inputs, result, replay, lambda: None)
 
 
-def captured(rows, forward=torch.square, capture=recorded, in_use=lambda: 0, most_bytes=0):
+def captured(rows, capture=recorded, reserved=lambda: 0, most_bytes=0):
     graphs = StreamGraphs()
-    kept = graphs.capture([[torch.zeros(count)] for count in rows], forward, capture, in_use, most_bytes)
-    return graphs, kept
+    fits = graphs.capture([[torch.zeros(count)] for count in rows], torch.square, capture, reserved, most_bytes)
+    return graphs, fits
 
 
 def run(graphs, value, rows):
@@ -85,8 +85,8 @@ def run(graphs, value, rows):
 
 
 def test_replays_answer_for_the_inputs_of_their_own_run_and_other_shapes_run_as_ever():
-    graphs, kept = captured([4, 2])
-    assert kept == [4, 2]
+    graphs, fits = captured([4, 2])
+    assert fits
     for value in range(3):
         for rows in (4, 2):
             assert run(graphs, value, rows) == ([value**2] * rows, True)
@@ -96,18 +96,18 @@ def test_replays_answer_for_the_inputs_of_their_own_run_and_other_shapes_run_as_
     assert run(graphs, 2, 4) == ([4.0] * 4, False)
 
 
-def test_a_graph_that_needs_too_much_memory_is_dropped_and_smaller_ones_are_kept():
-    in_use, forgotten = [], []
+@pytest.mark.parametrize(("most_bytes", "fits"), [(0, True), (7, True), (6, False), (3, False)])
+def test_graphs_that_need_more_memory_than_they_may_leave_none_behind(most_bytes, fits):
+    held = []
 
     def capture(host, forward):
-        made = recorded(host, forward)
-        in_use.append(len(host[0]))
-        return dataclasses.replace(made, forget=lambda: forgotten.append(in_use.pop()))
+        held.append(len(host[0]))
+        return dataclasses.replace(recorded(host, forward), forget=lambda: held.remove(len(host[0])))
 
-    graphs, kept = captured([8, 4, 2, 1], capture=capture, in_use=lambda: sum(in_use), most_bytes=6)
-    assert (kept, forgotten, len(graphs)) == ([4, 2], [8, 1], 2)
+    graphs, found = captured([4, 2, 1], capture, lambda: sum(held), most_bytes)
+    assert (found, len(graphs), held) == ((True, 3, [4, 2, 1]) if fits else (False, 0, []))
     graphs.close()
-    assert in_use == []
+    assert held == []
 
 
 def test_a_failed_capture_leaves_nothing_behind():
