@@ -4,8 +4,9 @@
 
 Ceilings come first, because everything else is a ratio to them. Each row has a cap in seconds and runs in a process of
 its own, which is ended at the cap: what it had measured by then is in its line, with the reason in ``error``, and the
-next row goes on. A row whose model fails says so in the same way. torch is taken as it is installed; the models are
-made by a further process beside the first row. Figures of one run that differ by less than 5% say nothing.
+next row goes on. A row that fails, or that needs a package which is not installed, says so in the same way. torch is
+taken as it is installed; the models are made by a further process beside the first row. Figures of one run that differ
+by less than 5% say nothing.
 
 The first line says what was measured on, the last one how long all took. Without a CUDA device the program says so and
 exits with 2. ``--device cpu --quick`` tries the program itself with tiny models; its figures mean nothing.
@@ -18,6 +19,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -29,11 +31,11 @@ from typing import Any
 
 import gpu_models
 import gpu_rows
-import gpu_served
-import psutil
 import torch
 from gpu_rows import Bench, Result
 
+ROOT = Path(__file__).resolve().parent.parent
+"""The source tree that is measured, installed or not."""
 BUDGET_SECONDS = 480.0
 LEAST_SECONDS = 2.0
 """A row that has less left of the budget is not begun."""
@@ -53,15 +55,28 @@ class Row:
     measure: Callable[[Bench], Iterator[Result]]
 
 
+def _served(bench: Bench) -> Iterator[Result]:
+    """Imports what the load generators need in the row's own process: without it, the other rows still run."""
+    import gpu_served
+
+    return gpu_served.served(bench)
+
+
+def _swap(bench: Bench) -> Iterator[Result]:
+    import gpu_served
+
+    return gpu_served.swap(bench)
+
+
 ROWS = (
     Row(1, "tests/gpu", "all pass", 90, gpu_rows.tests),
     Row(2, "ceilings", "reference", 20, gpu_rows.ceilings),
     Row(3, "bare loop, eager and CUDA graph", "reference", 45, gpu_rows.bare_loops),
-    Row(4, "served rows/s to the bare graph loop", ">= 0.9", 60, gpu_served.served),
+    Row(4, "served rows/s to the bare graph loop", ">= 0.9", 60, _served),
     Row(5, "lanes, graphs, pinned inputs, copies of results", "keep what wins by > 5%", 45, gpu_rows.variants),
     Row(6, "memory of loads and unloads", "0 leaked after the first cycle", 40, gpu_rows.memory),
     Row(7, "10 GB loaded beside a model under traffic", "p99 <= 1.2 of steady", 50, gpu_rows.load_beside),
-    Row(8, "swap of 2 GB under traffic", "p99 <= 1.2 of steady, 0 failed", 40, gpu_served.swap),
+    Row(8, "swap of 2 GB under traffic", "p99 <= 1.2 of steady, 0 failed", 40, _swap),
     Row(9, "capture at load", "< 2 s for 8 sizes", 25, gpu_rows.captures),
     Row(10, "other runtimes to the graph loop", "decide defaults", 35, gpu_rows.runtimes),
     Row(11, "decoder, tokens/s", ">= 0.9 of bare steps", 25, gpu_rows.decoder),
@@ -139,17 +154,21 @@ def _measure(row: Row, bench: Bench, owner: Connection) -> None:
 def _end(process: multiprocessing.process.BaseProcess) -> None:
     """The process and all that it has started, such as a server, which has a session of its own."""
     assert process.pid is not None
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
-    for member in family:
+    for pid in [*_descendants(process.pid), process.pid]:
         try:
-            member.kill()
-        except psutil.NoSuchProcess:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
             pass
-    process.kill()
     process.join()
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return [found for child in children for found in (*_descendants(child), child)]
 
 
 def devices() -> list[str]:
@@ -208,6 +227,8 @@ def main() -> int:
         rows = chosen(options.rows)
     except ValueError as error:
         parser.error(str(error))
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     cards = devices()
     if options.device != "cpu" and not cards:
         print(

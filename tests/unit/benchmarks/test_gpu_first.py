@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import gpu_first
 import gpu_models
+import gpu_served
 import pytest
 import torch
 from gpu_first import ROWS, Row, chosen, limit, line, run
@@ -54,7 +55,7 @@ def test_a_line_is_json_whatever_was_measured() -> None:
 def test_each_model_that_a_row_asks_for_is_written_under_a_name_of_its_own() -> None:
     names = [job.name for job in gpu_models.jobs(quick=True)]
     assert len(set(names)) == len(names)
-    assert {*gpu_first.gpu_served.SERVED, "mlp-fp32", "convnet-fp32", "wide", "small", "swapped", "huge"} == set(names)
+    assert {*gpu_served.SERVED, "mlp-fp32", "convnet-fp32", "wide", "small", "swapped", "huge"} == set(names)
 
 
 def _fails(bench: Bench) -> Iterator[Result]:
