@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -169,6 +169,10 @@ bench-batching: $(VENV)/.dev
 # On a machine with CUDA; runs nothing elsewhere (the tests skip).
 gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
+
+# The first measurements on a machine with CUDA, at most eight minutes; one JSON line a row.
+gpu-report: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu_first.py --budget 480 $(ARGS)
 
 protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build

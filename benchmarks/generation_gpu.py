@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 
 VOCABULARY = 32_000
 SHAPES = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
     "100m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32},
     "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -35,7 +36,7 @@ Side = Callable[[Prompts, int], list[list[int]]]
 """Prompts and how many tokens to add -> the tokens of each."""
 
 
-def save_network(shape: str, directory: Path, length: int) -> None:
+def save_network(shape: str, directory: Path, length: int, device: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -50,14 +51,14 @@ def save_network(shape: str, directory: Path, length: int) -> None:
         eos_token_id=None,
         dtype="bfloat16",
     )
-    with torch.device("cuda", 0):
+    with torch.device(device):
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
 
 
 class Ours:
     """The product's model and engine."""
 
-    def __init__(self, directory: Path, slots: int, graphs: bool) -> None:
+    def __init__(self, directory: Path, slots: int, graphs: bool, device: str) -> None:
         from tfs_lite.adapters.detect import read_version
         from tfs_lite.adapters.language.transformers_model import open_transformers
         from tfs_lite.adapters.opening import OpenRequest
@@ -72,7 +73,7 @@ class Ours:
             parameters={"max_num_seqs": str(slots), "cuda_graphs": str(graphs).lower(), "prefix_reuse": "false"}
         )
         servable_id = ServableId("bench", 1)
-        request = OpenRequest(servable_id, read_version(str(directory)), "cuda:0", False, settings)
+        request = OpenRequest(servable_id, read_version(str(directory)), device, False, settings)
         model = open_transformers(request)
         engine = engine_settings(generation_settings(settings), model)
         self._servable = GenerativeServable(
@@ -114,13 +115,14 @@ class Ours:
 class Transformers:
     """One call of ``generate`` for all texts."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: str) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval().cuda()
+        self._device = device
+        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval().to(device)
 
     def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:
-        ids = torch.tensor(prompts, device="cuda")
+        ids = torch.tensor(prompts, device=self._device)
         with torch.inference_mode():
             found: torch.Tensor = self._model.generate(
                 ids,
@@ -163,23 +165,23 @@ def same(one: Sequence[int], other: Sequence[int]) -> float:
     return until / len(one)
 
 
-def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The figures of each side, as soon as all sides have had their rounds with so many texts."""
     counts = [int(count) for count in options.texts.split(",")]
-    found: list[dict[str, Any]] = []
     numbers = random.Random(0)
     with tempfile.TemporaryDirectory() as directory:
-        save_network(options.shape, Path(directory), max(1024, options.prompt + options.tokens))
+        folder, device = Path(directory), options.device
+        save_network(options.shape, folder, max(1024, options.prompt + options.tokens), device)
         ours = {
-            "ours, graphs": Ours(Path(directory), max(counts), True),
-            "ours, no graphs": Ours(Path(directory), max(counts), False),
+            "ours, graphs": Ours(folder, max(counts), True, device),
+            "ours, no graphs": Ours(folder, max(counts), False, device),
         }
-        sides: dict[str, Side] = {**ours, "transformers": Transformers(Path(directory))}
+        sides: dict[str, Side] = {**ours, "transformers": Transformers(folder, device)}
         for count in counts:
             prompts = [[numbers.randrange(VOCABULARY) for _ in range(options.prompt)] for _ in range(count)]
-            found += measure(sides, prompts, options.tokens, options.rounds)
+            yield from measure(sides, prompts, options.tokens, options.rounds)
         for side in ours.values():
             side.close()
-    return found
 
 
 def main() -> None:
@@ -190,11 +192,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cuda:0")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device")
         return
-    found = run(options)
+    found = list(run(options))
     card = torch.cuda.get_device_name(0)
     if options.json:
         print(

@@ -1,4 +1,4 @@
-"""What the GPU path gains: two lanes against one, CUDA graphs against none, pinned inputs against pageable ones.
+"""What the GPU path gains by two lanes and three, by CUDA graphs, and by pinned inputs.
 
     python benchmarks/gpu.py [--rounds 7] [--seconds 1.0] [--json]
 
@@ -16,71 +16,47 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_models
 import numpy as np
 import torch
+from gpu_models import Case
 
 WARM_RUNS = 20
 Side = Callable[[float], float]
 """Runs for so many seconds, and returns rows per second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model to measure. ``item`` is the shape of one row."""
-
-    name: str
-    module: torch.nn.Module
-    item: tuple[int, ...]
-    rows: tuple[int, ...]
+ROWS = {"mlp": (1, 32, 256), "convnet": (1, 8, 32)}
 
 
-def cases() -> list[Case]:
-    torch.manual_seed(0)
-    linear = [layer for _ in range(4) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
-    mlp = torch.nn.Sequential(*linear, torch.nn.Linear(256, 10))
-    convolutions: list[torch.nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 128), (128, 128)):
-        convolutions += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.BatchNorm2d(after), torch.nn.ReLU()]
-        convolutions += [torch.nn.MaxPool2d(2)]
-    head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(128, 10)]
-    convnet = torch.nn.Sequential(*convolutions, *head)
-    return [Case("mlp", mlp, (256,), (1, 32, 256)), Case("convnet", convnet, (3, 224, 224), (1, 8, 32))]
-
-
-def opened(case: Case, directory: Path, graphs: bool) -> Any:
-    """The model on the GPU, as a server has it."""
+def opened(version: Path, graphs: bool, device: str) -> Any:
+    """The model of a version's directory, as a server has it."""
     from tfs_lite.adapters.detect import read_version
     from tfs_lite.adapters.opening import OpenRequest
     from tfs_lite.adapters.pytorch.export import open_exported
     from tfs_lite.config.model import ModelSettings
     from tfs_lite.core.servable import ServableId
 
-    path = directory / "model.pt2"
-    if not path.exists():
-        dynamic = ({0: torch.export.Dim("rows", max=1024)},)
-        example = (torch.zeros(2, *case.item),)
-        torch.export.save(torch.export.export(case.module.eval(), example, dynamic_shapes=dynamic), path)
     settings = ModelSettings(parameters={"cuda_graphs": str(graphs).lower()})
-    request = OpenRequest(ServableId(case.name, 1), read_version(str(directory)), "cuda:0", False, settings)
-    return open_exported(request)
+    servable_id = ServableId(version.parent.name, 1)
+    rows = tuple(sorted({count for counts in ROWS.values() for count in counts}))
+    return open_exported(OpenRequest(servable_id, read_version(str(version)), device, False, settings, batch_rows=rows))
 
 
 def side(model: Any, case: Case, rows: int, threads: int, pinned: bool) -> Side:
     """So many threads run batches of so many rows, each after the other; they fill their inputs as a server does."""
-    source = np.random.default_rng(0).standard_normal((rows, *case.item)).astype(np.float32)
-    shapes = {"input": (source.shape, source.dtype)}
+    source = case.rows(rows)
+    shapes = {"x": (source.shape, source.dtype)}
     pageable = threading.local()
 
     def once() -> None:
-        if pinned:
-            inputs = model.stage("", shapes)
-        else:
-            inputs = pageable.__dict__.setdefault("inputs", {"input": np.empty_like(source)})
-        np.copyto(inputs["input"], source)
+        inputs = model.stage("", shapes) if pinned else None
+        if inputs is None:
+            inputs = pageable.__dict__.setdefault("inputs", {"x": np.empty_like(source)})
+        np.copyto(inputs["x"], source)
         model.run("", inputs, ())
 
     def measure(seconds: float) -> float:
@@ -88,8 +64,12 @@ def side(model: Any, case: Case, rows: int, threads: int, pinned: bool) -> Side:
         start, stop = threading.Barrier(threads + 1), threading.Event()
 
         def work(index: int) -> None:
-            for _ in range(WARM_RUNS):
-                once()
+            try:
+                for _ in range(WARM_RUNS):
+                    once()
+            except BaseException:
+                start.abort()
+                raise
             start.wait()
             while not stop.is_set():
                 once()
@@ -126,26 +106,29 @@ def compare(one: Side, other: Side, rounds: int, seconds: float) -> dict[str, fl
     }
 
 
+def pairs(plain: Any, graphed: Any, case: Case, rows: int) -> dict[str, tuple[Side, Side]]:
+    """What is compared, by name: without, with."""
+    one, two, three = (side(plain, case, rows, threads, True) for threads in (1, 2, 3))
+    return {
+        "pageable -> pinned": (side(plain, case, rows, 1, False), one),
+        "one lane -> two": (one, two),
+        "two lanes -> three": (two, three),
+        "no graphs -> graphs": (one, side(graphed, case, rows, 1, True)),
+        "two lanes: no graphs -> graphs": (two, side(graphed, case, rows, 2, True)),
+    }
+
+
 def measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for case in cases():
+    for name, counts in ROWS.items():
         with tempfile.TemporaryDirectory() as directory:
-            plain, graphed = opened(case, Path(directory), False), opened(case, Path(directory), True)
-            for rows in case.rows:
-                base = side(plain, case, rows, 1, True)
-                pairs = {
-                    "pageable -> pinned": (side(plain, case, rows, 1, False), base),
-                    "one lane -> two": (base, side(plain, case, rows, 2, True)),
-                    "no graphs -> graphs": (base, side(graphed, case, rows, 1, True)),
-                    "two lanes: no graphs -> graphs": (
-                        side(plain, case, rows, 2, True),
-                        side(graphed, case, rows, 2, True),
-                    ),
-                }
-                for name, (one, other) in pairs.items():
-                    found.append(
-                        {"model": case.name, "rows": rows, "pair": name} | compare(one, other, rounds, seconds)
-                    )
+            case = gpu_models.case(name)
+            gpu_models.Job(name, case).write(Path(directory))
+            version = Path(directory, name, "1")
+            plain, graphed = opened(version, False, "cuda:0"), opened(version, True, "cuda:0")
+            for rows in counts:
+                for pair, (one, other) in pairs(plain, graphed, case, rows).items():
+                    found.append({"model": name, "rows": rows, "pair": pair} | compare(one, other, rounds, seconds))
             plain.close()
             graphed.close()
     return found

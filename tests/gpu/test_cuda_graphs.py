@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda.graphs import WARM_RUNS, GraphSwitch, StreamGraphs, capture_on
-from tfs_lite.adapters.cuda.graphs import GraphPlan as Plan
+from tfs_lite.adapters.cuda.account import reserved_bytes
+from tfs_lite.adapters.cuda.graphs import StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
@@ -20,6 +20,7 @@ from tfs_lite.core.servable import ServableId
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ID = ServableId("m", 1)
+ROWS = (1, 4, 8)
 
 
 def cuda():
@@ -68,19 +69,18 @@ class Draws(torch.nn.Module):
 CASES = [(Mlp, (32,)), (Convnet, (3, 16, 16)), (ReturnsWeights, (3,))]
 
 
-def opened(directory, module, item, graphs):
+def opened(directory, module, item, graphs, **parameters):
     directory.mkdir(parents=True, exist_ok=True)
     example = torch.zeros(2, *item)
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
     torch.export.save(program, directory / "model.pt2")
-    settings = ModelSettings(parameters={"cuda_graphs": graphs})
-    return open_exported(OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings))
+    settings = ModelSettings(parameters={"cuda_graphs": graphs, **parameters})
+    return open_exported(OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings, batch_rows=ROWS))
 
 
 def graphs_of(model):
-    """The shapes that the stream of this thread has recorded."""
-    with model._streams.for_run() as stream:
-        return [] if stream.graphs is None else list(stream.graphs._captured)
+    """How many graphs each of the streams has."""
+    return [0 if stream.graphs is None else len(stream.graphs) for stream in model._streams.all()]
 
 
 @pytest.mark.parametrize(("module", "item"), CASES)
@@ -92,8 +92,8 @@ def test_graphs_answer_as_ordinary_runs_do(tmp_path, module, item):
     (name,) = eager.signatures["serving_default"].input_names
     rng = np.random.default_rng(0)
     kept = []
-    for _ in range(WARM_RUNS + 4):
-        for rows in (1, 4, 7):
+    for _ in range(4):
+        for rows in (8, 1, 4, 7):
             x = {name: rng.standard_normal((rows, *item)).astype(np.float32)}
             wanted, got = eager.run("", x, ()), graphed.run("", x, ())
             assert list(wanted) == list(got)
@@ -101,22 +101,37 @@ def test_graphs_answer_as_ordinary_runs_do(tmp_path, module, item):
     for wanted, got in kept:
         for output in wanted:
             assert np.allclose(wanted[output], got[output], atol=1e-5)
-    assert len(graphs_of(graphed)) == 3
-    assert graphs_of(eager) == []
+    assert graphs_of(graphed) == [len(ROWS)] * 2
+    assert (graphed.captured_rows, eager.captured_rows) == (ROWS, ())
+    assert set(graphs_of(eager)) == {0}
+    kinds = graphed.measured_bytes()["gpu/0"]
+    assert kinds["graphs"] > 0
+    assert kinds["weights"] >= graphed.resident_bytes()
     eager.close()
     graphed.close()
 
 
 def test_program_with_random_numbers_runs_without_graphs(tmp_path, caplog):
     model = opened(tmp_path / "1", Draws(), (4,), "true")
-    for _ in range(WARM_RUNS + 2):
+    for _ in range(3):
         assert model.run("", {"x": np.ones((2, 4), np.float32)}, ())["output_0"].tolist() == [[1] * 4] * 2
-    assert graphs_of(model) == []
+    assert set(graphs_of(model)) == {0}
+    assert model.captured_rows == ()
     assert "without CUDA graphs" in caplog.text
     model.close()
 
 
-def test_failed_capture_leaves_the_device_as_it_was(caplog):
+def test_graphs_keep_to_their_memory(tmp_path, caplog):
+    model = opened(tmp_path / "1", Convnet(), (3, 16, 16), "true", graph_memory_bytes="1")
+    assert model.captured_rows == ()
+    assert "has CUDA graphs for () rows only: 1 bytes" in caplog.text
+    x = np.ones((4, 3, 16, 16), np.float32)
+    (name,) = model.signatures["serving_default"].input_names
+    assert model.run("", {name: x}, ())["output_0"].shape == (4, 5)
+    model.close()
+
+
+def test_failed_capture_leaves_the_device_as_it_was():
     """What cannot be recorded: the host reads a value. Afterwards memory is given back and captures work again."""
     device, stream = cuda(), torch.cuda.Stream()
     x = torch.ones(4)
@@ -128,15 +143,12 @@ def test_failed_capture_leaves_the_device_as_it_was(caplog):
         return tensor * 3
 
     with torch.cuda.stream(stream), torch.inference_mode():
-        pool, switch = Pool(device), GraphSwitch(ID)
-        graphs = StreamGraphs(device, switch, capture_on(device, pool), Plan(warm_runs=1))
-        for _ in range(4):
-            answer = graphs.run([x], reads, lambda: reads(x.to(device)))
-            assert answer.tolist() == [4.0] * 4
-        assert not switch.on
+        pool, graphs = Pool(device), StreamGraphs()
+        with DEVICE_LOCKS.of(device), pytest.raises(RuntimeError):
+            graphs.capture([[x]], reads, capture_on(device, pool), lambda: 0, 0)
+        assert len(graphs) == 0
         assert pool.uses() == 1
-        assert "without CUDA graphs" in caplog.text
-        graphs.close()
+        assert graphs.run([x], lambda: reads(x.to(device))).tolist() == [4.0] * 4
         pool.drop()
         big = torch.ones(64 << 20, device=device)
         del big
@@ -144,10 +156,12 @@ def test_failed_capture_leaves_the_device_as_it_was(caplog):
         torch.cuda.empty_cache()
         assert before - torch.cuda.memory_reserved(device) >= 4 * (64 << 20)
         pool = Pool(device)
-        graphs = StreamGraphs(device, GraphSwitch(ID), capture_on(device, pool), Plan(warm_runs=1))
+        with DEVICE_LOCKS.of(device):
+            reserved = lambda: reserved_bytes(pool.segments())  # noqa: E731
+            assert graphs.capture([[x]], plain, capture_on(device, pool), reserved, 1 << 30)
+        assert 0 < reserved() < 1 << 30
         for _ in range(4):
-            assert graphs.run([x], plain, lambda: plain(x.to(device))).tolist() == [3.0] * 4
-        assert len(graphs._captured) == 1
+            assert graphs.run([x], pytest.fail).tolist() == [3.0] * 4
         graphs.close()
         pool.drop()
     assert not DEVICE_LOCKS.of(device).locked()
@@ -178,7 +192,7 @@ def test_captures_loads_and_unloads_beside_each_other(tmp_path):
     try:
         for number in range(6):
             other = opened(tmp_path / str(number), network, (32,), "true")
-            for _ in range(WARM_RUNS + 2):
+            for _ in range(3):
                 (answer,) = other.run("", {"x": x}, ("output_0",)).values()
                 assert np.allclose(answer, wanted, atol=1e-4)
             other.close()

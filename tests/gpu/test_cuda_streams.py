@@ -36,7 +36,7 @@ def cuda():
 
 def request(directory, **parameters):
     settings = ModelSettings(parameters=parameters)
-    return OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings)
+    return OpenRequest(ID, read_version(str(directory)), str(cuda()), False, settings, batch_rows=(2, 8))
 
 
 def export(directory, module, example, dynamic=True):

@@ -10,7 +10,7 @@
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
-    device, memory, cuda/   devices, memory accounts, GPUs
+    device, memory, measured, cuda/   devices, what versions take, GPUs
     results, failures   what a model returned; what went wrong in it
     signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
     warmup              the requests of a version's config and warm-up file, run before clients can send any

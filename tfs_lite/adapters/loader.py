@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
@@ -25,8 +25,9 @@ from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.inspect.archive import unsafe
+from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
 from tfs_lite.adapters.memory import drop_file_caches
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
+from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
@@ -34,7 +35,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
-from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
 
@@ -71,6 +72,7 @@ class AdapterSettings:
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
     and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
     removes loaded files from the system's cache. ``worker``: where instances live whose config does not say.
+    ``measured`` knows what versions took; ``batch_rows`` which numbers of rows batches of a version will mostly have.
     """
 
     servable_factory: MakeServable
@@ -83,6 +85,16 @@ class AdapterSettings:
     drop_file_caches: bool = False
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
     worker: str = "thread"
+    measured: MeasuredVersions = field(default_factory=MeasuredVersions)
+    batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """Bytes: on the version's device, and in main memory while it is loaded, which are the same on the CPU."""
+
+    on_device: int
+    while_loading: int
 
 
 class ArtifactLoader(Loader):
@@ -102,7 +114,7 @@ class ArtifactLoader(Loader):
         self._platform = platform
         self._settings = settings
         self._platforms = platforms
-        self._reserved: int | None = None
+        self._reserved: _Reserved | None = None
         self._file_bytes: int | None = None
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
@@ -117,7 +129,8 @@ class ArtifactLoader(Loader):
             return NO_RESOURCES
         check_device(self._settings.device)
         device = self._settings.device
-        return memory.estimate(self._reserve(), uses_gpu(device), gpu_instance(device))
+        reserved = self._reserve()
+        return memory.estimate(reserved.on_device, uses_gpu(device), gpu_instance(device), reserved.while_loading)
 
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
@@ -173,17 +186,31 @@ class ArtifactLoader(Loader):
     def file_bytes(self) -> int | None:
         return self._file_bytes
 
-    def _reserve(self) -> int:
+    def _reserve(self) -> _Reserved:
         """The bytes to reserve; remembered, because an estimate must not grow when files are added."""
         if self._reserved is None:
             files = read_version(self._directory)
             self._file_bytes = files.unpacked_bytes
             reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
             if reserve is None:
-                self._reserved = memory.bytes_to_reserve(files.unpacked_bytes)
+                self._reserved = self._reserve_for(files)
             else:
-                self._reserved = reserve(files, self._read_settings(self._name), uses_gpu(self._settings.device))
+                bound = reserve(files, self._read_settings(self._name), uses_gpu(self._settings.device))
+                self._reserved = _Reserved(bound, bound)
         return self._reserved
+
+    def _reserve_for(self, files: VersionFiles) -> _Reserved:
+        """As a version like this one was measured, or else by the size of the files. A config that is wrong counts as
+        none: the load says so."""
+        by_files = memory.bytes_to_reserve(files.unpacked_bytes)
+        try:
+            settings = self._read_settings(self._name)
+            workspace = workspace_of(settings.parameters) if uses_gpu(self._settings.device) else 0
+        except ServingError:
+            return _Reserved(by_files, by_files)
+        known = self._settings.measured.bound(self._name, files.unpacked_bytes, _size_settings(settings))
+        on_device = by_files if known is None else known + memory.FIXED_BYTES
+        return _Reserved(on_device + workspace, by_files)
 
     def _read_settings(self, model: str) -> ModelSettings:
         read = self._settings.model_settings
@@ -241,8 +268,17 @@ class ArtifactLoader(Loader):
     def _measure(self, models: Iterable[OpenedModel], request: OpenRequest) -> ResourceAllocation:
         if self._lives_elsewhere(request.settings):
             return NO_RESOURCES
+        models, device = list(models), torch.device(request.device)
         resident = _sum(model.resident_bytes() for model in models)
-        return memory.measured(request.id, resident, self._reserve(), torch.device(request.device))
+        name = f"{GPU}/{device.index or 0}" if request.on_gpu else MAIN
+        taken = on_device(total([model.measured_bytes() for model in models]), name)
+        if taken:
+            settings = _size_settings(request.settings)
+            self._settings.measured.learn(self._name, request.files.unpacked_bytes, settings, taken)
+        held = taken or resident
+        if held is not None and request.on_gpu:
+            held += workspace_of(request.settings.parameters)
+        return memory.measured(request.id, resident, held, self._reserve().on_device, device)
 
     def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
         """``request`` is that of all instances."""
@@ -306,6 +342,8 @@ class ArtifactLoader(Loader):
             )
         device = str(pick_device(self._settings.device))
         request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
+        if request.on_gpu:
+            request = replace(request, batch_rows=self._settings.batch_rows(request))
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
@@ -324,6 +362,11 @@ class ArtifactLoader(Loader):
             self._logged = failure.status.message
             logger.warning("%s\n%s", failure, story(error))
         return failure
+
+
+def _size_settings(settings: ModelSettings) -> Hashable:
+    """What a config says that the size of a version depends on."""
+    return tuple(placements(settings)), tuple(sorted(settings.parameters.items()))
 
 
 def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:

@@ -1,8 +1,8 @@
 """How much memory a version takes, before and after it is loaded, and returning memory to the system.
 
-Before the load, the estimate is the unpacked size of its files and a fifth more, as in TensorFlow Serving; after it,
-the bytes of its tensors. An estimate never grows. Loaded files are not read again, so the system may drop them from its
-file cache.
+Before the load, the estimate is the unpacked size of its files and a fifth more, as in TensorFlow Serving, or what was
+measured of a version like it; after it, what it holds. An estimate never grows. Loaded files are not read again, so the
+system may drop them from its file cache.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ def bytes_to_reserve(file_bytes: int) -> int:
     return file_bytes * 6 // 5 + FIXED_BYTES
 
 
-def estimate(reserved: int, on_gpu: bool, instance: int | None) -> ResourceAllocation:
-    """What to reserve before loading. A version for a GPU needs main memory as well while it is loaded."""
+def estimate(reserved: int, on_gpu: bool, instance: int | None, while_loading: int) -> ResourceAllocation:
+    """What to reserve before loading: ``reserved`` bytes on the device. A version for a GPU needs main memory as well
+    ``while_loading``."""
     if not on_gpu:
         return main_ram(reserved)
-    return ResourceAllocation({Resource(MAIN, RAM, 0): reserved, Resource(GPU, RAM, instance): reserved})
+    return ResourceAllocation({Resource(MAIN, RAM, 0): while_loading, Resource(GPU, RAM, instance): reserved})
 
 
-def measured(servable_id: ServableId, resident: int | None, reserved: int, device: torch.device) -> ResourceAllocation:
-    """What a loaded version holds: ``resident`` bytes, or what was reserved if that is unknown (None)."""
+def measured(
+    servable_id: ServableId, resident: int | None, held: int | None, reserved: int, device: torch.device
+) -> ResourceAllocation:
+    """What a loaded version holds: ``held`` bytes, of which its tensors are ``resident``; or what was reserved if that
+    is unknown (None)."""
     if resident is not None and resident > reserved:
         logger.warning("%s holds %d bytes, more than the %d reserved for it", servable_id, resident, reserved)
-    quantity = reserved if resident is None else min(resident, reserved)
+    quantity = reserved if held is None else min(held, reserved)
     if device.type == "cuda":
         return ResourceAllocation({Resource(GPU, RAM, device.index): quantity})
     return main_ram(quantity)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tfs_lite.adapters.measured import Measured
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.model import Model
@@ -36,6 +37,7 @@ class VersionFiles:
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
+    ``batch_rows``: the numbers of rows that its batches will mostly have, ascending; some models prepare for them.
     ``beside`` is the number of instances of the version that are open already. ``threads``: how many threads an
     instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
     bytes itself begins the phase READING with their number and adds what it has read."""
@@ -47,6 +49,7 @@ class OpenRequest:
     settings: ModelSettings = field(default_factory=ModelSettings)
     beside: int = 0
     threads: int = 0
+    batch_rows: tuple[int, ...] = (1,)
     meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
 
     @property
@@ -64,6 +67,10 @@ class OpenedModel(Model, Protocol):
 
     def resident_bytes(self) -> int | None:
         """Bytes of the model's tensors; None if unknown."""
+
+    def measured_bytes(self) -> Measured:
+        """What it holds now, by device and kind; empty where that cannot be measured. Costs milliseconds."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

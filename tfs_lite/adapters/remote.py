@@ -48,6 +48,7 @@ def describe(
             "version": request.id.version,
             "directory": request.files.directory,
             "device": request.device,
+            "batch_rows": request.batch_rows,
             "trusted": request.trusted,
             "settings": _plain(request.settings.model_dump(exclude_unset=True)),
             "platform": platform,
@@ -68,6 +69,7 @@ def request_of(arguments: str) -> tuple[OpenRequest, str]:
         fields["trusted"],
         ModelSettings.model_validate(fields["settings"]),
         threads=fields["torch_threads"],
+        batch_rows=tuple(fields["batch_rows"]),
     )
     return request, fields["platform"]
 

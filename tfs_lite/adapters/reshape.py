@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from tfs_lite.adapters.measured import Measured
 from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
@@ -75,6 +76,9 @@ class ReshapedModel(Model):
     def resident_bytes(self) -> int | None:
         return self._inner.resident_bytes()
 
+    def measured_bytes(self) -> Measured:
+        return self._inner.measured_bytes()
+
     @property
     def worker(self) -> WorkerStatus:
         return self._inner.worker
@@ -82,6 +86,10 @@ class ReshapedModel(Model):
     @property
     def merges_calls(self) -> bool:
         return self._inner.merges_calls
+
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._inner.captured_rows
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.labels import read_labels
+from tfs_lite.adapters.measured import Measured
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import format_path, nearest
@@ -112,6 +113,10 @@ class SignedModel(OpenedModel):
         return self._model.merges_calls
 
     @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._model.captured_rows
+
+    @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         return self._model.labels
 
@@ -166,6 +171,9 @@ class SignedModel(OpenedModel):
 
     def resident_bytes(self) -> int | None:
         return self._model.resident_bytes()
+
+    def measured_bytes(self) -> Measured:
+        return self._model.measured_bytes()
 
     def close(self) -> None:
         self._model.close()

@@ -113,6 +113,12 @@ class Model(Protocol):
         return False
 
     @property
+    def captured_rows(self) -> tuple[int, ...]:
+        """The numbers of rows that it runs faster than any other, ascending, so that it is worth while to fill batches
+        up to the next of them; empty where every number is as good as the next."""
+        return ()
+
+    @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         """Names of classes, by output, that the artefact itself has."""
         return {}

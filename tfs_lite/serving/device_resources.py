@@ -10,6 +10,7 @@ from pathlib import Path
 from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
 from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, open_here
 from tfs_lite.adapters.model_warmup import warm_models
+from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup, WarmupReport
 from tfs_lite.config.model import ModelSettings
@@ -43,6 +44,7 @@ def adapter_settings(
     opens: Opens = open_here,
     on_warm_up: Callable[[WarmupReport], None] | None = None,
     model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
+    batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,),
 ) -> AdapterSettings:
     """How models are loaded here: on which device, which code is trusted, and with which warm-up. Raises ServingError
     if there is no such device."""
@@ -62,6 +64,7 @@ def adapter_settings(
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
         model_settings=model_settings,
         worker=options.worker,
+        batch_rows=batch_rows,
     )
 
 

@@ -34,7 +34,14 @@ from tfs_lite.metrics.generation import GenerationMetrics
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.retries import Retries
 from tfs_lite.schedulers.batching.rules import BatchRule
-from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, settings_of_model, settings_of_parameters
+from tfs_lite.schedulers.batching.settings import (
+    BatchSettings,
+    SendWhen,
+    filled_up,
+    rows_of_runs,
+    settings_of_model,
+    settings_of_parameters,
+)
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable, Resolve, ResolveSequence
@@ -87,6 +94,10 @@ class BatchingOptions:
         if self.greedy and found.send is SendWhen.EXPECT:
             return replace(found, send=SendWhen.GREEDY)
         return found
+
+    def batch_rows(self, request: OpenRequest) -> tuple[int, ...]:
+        """The numbers of rows that batches of a version will mostly have, as far as the config says it."""
+        return rows_of_runs(self.settings(request, ()))
 
     def _of_parameters(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
         parameters = self.parameters
@@ -226,6 +237,7 @@ class ServableFactory:
     ) -> BatchingServable | ItemServable:
         items = models[0].has_item_steps
         settings = self._batching_options.settings(request, list(models[0].signatures.values()), models[0].merges_calls)
+        settings = filled_up(settings, models[0].captured_rows)
         inner = BatchingServable(
             models,
             request.id,

@@ -145,10 +145,13 @@ class ServerCore:
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
         self.refused_models: Mapping[str, Status] = {}
+        batching = BatchingOptions.read(options)
         self._serving_settings = ServingSettings(
-            ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
+            ServableFactory(batching, self.clock, self.services.environment(self.batch_metrics))
         )
-        settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
+        settings = adapter_settings(
+            options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs, batching.batch_rows
+        )
         self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
             options,

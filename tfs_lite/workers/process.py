@@ -6,7 +6,7 @@ ReconnectingModel -> ProcessModel (here) -> shared memory, a socket -> child pro
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.workers.arena import DEFAULT_LIMIT
@@ -30,6 +30,23 @@ class ProcessModel(ReconnectingModel):
     ) -> None:
         words = Words("process", "process", "started again")
         super().__init__(remote, _ProcessConnector(supervisor, remote), words, backoff, on_worker=on_worker)
+
+    def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
+        """The main memory that ends with the process: pages that it shares with others do not count."""
+        pid = self.pid
+        private = None if pid is None else private_bytes(pid)
+        return {} if private is None else {"main": {"process": private}}
+
+
+def private_bytes(pid: int) -> int | None:
+    """The main memory that only this process has; None where the system does not tell. Costs a millisecond for each
+    gigabyte or so."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file.read().splitlines()[1:])
+        return sum(int(fields[name].split()[0]) * 1024 for name in ("Private_Clean", "Private_Dirty"))
+    except (OSError, LookupError, ValueError):
+        return None
 
 
 class _ProcessConnector:

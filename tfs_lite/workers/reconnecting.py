@@ -154,6 +154,10 @@ class ReconnectingModel(Model):
         """Bytes of the model's tensors, as its process said when it was first opened; None if unknown."""
         return self._description.resident_bytes
 
+    def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
+        """What it holds of this machine, by device and kind; empty where that cannot be told."""
+        return {}
+
     @property
     def alive(self) -> bool:
         """Whether there is a process that can be called."""

@@ -16,26 +16,26 @@ def test_reservation_is_a_fifth_more_than_the_files():
 
 
 def test_version_for_a_gpu_passes_through_main_memory():
-    assert memory.estimate(5, on_gpu=False, instance=None) == main_ram(5)
-    assert memory.estimate(5, on_gpu=True, instance=None).entries == {
-        Resource(MAIN, RAM, 0): 5,
+    assert memory.estimate(5, on_gpu=False, instance=None, while_loading=5) == main_ram(5)
+    assert memory.estimate(5, on_gpu=True, instance=None, while_loading=6).entries == {
+        Resource(MAIN, RAM, 0): 6,
         Resource(GPU, RAM, None): 5,
     }
-    assert Resource(GPU, RAM, 1) in memory.estimate(5, on_gpu=True, instance=1).entries
+    assert Resource(GPU, RAM, 1) in memory.estimate(5, on_gpu=True, instance=1, while_loading=5).entries
 
 
 def test_loaded_version_counts_what_it_holds_where_it_is():
-    assert memory.measured(ID, 3, 5, torch.device("cpu")) == main_ram(3)
-    assert memory.measured(ID, 3, 5, torch.device("cuda", 1)) == ResourceAllocation({Resource(GPU, RAM, 1): 3})
+    assert memory.measured(ID, 2, 3, 5, torch.device("cpu")) == main_ram(3)
+    assert memory.measured(ID, 2, 3, 5, torch.device("cuda", 1)) == ResourceAllocation({Resource(GPU, RAM, 1): 3})
 
 
 def test_what_nobody_can_tell_stays_as_reserved():
-    assert memory.measured(ID, None, 5, torch.device("cpu")) == main_ram(5)
+    assert memory.measured(ID, None, None, 5, torch.device("cpu")) == main_ram(5)
 
 
 def test_estimate_never_grows(caplog):
     with caplog.at_level(logging.WARNING):
-        assert memory.measured(ID, 7, 5, torch.device("cpu")) == main_ram(5)
+        assert memory.measured(ID, 7, 7, 5, torch.device("cpu")) == main_ram(5)
     assert "holds 7 bytes, more than the 5 reserved" in caplog.text
 
 

@@ -70,6 +70,7 @@ def test_request_is_told_completely(tmp_path, trusted, device):
     write_python(tmp_path, "pass")
     settings = build(ModelSettings, Document(RICH))
     request = OpenRequest(ServableId("m", 2**62), read_version(str(tmp_path)), device, trusted, settings)
+    request = replace(request, batch_rows=(1, 8))
     told = describe(request, "python", 3)
     assert json.loads(told)["torch_threads"] == 3
     assert request_of(told) == (replace(request, threads=3), "python")

@@ -300,3 +300,9 @@ def test_a_model_that_merges_calls_is_batched_unless_something_else_is_asked_for
     assert not plan().settings(request(), [signed()]).merges
     asked = plan(enable_batching=True)
     assert asked.settings(request(), [signed()], merges=True) == asked.settings(request(), [signed()])
+
+
+def test_rows_of_batches_are_known_before_the_model_is_opened() -> None:
+    assert plan(enable_batching=True).batch_rows(request(max_batch_size=8)) == (1, 2, 4, 8)
+    assert plan().batch_rows(request(max_batch_size=4, dynamic_batching={})) == (1, 2, 4)
+    assert plan().batch_rows(request(max_batch_size=8)) == (1,)

@@ -15,10 +15,11 @@ import pytest
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.serving.history.memory import resident_memory
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.priorities import NICENESS
-from tfs_lite.workers.process import open_in_process
+from tfs_lite.workers.process import open_in_process, private_bytes
 from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -49,6 +50,16 @@ def test_model_shows_and_answers_what_the_one_in_the_process_does(open_child):
     np.testing.assert_array_equal(answer["y"], ROW)
     assert answer["pid"].tolist() == [model.pid]
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
+
+
+def test_memory_of_its_own_process_is_measured_there(open_child):
+    model = open_child()
+    private = model.measured_bytes()["main"]["process"]
+    assert 0 < private <= resident_memory(model.pid)
+    assert private_bytes(os.getpid()) > 0
+    model.close()
+    assert model.measured_bytes() == {}
+    assert private_bytes(2**30) is None
 
 
 def test_reason_for_an_unusual_way_of_opening_comes_from_the_process(open_child):

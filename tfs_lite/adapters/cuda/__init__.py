@@ -1,1 +1,1 @@
-"""Models on a GPU: streams, graphs and memory."""
+"""Models on a GPU: streams, graphs, memory and the account of it."""

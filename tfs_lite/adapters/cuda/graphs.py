@@ -1,15 +1,14 @@
 """CUDA graphs: a run of a model recorded once and replayed as a whole, for inputs of the same shapes.
 
-The parameter ``cuda_graphs: "true"`` of a model's config turns them on. Each execution stream has its own graphs, one
-per set of input shapes: the first runs with these shapes are ordinary ones, which warm up the CUDA stream; then one is
-captured. A model that cannot be captured runs without graphs, and the log says why, once.
+The parameter ``cuda_graphs: "true"`` of a model's config turns them on. They are captured while the version loads, for
+the numbers of rows that its batches will have, the largest first: each execution stream has its own graphs, which share
+a pool, so that smaller ones use the memory of larger ones. A capture needs the device to itself, and would hold up
+requests. Runs of other shapes are ordinary ones. A model that cannot be captured runs without graphs, and the log says
+why.
 """
 
 from __future__ import annotations
 
-import enum
-import logging
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,18 +16,17 @@ from typing import Any, cast
 
 import torch
 
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.operators import Operator
-from tfs_lite.adapters.failures import sentence
-from tfs_lite.core.servable import ServableId
+from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
 
 PARAMETER = "cuda_graphs"
-WARM_RUNS = 2
-MAX_GRAPHS = 16
-MAX_SEEN = 64
+MEMORY = "graph_memory_bytes"
+"""The parameter that bounds the memory of the graphs of each execution stream; without it they have no bound."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _UNFIT_TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-logger = logging.getLogger(__name__)
 
 
 def wants_graphs(parameters: Mapping[str, str]) -> bool:
@@ -46,55 +44,27 @@ def why_no_graph(operators: Iterable[Operator]) -> str:
     return ""
 
 
-class Step(enum.Enum):
-    EAGER = "run it as ever"
-    CAPTURE = "record it"
-    REPLAY = "replay the record"
+Shape = tuple[tuple[int, ...], DataType]
 
 
-class GraphPlan:
-    """Decides by its shapes how a run is done. Has no side effects; one thread at a time.
-
-    The first ``warm_runs`` runs with a key are ordinary; at most ``max_graphs`` keys are captured, and ``max_seen``
-    remembered until then.
-    """
-
-    def __init__(self, warm_runs: int = WARM_RUNS, max_graphs: int = MAX_GRAPHS, max_seen: int = MAX_SEEN) -> None:
-        self._warm_runs = warm_runs
-        self._max_graphs = max_graphs
-        self._max_seen = max_seen
-        self._captured = set[Hashable]()
-        self._seen: OrderedDict[Hashable, int] = OrderedDict()
-
-    def step(self, key: Hashable, may_capture: bool) -> Step:
-        """How to do a run with these shapes. With ``may_capture`` False, nothing new is captured."""
-        if key in self._captured:
-            return Step.REPLAY
-        if not may_capture or len(self._captured) >= self._max_graphs:
-            return Step.EAGER
-        runs = self._seen.pop(key, 0)
-        self._seen[key] = runs + 1
-        if len(self._seen) > self._max_seen:
-            self._seen.popitem(last=False)
-        return Step.CAPTURE if runs >= self._warm_runs else Step.EAGER
-
-    def captured(self, key: Hashable) -> None:
-        """The capture that was advised has worked; until then it is advised again."""
-        self._captured.add(key)
-        self._seen.pop(key, None)
+def graph_shapes(signature: Signature, rows: Iterable[int]) -> list[list[Shape]]:
+    """The inputs of the graphs to capture, the largest first: the shape and type of each input, for each of these
+    numbers of rows that the signature takes. One set where all sizes are fixed. UNIMPLEMENTED if an input has sizes
+    beside its rows that differ between requests, or a type that has no tensors."""
+    for spec in signature.inputs:
+        if not spec.shape or any(isinstance(dim, SymbolicDim) for dim in spec.shape[1:]):
+            raise ServingError(StatusCode.UNIMPLEMENTED, f"the sizes of input {spec.name} differ between requests")
+        if spec.dtype not in TORCH_DTYPES:
+            raise ServingError(StatusCode.UNIMPLEMENTED, f"input {spec.name} is no tensor of numbers")
+    firsts = [spec.shape[0] for spec in signature.inputs if spec.shape]
+    most = min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
+    fixed = not any(isinstance(dim, SymbolicDim) for dim in firsts)
+    counts = {0} if fixed else {min(count, most) if most else count for count in rows}
+    return [[_shape(spec, count) for spec in signature.inputs] for count in sorted(counts, reverse=True)]
 
 
-class GraphSwitch:
-    """Whether the streams of one model may capture graphs: until the first failure, which is logged. Any thread."""
-
-    def __init__(self, servable_id: ServableId) -> None:
-        self._id = servable_id
-        self.on = True
-
-    def fail(self, error: BaseException) -> None:
-        if self.on:
-            self.on = False
-            logger.warning("%s runs without CUDA graphs: the capture failed: %s", self._id, sentence(error))
+def _shape(spec: TensorSpec, rows: int) -> Shape:
+    return tuple(dim if isinstance(dim, int) else rows for dim in spec.shape or ()), spec.dtype
 
 
 Forward = Callable[..., Any]
@@ -119,45 +89,49 @@ class Captured:
 
 
 class StreamGraphs:
-    """The graphs of one execution stream. One thread at a time, with its CUDA stream current.
+    """The graphs of one execution stream. One thread at a time, with its CUDA stream current."""
 
-    A capture never waits: while the device's lock is taken (a load, an unload, another stream's capture) the run is an
-    ordinary one, and the next with these shapes tries again.
-    """
-
-    def __init__(self, device: torch.device, switch: GraphSwitch, capture: Capture, plan: GraphPlan) -> None:
-        self._device = device
-        self._switch = switch
-        self._capture = capture
-        self._plan = plan
+    def __init__(self) -> None:
         self._captured: dict[Hashable, Captured] = {}
 
-    def run(self, host: Sequence[torch.Tensor], forward: Forward, eager: Callable[[], Any]) -> Any:
-        """The result of ``forward`` for inputs in the host's memory; ``eager`` computes it without a graph."""
-        key = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in host)
-        step = self._plan.step(key, self._switch.on and all(tensor.numel() for tensor in host))
-        if step is Step.CAPTURE and self._try(key, host, forward):
-            step = Step.REPLAY
-        return self._captured[key].run(host) if step is Step.REPLAY else eager()
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def capture(
+        self,
+        examples: Iterable[Sequence[torch.Tensor]],
+        forward: Forward,
+        capture: Capture,
+        reserved: Callable[[], int],
+        most_bytes: int,
+    ) -> bool:
+        """Captures ``forward`` for inputs like these examples, in their order. False, with none left, as soon as more
+        than ``most_bytes`` are ``reserved``; 0 is no bound. Raises what a capture raises, with none left. The caller
+        has the device's lock."""
+        try:
+            for host in examples:
+                self._captured[_key(host)] = capture(host, forward)
+                if most_bytes and reserved() > most_bytes:
+                    self.close()
+                    return False
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    def run(self, host: Sequence[torch.Tensor], eager: Callable[[], Any]) -> Any:
+        """The result for inputs in the host's memory; ``eager`` computes it without a graph."""
+        captured = self._captured.get(_key(host))
+        return eager() if captured is None else captured.run(host)
 
     def close(self) -> None:
         for captured in self._captured.values():
             captured.forget()
         self._captured.clear()
 
-    def _try(self, key: Hashable, host: Sequence[torch.Tensor], forward: Forward) -> bool:
-        lock = DEVICE_LOCKS.of(self._device)
-        if not lock.acquire(blocking=False):
-            return False
-        try:
-            self._captured[key] = self._capture(host, forward)
-            self._plan.captured(key)
-            return True
-        except Exception as error:
-            self._switch.fail(error)
-            return False
-        finally:
-            lock.release()
+
+def _key(host: Sequence[torch.Tensor]) -> Hashable:
+    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in host)
 
 
 def capture_on(device: torch.device, pool: Pool) -> Capture:

@@ -14,6 +14,7 @@ On the CPU there are no execution streams, and a :class:`DeviceModel` runs as ev
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +24,20 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.cuda.graphs import GraphPlan, GraphSwitch, StreamGraphs, capture_on
-from tfs_lite.adapters.cuda.memory import STREAMS, HostBuffers, Pool
+from tfs_lite.adapters.cuda.account import reserved_bytes, workspace_bytes
+from tfs_lite.adapters.cuda.graphs import Forward, Shape, StreamGraphs, capture_on
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, STREAMS, HostBuffers, Pool
+from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.measured import Measured
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.pytorch.model import TorchModel
-from tfs_lite.adapters.pytorch.tensors import CPU, to_tensor
+from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES, to_tensor
 from tfs_lite.core.model import Shapes
+from tfs_lite.core.resources import GPU, MAIN
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.protocols.dtypes import Array
 
+logger = logging.getLogger(__name__)
 MAX_CONCURRENCY = 64
 """How many threads may run at once a model that keeps no state."""
 OVERLAPPING_STREAMS = 2
@@ -69,7 +75,36 @@ class ExecutionStream:
         def eager() -> Any:
             return forward(*(tensor.to(self.device, non_blocking=True) for tensor in host))
 
-        return eager() if self.graphs is None else self.graphs.run(host, forward, eager)
+        return eager() if self.graphs is None else self.graphs.run(host, eager)
+
+    def capture(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> list[int]:
+        """Captures graphs for inputs of these shapes, within so many bytes (0: any number): the largest are left out
+        until all others fit. Returns the numbers of rows that have a graph. Waits for loads and captures of the device;
+        before the first run."""
+        for first in range(len(shapes)):
+            if self._capture_all(shapes[first:], forward, most_bytes):
+                return [inputs[0][0][0] for inputs in shapes[first:]]
+            self.drop_graphs()
+        return []
+
+    def _capture_all(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> bool:
+        pool, graphs = Pool(self.device), StreamGraphs()
+        self.pool, self.graphs = pool, graphs
+        examples = ([torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for shape, dtype in inputs] for inputs in shapes)
+        capture = capture_on(self.device, pool)
+        with DEVICE_LOCKS.of(self.device), self.activated(), torch.inference_mode():
+            fits = graphs.capture(examples, forward, capture, lambda: reserved_bytes(pool.segments()), most_bytes)
+            torch.cuda.current_stream(self.device).synchronize()
+        return fits
+
+    def drop_graphs(self) -> None:
+        """All runs are ordinary ones from now on."""
+        self.synchronize()
+        if self.graphs is not None:
+            self.graphs.close()
+        if self.pool is not None:
+            self.pool.drop()
+        self.graphs = self.pool = None
 
     def synchronize(self) -> None:
         """Waits until the device is done with this stream. Errors are ignored: the calls that caused them raised
@@ -79,13 +114,9 @@ class ExecutionStream:
                 self.cuda_stream.synchronize()
 
     def close(self) -> None:
-        self.synchronize()
+        self.drop_graphs()
         self.kept.clear()
         self.buffers.clear()
-        if self.graphs is not None:
-            self.graphs.close()
-        if self.pool is not None:
-            self.pool.drop()
         if self.cuda_stream is not None:
             STREAMS.put_back(self.device, self.cuda_stream)
 
@@ -119,6 +150,13 @@ class ExecutionStreams:
             self._held[me] = stream
         return stream
 
+    def add(self) -> ExecutionStream:
+        """A new stream, which is free."""
+        stream = self._make()
+        with self._lock:
+            self._free.append((0, stream))
+        return stream
+
     def release(self) -> None:
         """This thread no longer needs its stream, if it holds one."""
         me = threading.get_ident()
@@ -149,6 +187,11 @@ class ExecutionStreams:
         for stream in self.take_all():
             stream.close()
 
+    def all(self) -> list[ExecutionStream]:
+        """Every stream there is."""
+        with self._lock:
+            return [*self._held.values(), *(stream for _, stream in self._free)]
+
     def take_all(self) -> list[ExecutionStream]:
         """Every stream there is; none is left."""
         with self._lock:
@@ -158,19 +201,16 @@ class ExecutionStreams:
         return streams
 
 
-def open_streams(device: torch.device, switch: GraphSwitch | None = None) -> ExecutionStreams | None:
-    """The execution streams of a model on a GPU, with graphs if there is a switch for them; None on the CPU."""
+def open_streams(device: torch.device) -> ExecutionStreams | None:
+    """The execution streams of a model on a GPU; None on the CPU."""
     if device.type != "cuda":
         return None
+    return ExecutionStreams(lambda: ExecutionStream(device, STREAMS.take(device), HostBuffers(pinned=True)))
 
-    def make() -> ExecutionStream:
-        stream = ExecutionStream(device, STREAMS.take(device), HostBuffers(pinned=True))
-        if switch is not None:
-            stream.pool = Pool(device)
-            stream.graphs = StreamGraphs(device, switch, capture_on(device, stream.pool), GraphPlan())
-        return stream
 
-    return ExecutionStreams(make)
+def _snapshot() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return found
 
 
 def open_pool(device: torch.device) -> Pool | None:
@@ -196,6 +236,28 @@ class DeviceModel(TorchModel):
         self._reentrant = reentrant
         self._streams = streams
         self._pool = pool
+        self._captured_rows: tuple[int, ...] = ()
+
+    def capture(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> None:
+        """Opens the streams that are useful, and captures the graphs of each. Called once, before the first run. If a
+        capture fails, the model runs without graphs, and the log says why."""
+        if self._streams is None:
+            return
+        streams = [self._streams.add() for _ in range(self.useful_threads)]
+        try:
+            captured = [stream.capture(shapes, forward, most_bytes) for stream in streams]
+        except Exception as error:
+            for stream in streams:
+                stream.drop_graphs()
+            logger.warning("%s runs without CUDA graphs: the capture failed: %s", self._id, sentence(error))
+            return
+        self._captured_rows = tuple(sorted(set.intersection(*map(set, captured))))
+        if len(self._captured_rows) < len(shapes):
+            logger.warning("%s has CUDA graphs for %s rows only: %s bytes", self._id, self._captured_rows, most_bytes)
+
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._captured_rows
 
     @property
     def concurrency(self) -> int:
@@ -217,6 +279,22 @@ class DeviceModel(TorchModel):
             return super().run(signature, inputs, outputs)
         with self._streams.for_run():
             return super().run(signature, inputs, outputs)
+
+    def measured_bytes(self) -> Measured:
+        weights = self.resident_bytes()
+        if self._streams is None or self._pool is None:
+            return {} if weights is None else {MAIN: {"weights": weights}}
+        streams = self._streams.all()
+        graphs = [stream.pool.segments() for stream in streams if stream.pool is not None]
+        numbers = {int(stream.cuda_stream.cuda_stream) for stream in streams if stream.cuda_stream is not None}
+        return {
+            MAIN: {"staging": sum(stream.buffers.bytes for stream in streams)},
+            f"{GPU}/{self._device.index or 0}": {
+                "weights": reserved_bytes(self._pool.segments()),
+                "graphs": sum(map(reserved_bytes, graphs)),
+                "workspace": workspace_bytes(_snapshot(), numbers),
+            },
+        }
 
     def close(self) -> None:
         """The streams first: their graphs refer to the weights."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tfs_lite.adapters.cuda.graphs import GraphSwitch, wants_graphs, why_no_graph
+from tfs_lite.adapters.cuda.graphs import MEMORY, graph_shapes, wants_graphs, why_no_graph
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.exported.document import COMPILED, Document, read_document
@@ -23,6 +23,7 @@ from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, Program, build_program
 from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
 from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive
+from tfs_lite.adapters.measured import bytes_parameter
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.pytorch.cpu_layout import build_in_layout, wanted_layout
@@ -31,6 +32,7 @@ from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import Signature
+from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array
 
 NAME = "pytorch_export"
@@ -45,12 +47,28 @@ class ExportedModel(DeviceModel):
         self, request: OpenRequest, signature: Signature, plain_sizes: bool, program: Program, pool: Pool | None = None
     ) -> None:
         """``plain_sizes``: the signature describes all sizes that the program takes."""
-        streams = open_streams(torch.device(request.device), _graph_switch(request, program))
+        streams = open_streams(torch.device(request.device))
         super().__init__(request, NAME, signature, reentrant=program.reentrant, streams=streams, pool=pool)
         self._shapes_were_checked = plain_sizes
         self._share_inputs = not program.writes
         self._resident = tensor_bytes(program.weights)
         self._forward = program.forward
+        if request.on_gpu and wants_graphs(request.settings.parameters):
+            self._capture_for(request, signature, program)
+
+    def _capture_for(self, request: OpenRequest, signature: Signature, program: Program) -> None:
+        most_bytes = bytes_parameter(request.settings.parameters, MEMORY)
+        reason = (
+            "it keeps state, or has branches" if program.writes or program.branches else why_no_graph(program.operators)
+        )
+        try:
+            shapes = graph_shapes(signature, request.batch_rows) if not reason else []
+        except ServingError as error:
+            reason = error.status.message
+        if reason:
+            logger.warning("%s runs without CUDA graphs: %s", request.id, reason)
+            return
+        self.capture(shapes, self._forward, most_bytes)
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
@@ -124,19 +142,6 @@ def _described(document: Document, settings: ModelSettings) -> tuple[Signature, 
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
     check_declared(signature, settings)
     return signature, plain_sizes
-
-
-def _graph_switch(request: OpenRequest, program: Program) -> GraphSwitch | None:
-    """The switch for a model on a GPU that can have CUDA graphs and whose config asks for them; otherwise None."""
-    if not request.on_gpu or not wants_graphs(request.settings.parameters):
-        return None
-    reason = (
-        "it keeps state, or has branches" if program.writes or program.branches else why_no_graph(program.operators)
-    )
-    if reason:
-        logger.warning("%s runs without CUDA graphs: %s", request.id, reason)
-        return None
-    return GraphSwitch(request.id)
 
 
 def _recognises(files: VersionFiles) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.config.batching import BatchingParameters
 from tfs_lite.config.model import ModelSettings
@@ -136,6 +136,28 @@ def settings_of_parameters(parameters: BatchingParameters, model_max: int, max_q
         max_queued_rows=max(parameters.enqueued_batches * largest, largest_request),
         max_queued_calls=max_queued_calls,
     )
+
+
+def filled_up(settings: BatchSettings, rows: tuple[int, ...]) -> BatchSettings:
+    """Batches are filled up to the next of these numbers of rows, which the model runs faster than others. Nothing
+    changes where the config names the sizes, or the model does not run the largest batch fast."""
+    if not settings.merges or settings.allowed_sizes or settings.max_batch_size not in rows:
+        return settings
+    return replace(settings, allowed_sizes=tuple(size for size in rows if size <= settings.max_batch_size))
+
+
+def rows_of_runs(settings: BatchSettings, most: int = 16) -> tuple[int, ...]:
+    """The numbers of rows that runs will mostly have, ascending, at most so many: the allowed sizes; without any, the
+    preferred ones and the powers of two, to the largest. Where calls run alone, 1: the others are not known. If there
+    are too many, every second one goes, and so on, from the second largest on."""
+    if not settings.merges:
+        return (1,)
+    largest = settings.max_batch_size
+    powers = (1 << power for power in range(largest.bit_length()))
+    found = sorted(settings.allowed_sizes or {*powers, *settings.preferred, largest})
+    while len(found) > most:
+        found = found[::-2][::-1]
+    return tuple(found)
 
 
 def _least(one: int, other: int) -> int:

@@ -14,10 +14,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tfs_lite.adapters.device import gpu_use
+from tfs_lite.adapters.measured import Measured, total
+from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.core.loader import Loader, LoaderAround
+from tfs_lite.core.model import Model
 from tfs_lite.core.resources import MAIN
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
@@ -25,7 +28,9 @@ from tfs_lite.core.status import ServingError
 KEPT_ENDED = 4
 """Accounts of a model that are kept after the unload."""
 LEAK_BYTES, LEAK_SHARE = 64 << 20, 0.1
-"""Less than this, or than this share of the version's tensors, is no leak: memory is taken and returned in blocks."""
+"""Less than this, or than this share of what the version takes, is no leak: memory is taken and returned in blocks."""
+GPU_LEAK_BYTES, GPU_LEAK_SHARE = 32 << 20, 0.02
+"""The same on a GPU, where weights and graphs have blocks of their own."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,12 +42,14 @@ class Moment:
     rss: int
     gpus: tuple[tuple[int, int], ...] = ()
 
-    def held(self, device: str) -> int:
-        """On a device as :class:`VersionMemory` names them."""
+    def free(self, device: str) -> int | None:
+        """On a device as :class:`VersionMemory` names them, up to a constant: differences count, which show what the
+        process takes. On a GPU that is more than torch has allocated: its cache, graphs and libraries take memory too.
+        None while torch does not use the GPU."""
         if device == MAIN:
-            return self.rss
+            return -self.rss
         number = int(device.partition("/")[2])
-        return self.gpus[number][0] if number < len(self.gpus) else 0
+        return self.gpus[number][1] if number < len(self.gpus) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class VersionMemory:
     ``files``: of its directory, unpacked. ``reserved``: the estimate before the load. ``measured``: its tensors.
     ``before`` and ``loaded``: the process around the load; ``leaving`` and ``unloaded``: around the unload.
     ``workers``: the resident memory of the processes that the version has for itself, which ``loaded`` does not have.
+    ``held``: what it held itself when it was last measured, after the load or before the unload, by device and kind,
+    see :data:`~tfs_lite.adapters.measured.Measured`.
     """
 
     version: int
@@ -68,6 +77,7 @@ class VersionMemory:
     workers: tuple[int, ...] = ()
     disturbed: bool = False
     """Another load, unload or start of a worker overlapped with one of the two."""
+    held: Measured = field(default_factory=dict)
 
     @property
     def devices(self) -> list[str]:
@@ -87,11 +97,11 @@ class VersionMemory:
 
     def taken(self, device: str) -> int | None:
         """By which the process grew with the load; may be negative."""
-        return self.loaded.held(device) - self.before.held(device) if self.before and self.loaded else None
+        return _difference(self.before, self.loaded, device)
 
     def given_back(self, device: str) -> int | None:
         """By which the process shrank with the unload; may be negative."""
-        return self.leaving.held(device) - self.unloaded.held(device) if self.leaving and self.unloaded else None
+        return _difference(self.unloaded, self.leaving, device)
 
     def leaked(self, device: str) -> int | None:
         """What the load has taken and the unload has not given back, at least 0."""
@@ -103,8 +113,9 @@ class VersionMemory:
         """The devices on which more stayed behind than can be chance; none of a disturbed account."""
         found = {}
         for device in () if self.disturbed else self.devices:
-            leaked = self.leaked(device) or 0
-            if leaked > max(LEAK_BYTES, LEAK_SHARE * self.measured.get(device, 0)):
+            leaked, takes = self.leaked(device) or 0, self.measured.get(device, 0)
+            least, share = (LEAK_BYTES, LEAK_SHARE) if device == MAIN else (GPU_LEAK_BYTES, GPU_LEAK_SHARE)
+            if leaked > max(least, share * takes):
                 found[device] = leaked
         return found
 
@@ -117,6 +128,7 @@ class VersionMemory:
             "files": self.files,
             "reserved": sum(self.reserved.values()) if self.reserved else None,
             "measured": sum(self.measured.values()) if self.measured else None,
+            "held": {device: dict(kinds) for device, kinds in self.held.items()},
             **{f"rss_{name}": moment.rss for name, moment in moments.items()},
             "given_back": self.given_back(MAIN),
             "leaked": self.leaked(MAIN),
@@ -136,6 +148,12 @@ class VersionMemory:
             "given_back": self.given_back(device),
             "leaked": self.leaked(device),
         }
+
+
+def _difference(first: Moment | None, second: Moment | None, device: str) -> int | None:
+    """What the process had taken at ``second`` beyond ``first``; None if one of them is not known."""
+    before, after = (None if moment is None else moment.free(device) for moment in (first, second))
+    return None if before is None or after is None else before - after
 
 
 def read_moment() -> Moment:
@@ -165,6 +183,7 @@ class _Account:
     leaving: Moment | None = None
     unloaded: Moment | None = None
     disturbed: bool = False
+    held: Measured = field(default_factory=dict)
 
     def value(self) -> VersionMemory:
         """Of a version in memory, as it is now: instances come and go."""
@@ -181,6 +200,7 @@ class _Account:
             self.unloaded,
             tuple(_workers(self.loader)) if resident else (),
             self.disturbed,
+            self.held,
         )
 
 
@@ -212,7 +232,7 @@ class MemoryAccounts:
         account.before = self._read()
         try:
             yield
-            account.measured, account.loaded = by_device(loader), self._read()
+            account.measured, account.held, account.loaded = by_device(loader), _held(loader), self._read()
         finally:
             with self._lock:
                 self._under_way.discard(account)
@@ -229,7 +249,8 @@ class MemoryAccounts:
         if account is None:
             yield
             return
-        account.measured, account.leaving = by_device(loader) or account.measured, self._read()
+        account.measured, account.held = by_device(loader) or account.measured, _held(loader) or account.held
+        account.leaving = self._read()
         try:
             yield
         finally:
@@ -346,6 +367,15 @@ def by_device(loader: Loader) -> dict[str, int]:
         device = MAIN if resource.device == MAIN else f"{resource.device}/{resource.instance or 0}"
         found[device] = found.get(device, 0) + quantity
     return found
+
+
+def _held(loader: Loader) -> Measured:
+    """By device and kind, of all instances; empty where models cannot tell."""
+    return total([model.measured_bytes() for model in getattr(loader.servable, "models", ()) if _measures(model)])
+
+
+def _measures(model: Model) -> TypeGuard[OpenedModel]:
+    return hasattr(model, "measured_bytes")
 
 
 def _workers(loader: Loader) -> Iterator[int]:

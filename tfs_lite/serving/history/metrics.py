@@ -71,6 +71,17 @@ class HistoryCollector(Collector):
             for device, kind, quantity in _figures(account):
                 memory.add_metric((model, str(account.version), device, kind), quantity)
         yield memory
+        held = GaugeMetricFamily(
+            "tfs_lite_memory_measured_bytes",
+            "Memory that a version held when its load had ended: weights, graphs, staging, workspace, or that of its "
+            "own processes.",
+            labels=("model", "version", "device", "kind"),
+        )
+        for model, account in self._accounts.resident():
+            for device, kinds in account.held.items():
+                for kind, quantity in kinds.items():
+                    held.add_metric((model, str(account.version), device, kind), quantity)
+        yield held
         leaked = CounterMetricFamily(
             "tfs_lite_memory_leaked_bytes", "Memory that loads took and unloads did not give back.", labels=("model",)
         )

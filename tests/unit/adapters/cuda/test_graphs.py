@@ -1,45 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda.graphs import (
-    Captured,
-    GraphPlan,
-    GraphSwitch,
-    Step,
-    StreamGraphs,
-    wants_graphs,
-    why_no_graph,
-)
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS
+from tfs_lite.adapters.cuda.graphs import Captured, StreamGraphs, graph_shapes, wants_graphs, why_no_graph
 from tfs_lite.adapters.exported.program import open_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.pytorch.tensors import CPU
-from tfs_lite.core.servable import ServableId
-
-ID = ServableId("m", 1)
-
-
-def test_a_shape_is_captured_after_its_warm_runs_and_replayed_from_then_on():
-    plan = GraphPlan(warm_runs=2)
-    assert [plan.step("a", True) for _ in range(4)] == [Step.EAGER, Step.EAGER, Step.CAPTURE, Step.CAPTURE]
-    plan.captured("a")
-    assert plan.step("a", True) is Step.REPLAY
-    assert plan.step("a", False) is Step.REPLAY
-    assert plan.step("b", False) is Step.EAGER
-
-
-def test_graphs_and_what_is_remembered_of_shapes_are_bounded():
-    plan = GraphPlan(warm_runs=1, max_graphs=2, max_seen=3)
-    for key in ("a", "b"):
-        assert [plan.step(key, True) for _ in range(2)] == [Step.EAGER, Step.CAPTURE]
-        plan.captured(key)
-    assert [plan.step("c", True) for _ in range(5)] == [Step.EAGER] * 5
-    plan = GraphPlan(warm_runs=1, max_seen=2)
-    assert [plan.step(key, True) for key in ("a", "b", "c", "a", "a")] == [Step.EAGER] * 4 + [Step.CAPTURE]
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("true", True), ("True", True), ("false", False), ("", False)])
@@ -94,53 +67,76 @@ def recorded(host, forward):
     return Captured(inputs, result, replay, lambda: None)
 
 
-def graphs_with(capture, switch=None):
-    return StreamGraphs(CPU, switch or GraphSwitch(ID), capture, GraphPlan(warm_runs=1))
+def captured(rows, capture=recorded, reserved=lambda: 0, most_bytes=0):
+    graphs = StreamGraphs()
+    fits = graphs.capture([[torch.zeros(count)] for count in rows], torch.square, capture, reserved, most_bytes)
+    return graphs, fits
 
 
-def run(graphs, value, rows=2):
-    tensor = torch.full((rows,), float(value))
-    return graphs.run([tensor], torch.square, lambda: torch.square(tensor)).tolist()
+def run(graphs, value, rows):
+    """The result, and whether a graph was replayed for it."""
+    tensor, ordinary = torch.full((rows,), float(value)), []
+
+    def eager():
+        ordinary.append(1)
+        return torch.square(tensor)
+
+    return graphs.run([tensor], eager).tolist(), not ordinary
 
 
-def test_replays_answer_for_the_inputs_of_their_own_run():
-    captures = []
+def test_replays_answer_for_the_inputs_of_their_own_run_and_other_shapes_run_as_ever():
+    graphs, fits = captured([4, 2])
+    assert fits
+    for value in range(3):
+        for rows in (4, 2):
+            assert run(graphs, value, rows) == ([value**2] * rows, True)
+        for rows in (3, 0):
+            assert run(graphs, value, rows) == ([value**2] * rows, False)
+    graphs.close()
+    assert run(graphs, 2, 4) == ([4.0] * 4, False)
+
+
+@pytest.mark.parametrize(("most_bytes", "fits"), [(0, True), (7, True), (6, False), (3, False)])
+def test_graphs_that_need_more_memory_than_they_may_leave_none_behind(most_bytes, fits):
+    held = []
 
     def capture(host, forward):
-        captures.append(tuple(host[0].shape))
-        return recorded(host, forward)
+        held.append(len(host[0]))
+        return dataclasses.replace(recorded(host, forward), forget=lambda: held.remove(len(host[0])))
 
-    graphs = graphs_with(capture)
-    for value in range(5):
-        assert run(graphs, value) == [value**2] * 2
-        assert run(graphs, value, rows=3) == [value**2] * 3
-        assert run(graphs, value, rows=0) == []
-    assert captures == [(2,), (3,)]
+    graphs, found = captured([4, 2, 1], capture, lambda: sum(held), most_bytes)
+    assert (found, len(graphs), held) == ((True, 3, [4, 2, 1]) if fits else (False, 0, []))
     graphs.close()
+    assert held == []
 
 
-def test_after_a_failed_capture_every_stream_runs_as_ever_and_the_log_says_it_once(caplog):
-    attempts = []
+def test_a_failed_capture_leaves_nothing_behind():
+    forgotten = []
 
-    def fail(host, forward):
-        attempts.append(1)
-        raise RuntimeError("operation not permitted when stream is capturing\n  at /opt/secret/place.cpp")
+    def capture(host, forward):
+        if len(host[0]) == 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return dataclasses.replace(recorded(host, forward), forget=lambda: forgotten.append(len(host[0])))
 
-    switch = GraphSwitch(ID)
-    streams = [graphs_with(fail, switch), graphs_with(fail, switch)]
-    for value in range(4):
-        assert [run(stream, value) for stream in streams] == [[value**2] * 2] * 2
-    assert len(attempts) == 1
-    (record,) = (record for record in caplog.records if "CUDA graphs" in record.message)
-    assert "not permitted when stream is capturing" in record.message
-    assert "secret" not in record.message
+    graphs = StreamGraphs()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.capture([[torch.zeros(rows)] for rows in (4, 2, 1)], torch.square, capture, lambda: 0, 0)
+    assert (forgotten, len(graphs)) == ([4, 2], 0)
 
 
-def test_a_capture_never_waits_for_another_one_but_is_tried_again():
-    graphs = graphs_with(recorded)
-    with DEVICE_LOCKS.of(CPU):
-        assert [run(graphs, value) for value in range(3)] == [[0, 0], [1, 1], [4, 4]]
-        assert not graphs._captured
-    assert run(graphs, 3) == [9, 9]
-    assert len(graphs._captured) == 1
-    assert not DEVICE_LOCKS.of(CPU).locked()
+def signature(**shapes):
+    return Signature(tuple(TensorSpec(name, DataType.FLOAT, shape) for name, shape in shapes.items()), ())
+
+
+def test_inputs_of_the_graphs_are_those_of_the_batches_to_come_the_largest_first():
+    rows = SymbolicDim("rows", 16)
+    found = graph_shapes(signature(x=(rows, 3), y=(rows,)), (1, 4, 16, 64))
+    assert [[shape for shape, _ in inputs] for inputs in found] == [[(16, 3), (16,)], [(4, 3), (4,)], [(1, 3), (1,)]]
+    assert {dtype for inputs in found for _, dtype in inputs} == {DataType.FLOAT}
+    assert graph_shapes(signature(x=(2, 3)), (1, 4)) == [[((2, 3), DataType.FLOAT)]]
+
+
+@pytest.mark.parametrize("shape", [(SymbolicDim("rows"), SymbolicDim("length")), None])
+def test_no_graphs_for_inputs_whose_other_sizes_are_not_known(shape):
+    said = refusal(graph_shapes, signature(x=shape), (1,), code=StatusCode.UNIMPLEMENTED)
+    assert said == "the sizes of input x differ between requests"

@@ -12,6 +12,7 @@ from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY, ExecutionStream, Exe
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 
 FLOAT = np.dtype(np.float32)
@@ -101,7 +102,7 @@ def with_streams(net, tmp_path, request_for, monkeypatch):
     _, (_, data) = net
     (tmp_path / "model.pt2").write_bytes(data)
     streams = ExecutionStreams(lambda: ExecutionStream(CPU, None, HostBuffers(pinned=False)))
-    monkeypatch.setattr("tfs_lite.adapters.pytorch.export.open_streams", lambda device, switch: streams)
+    monkeypatch.setattr("tfs_lite.adapters.pytorch.export.open_streams", lambda device: streams)
     model = open_exported(request_for(tmp_path))
     yield model
     model.close()
@@ -146,6 +147,15 @@ def test_threads_beside_each_other_get_their_own_answers(net, with_streams):
         thread.join(120)
     assert sorted(done) == [0, 1, 2, 3]
     assert not wrong
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here a capture works")
+def test_after_a_failed_capture_the_model_runs_as_ever_and_the_log_says_why(net, with_streams, caplog):
+    with_streams.capture([[((2, 4), DataType.FLOAT)]], lambda x: x, 0)
+    assert "runs without CUDA graphs: the capture failed: " in caplog.text
+    assert with_streams.captured_rows == ()
+    x = np.ones((2, 4), np.float32)
+    assert np.allclose(with_streams.run("", {"x": x}, ("y",))["y"], expected(net[0], x), atol=1e-6)
 
 
 def test_a_run_that_fails_releases_its_stream(with_streams):

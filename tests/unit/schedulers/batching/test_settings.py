@@ -16,6 +16,8 @@ from tfs_lite.schedulers.batching.settings import (
     QueuePolicy,
     SendWhen,
     TimeoutAction,
+    filled_up,
+    rows_of_runs,
     settings_of_model,
     settings_of_parameters,
 )
@@ -138,3 +140,33 @@ def test_settings_of_a_file_are_consistent(
     assert bool(settings.allowed_sizes) == bool(sizes)
     if sizes:
         assert settings.allowed_sizes[-1] == settings.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        (BatchSettings(), (1,)),
+        (of_model(8), (1, 2, 4, 8)),
+        (of_model(100), (1, 2, 4, 8, 16, 32, 64, 100)),
+        (of_model(8, preferred_batch_size=[3, 6]), (1, 2, 3, 4, 6, 8)),
+        (of_parameters(max_batch_size=32, allowed_batch_sizes=[8, 32]), (8, 32)),
+        (BatchSettings(max_batch_size=20, allowed_sizes=tuple(range(1, 21))), tuple(range(2, 21, 2))),
+        (of_model(1 << 16), tuple(1 << power for power in range(0, 17, 2))),
+    ],
+)
+def test_rows_that_runs_will_have_are_the_allowed_ones_or_preferred_ones_and_powers_of_two(
+    settings: BatchSettings, rows: tuple[int, ...]
+) -> None:
+    assert rows_of_runs(settings) == rows
+
+
+def test_batches_are_filled_up_to_what_the_model_runs_fast_unless_the_config_says_to_what() -> None:
+    assert filled_up(of_model(8), (1, 4, 8)).allowed_sizes == (1, 4, 8)
+    assert filled_up(of_model(8), (1, 4, 8, 16)).allowed_sizes == (1, 4, 8)
+    for settings, rows in (
+        (of_model(8), ()),
+        (of_model(8), (1, 4)),
+        (BatchSettings(), (1,)),
+        (of_parameters(max_batch_size=8, allowed_batch_sizes=[2, 8]), (1, 8)),
+    ):
+        assert filled_up(settings, rows) == settings

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tfs_lite.core.model import WorkerStatus
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
@@ -151,19 +152,76 @@ def test_a_disturbed_unload_says_nothing(process):
 
 
 def test_memory_of_gpus_has_an_account_of_its_own(process):
-    process.gpus = ((0, 80), (0, 80))
+    process.gpus = ((0, 80 * MIB), (0, 80 * MIB))
     loader = process.loader(takes=0)
-    loader._inner.within = lambda: setattr(process, "gpus", ((0, 80), (50 * MIB, 30)))
+    loader._inner.within = lambda: setattr(process, "gpus", ((0, 80 * MIB), (50 * MIB, 20 * MIB)))
     loader.load(M1)
-    process.gpus = ((0, 80), (20 * MIB, 60))
+    process.gpus = ((0, 80 * MIB), (20 * MIB, 60 * MIB))
     loader.unload()
     (memory,) = process.accounts.of("m")
     assert memory.devices == ["main", "gpu/0", "gpu/1"]
-    assert memory.taken("gpu/1") == 50 * MIB
+    assert memory.taken("gpu/1") == 60 * MIB  # with what is beside torch's own
     assert memory.leaked("gpu/0") == 0
     shown = memory.as_json()["gpus"][1]
     assert shown["allocated_after_load"] == 50 * MIB
-    assert (shown["free_before"], shown["free_after_load"]) == (80, 30)
+    assert (shown["free_before"], shown["free_after_load"]) == (80 * MIB, 20 * MIB)
+
+
+def test_the_first_load_is_not_charged_with_what_the_driver_takes_for_the_process(process):
+    loader = process.loader(takes=0)
+    loader._inner.within = lambda: setattr(process, "gpus", ((0, 80 * MIB),))
+    loader.load(M1)
+    loader.unload()
+    (memory,) = process.accounts.of("m")
+    assert (memory.taken("gpu/0"), memory.leaked("gpu/0")) == (None, None)
+
+
+@pytest.mark.parametrize(("stays", "told"), [(32, False), (33, True)])
+def test_on_a_gpu_more_than_32_mib_that_stay_behind_are_a_leak(process, stays, told):
+    process.gpus = ((0, 1000 * MIB),)
+    for _ in range(2):
+        before = process.gpus[0][1]
+        loader = process.loader(takes=0)
+        loader._inner.within = lambda before=before: setattr(process, "gpus", ((0, before - 300 * MIB),))
+        loader.load(M1)
+        loader._inner.within = lambda: None
+        account = process.accounts.unload(M1, loader._inner)
+        with account:
+            loader._inner.unload()
+            process.gpus = ((0, before - stays * MIB),)
+    assert process.leaks == ([(M1, {"gpu/0": stays * MIB})] if told else [])
+
+
+class Holding:
+    """A model that can say what it holds."""
+
+    worker = WorkerStatus()
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def measured_bytes(self):
+        return {"gpu/0": {"weights": self.weights, "graphs": 1}, "main": {"staging": 7}}
+
+
+class Held:
+    models = (Holding(10), Holding(20))
+
+
+class Measuring(Growing):
+    @property
+    def servable(self):
+        return None if super().servable is None else Held
+
+
+def test_what_the_instances_hold_is_added_by_device_and_kind_and_kept_after_the_unload(process):
+    loader = AccountedLoader(M1, Measuring(process, 0, 0), process.accounts)
+    loader.load(M1)
+    held = {"gpu/0": {"weights": 30, "graphs": 2}, "main": {"staging": 14}}
+    assert process.accounts.of_version(M1).held == held
+    assert process.accounts.of_version(M1).as_json()["held"] == held
+    loader.unload()
+    assert process.accounts.of_version(M1).held == held
 
 
 def test_what_has_ended_is_bounded_and_goes_with_the_model(process):
