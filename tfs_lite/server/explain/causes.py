@@ -482,7 +482,7 @@ def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     """A version that was published and does not answer, because the policy takes others: one that is newer than the one
     that the case is about, or whose directory came last."""
     on_disk = [found for found in model.versions.values() if found.on_disk]
-    if not on_disk or _by_calls(model):
+    if all(found.aspired for found in on_disk) or _by_calls(model):
         return
     about, came = case.version or 0, max(found.arrived or 0.0 for found in on_disk)
     newest = max(found.version for found in on_disk)
