@@ -32,7 +32,7 @@ REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, 
 """Codes of files that another attempt would refuse again."""
 SLOW_WAIT = 0.05
 """Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
-it can. Of shorter waits nobody asks, and the next batch costs one run at most where there is room."""
+it can. Shorter waits are normal: where there is room, waiting for the next batch costs one run at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,8 +479,8 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
 
 
 def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """A version that was published and does not answer, because the policy takes others: one that is newer than the one
-    that the case is about, or whose directory came last."""
+    """A version that was published and does not answer, because the policy takes others. It is newer than the version
+    that the case is about, or its directory came last."""
     on_disk = [found for found in model.versions.values() if found.on_disk]
     if all(found.aspired for found in on_disk) or _by_calls(model):
         return

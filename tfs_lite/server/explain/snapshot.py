@@ -52,7 +52,7 @@ class Pace:
 
 
 Paces: TypeAlias = Callable[[ServableId], Pace | None]
-"""Of a version; None: nothing of it has run in the last minute, or nobody counts. Any thread."""
+"""Of a version; None: nothing of it has run in the last minute, or the dashboard is off. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)

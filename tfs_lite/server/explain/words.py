@@ -378,7 +378,7 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
 
 
 def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
-    """``is_newer``: than the one that the model is about; else it is the one that came last."""
+    """``is_newer``: the version is newer than the one that the model is about; else its directory came last."""
     link = passed_over(model, version)
     if is_newer:
         return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
