@@ -377,6 +377,24 @@ def test_models_that_are_loaded_by_calls(tmp_path: Path, archives: TaggedArchive
         explain.wait("m", "SERVING")
 
 
+def test_a_version_that_a_call_has_withdrawn(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    options: dict[str, Any] = {"model_control_mode": "explicit", "model_repository": str(tmp_path)}
+    with serving(tmp_path, load_model=("m",), **options) as served:
+        explain, repository = Explanations(served, tmp_path), served.server._lifecycle.repository
+
+        def load(version: int) -> None:
+            repository.load("m", {"config": f'{{"version_policy": {{"specific": {{"versions": [{version}]}}}}}}'})
+
+        explain.wait("m/versions/2", "SERVING")
+        load(1)
+        answer = explain.wait("m/versions/2", "ENDED", "!UNLOADED", "it was withdrawn")
+        assert "POST /v2/repository/models/m/load" in link_of(answer, "UNLOADED")["fix"]
+        load(2)
+        explain.wait("m/versions/2", "SERVING")
+
+
 def test_the_list_has_the_worst_first(tmp_path: Path, archives: TaggedArchives) -> None:
     archives.write_version(1, tmp_path / "a")
     archives.write_version(1, tmp_path / "z")

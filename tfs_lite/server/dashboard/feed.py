@@ -54,7 +54,7 @@ class Feed:
         self._change = b""
         """The event from the snapshot before to this one."""
         self._whole = b""
-        """The event with everything; empty until somebody needs it."""
+        """The event with everything; empty until a viewer needs it."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False

@@ -3,9 +3,9 @@ four hours.
 
     counters -> Counts, every 2 s -> two rings of points for each version -> what the page draws
 
-A number is a rate, a mean or a quantile of the time between two points, or the state at the second one. What nobody
-used has no points: a version that was never asked costs nothing, and of those that were the 256 most recently asked are
-kept. A version has at most 15 numbers of 540 points of 4 bytes, 32 KiB, so that all take at most 8 MiB.
+A number is a rate, a mean or a quantile of the time between two points, or the state at the second one. A version that
+was never asked has no points and costs nothing; of the others the 256 most recently asked are kept. A version has at
+most 15 numbers of 540 points of 4 bytes, 32 KiB, so that all take at most 8 MiB.
 """
 
 from __future__ import annotations

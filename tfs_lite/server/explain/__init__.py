@@ -1,7 +1,8 @@
 """Why a model or a version is in its state, and what to do about it.
 
 snapshot     gathers what is known, under short locks
-causes       decides: from a snapshot to a verdict and a chain of causes; pure
+verdicts     decides which verdict a version or a model has; pure
+causes       decides why: from a snapshot to a chain of causes and an explanation; pure
 words        the sentences and remedies of each cause
 explanation  the values that come out, and their JSON
 """

@@ -1,4 +1,4 @@
-"""The decisions: which verdict a model or a version has, and why. Pure functions of a snapshot.
+"""Why a version or a model has its verdict, and the explanation as a whole. Pure functions of a snapshot.
 
 :data:`TABLE` is the table of causes, from the nearest to the root. Each row looks at one case and says nothing, or what
 the cause is about and what to do, in the words of :mod:`words`. The rows that apply are the chain.
@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, Reason, Status, StatusCode
-from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.server.explain import words
 from tfs_lite.server.explain.explanation import (
@@ -26,13 +25,17 @@ from tfs_lite.server.explain.explanation import (
     VersionLine,
 )
 from tfs_lite.server.explain.snapshot import ModelSnapshot, VersionSnapshot, waited_for
-from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.server.explain.verdicts import (
+    failure_of,
+    newest_wanted,
+    verdict_of_model,
+    verdict_of_newest,
+    verdict_of_version,
+)
 
-REFUSED = frozenset({StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT, StatusCode.DATA_LOSS})
-"""Codes of files that another attempt would refuse again."""
 SLOW_WAIT = 0.05
 """Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
-it can. Of shorter waits nobody asks, and the next batch costs one run at most where there is room."""
+it can. Shorter waits are normal: where there is room, waiting for the next batch costs one run at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,134 +59,6 @@ class Case:
     def failure(self) -> Status:
         """Why the last attempt has failed, or the version has ended; OK if neither is so."""
         return failure_of(self.found) if self.found is not None else OK
-
-
-# Verdicts.
-
-
-def verdict_of_version(model: ModelSnapshot, version: int) -> Verdict:
-    """Exactly one, and SERVING if and only if a request that names the version is answered by it."""
-    found = model.versions.get(version)
-    if found is None:
-        return _verdict_of_unknown(model)
-    if found.answers:
-        return Verdict.SERVING if found.can_be_asked and not _is_down(found) else Verdict.WAITING
-    if found.view is not None:
-        managed = _verdict_of_managed(found)
-        if managed is not None:
-            return managed
-    return _verdict_of_unmanaged(model, found)
-
-
-def _verdict_of_unknown(model: ModelSnapshot) -> Verdict:
-    if not model.configured:
-        return Verdict.NOT_CONFIGURED
-    if _by_calls(model):
-        return Verdict.NOT_WANTED
-    unseen = model.exists or not model.looked
-    return Verdict.WAITING if unseen and _will_look(model) else Verdict.NOT_ON_DISK
-
-
-def _verdict_of_managed(found: VersionSnapshot) -> Verdict | None:
-    """None for a version that the manager has done with."""
-    assert found.view is not None
-    state = found.view.state.state
-    if state in LEAVING:
-        return Verdict.LEAVING
-    if state in (HarnessState.DISABLED, HarnessState.ERROR):
-        return None
-    if state is HarnessState.NEW and not found.view.state.is_aspired:
-        return None
-    load = found.view.load
-    at_work = load is None or load.stage is LoadStage.AT_WORK
-    return Verdict.LOADING if state is not HarnessState.NEW and at_work else Verdict.WAITING
-
-
-def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdict:
-    """Nothing is done with it now: it is not there, not complete, not wanted, has failed or has ended."""
-    if not model.configured:
-        return Verdict.NOT_CONFIGURED
-    if found.on_disk is False and not found.aspired:
-        return Verdict.NOT_ON_DISK
-    if found.incomplete is not None:
-        return Verdict.WAITING
-    failure = failure_of(found)
-    if not failure.ok and (found.aspired or found.on_disk is None):
-        return _verdict_of_failure(failure)
-    if found.version in model.refused:
-        return _verdict_of_failure(model.refused[found.version])
-    if found.aspired:
-        return Verdict.WAITING
-    if model.server.draining or found.on_disk is None:
-        return Verdict.ENDED
-    return Verdict.WAITING if _takes(model, found.version) and _will_look(model) else Verdict.NOT_WANTED
-
-
-def _verdict_of_failure(status: Status) -> Verdict:
-    if status.code is StatusCode.CANCELLED:
-        return Verdict.ENDED
-    refused = status.reason is Reason.FILES_REFUSED or status.code in REFUSED
-    return Verdict.REFUSED if refused else Verdict.FAILED
-
-
-def verdict_of_model(model: ModelSnapshot) -> Verdict:
-    """That of the newest version that is wanted, unless another one answers meanwhile."""
-    newest = newest_wanted(model)
-    if newest is None:
-        verdict = Verdict.ENDED if model.configured and _by_calls(model) else _verdict_of_unknown(model)
-    else:
-        verdict = verdict_of_version(model, newest)
-    others = [version for version in model.answering if verdict_of_version(model, version) is Verdict.SERVING]
-    return Verdict.SERVING_OTHER if others and verdict is not Verdict.SERVING else verdict
-
-
-def newest_wanted(model: ModelSnapshot) -> int | None:
-    """The version that the model is about: the highest that is wanted, whether it is there or not; else the highest of
-    which anything is known."""
-    wanted = [version for version, found in model.versions.items() if found.aspired or found.incomplete is not None]
-    managed = [version for version, found in model.versions.items() if found.view is not None]
-    return max(wanted or managed or list(model.versions), default=None)
-
-
-def failure_of(found: VersionSnapshot) -> Status:
-    """Why the last attempt has failed or the version has ended in error; OK if neither is so."""
-    view = found.view
-    if view is not None:
-        if view.load is not None and view.load.failure is not None:
-            return view.load.failure
-        if view.state.state is HarnessState.ERROR:
-            return view.state.status
-        if view.state.state is not HarnessState.DISABLED:
-            return OK
-    if found.state is not None and found.state.state.state is ManagerState.END:
-        return found.state.state.health
-    return OK
-
-
-def _is_down(found: VersionSnapshot) -> bool:
-    workers = found.burden.workers if found.burden is not None else ()
-    return bool(workers) and not any(worker.up for worker in workers)
-
-
-def _by_calls(model: ModelSnapshot) -> bool:
-    return model.server.control_mode == "explicit"
-
-
-def _will_look(model: ModelSnapshot) -> bool:
-    """Whether the source looks at the disk again."""
-    return model.server.control_mode == "poll" and model.server.polls and not model.server.draining
-
-
-def _takes(model: ModelSnapshot, version: int) -> bool:
-    """Whether the version policy would take the version, if it is complete."""
-    match model.policy:
-        case AllPolicy():
-            return True
-        case SpecificPolicy(versions):
-            return version in versions
-        case LatestPolicy(count):
-            higher = [other for other, found in model.versions.items() if other > version and found.on_disk]
-            return len(higher) < max(count, 1)
 
 
 # The table.
@@ -326,7 +201,7 @@ def _passed_over(case: Case) -> Link | None:
     found = case.found
     if case.version is None or case.verdict not in (Verdict.NOT_WANTED, Verdict.LEAVING):
         return None
-    if _by_calls(case.model) or not case.model.configured:
+    if case.model.server.by_calls or not case.model.configured:
         return None
     if found is not None and (found.aspired or found.on_disk is False):
         return None
@@ -369,10 +244,10 @@ def _config_refused(case: Case) -> Link | None:
 
 
 def _control_mode(case: Case) -> Link | None:
-    if _by_calls(case.model) and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
+    if case.model.server.by_calls and case.verdict in (Verdict.NOT_WANTED, Verdict.ENDED, Verdict.NOT_CONFIGURED):
         return words.control_mode(case.model, case.version)
     unseen = case.version is not None and case.model.exists and case.found is None
-    if case.verdict is Verdict.NOT_ON_DISK and unseen and not _will_look(case.model):
+    if case.verdict is Verdict.NOT_ON_DISK and unseen and not case.model.server.looks_again:
         return words.control_mode(case.model, case.version)
     return None
 
@@ -440,11 +315,6 @@ def _verdict_of(case: Case, name: str) -> Verdict:
     return verdict_of_model(other) if other is not None else Verdict.NOT_CONFIGURED
 
 
-def verdict_of_newest(model: ModelSnapshot) -> Verdict:
-    newest = newest_wanted(model)
-    return verdict_of_model(model) if newest is None else verdict_of_version(model, newest)
-
-
 # Explanations.
 
 
@@ -479,10 +349,10 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
 
 
 def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """A version that was published and does not answer, because the policy takes others: one that is newer than the one
-    that the case is about, or whose directory came last."""
+    """A version that was published and does not answer, because the policy takes others. It is newer than the version
+    that the case is about, or its directory came last."""
     on_disk = [found for found in model.versions.values() if found.on_disk]
-    if not on_disk or _by_calls(model):
+    if all(found.aspired for found in on_disk) or model.server.by_calls:
         return
     about, came = case.version or 0, max(found.arrived or 0.0 for found in on_disk)
     newest = max(found.version for found in on_disk)

@@ -179,7 +179,7 @@ class ModelVerdict:
     verdict: Verdict
     sentence: str
     version: int | None = None
-    """The one that answers requests that name none; None: none does."""
+    """The version that answers requests without a version; None: there is no such version."""
     cause: Cause | None = None
     """The nearest."""
     fix: str = ""

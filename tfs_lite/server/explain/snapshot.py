@@ -52,7 +52,7 @@ class Pace:
 
 
 Paces: TypeAlias = Callable[[ServableId], Pace | None]
-"""Of a version; None: nothing of it has run in the last minute, or nobody counts. Any thread."""
+"""Of a version; None: nothing of it has run in the last minute, or the dashboard is off. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,16 @@ class ServerSnapshot:
     refused_config: StandingRefusal | None = None
     refused_models: Mapping[str, Status] = field(default_factory=dict)
     overview: Overview = field(default_factory=lambda: Overview())
+
+    @property
+    def by_calls(self) -> bool:
+        """Whether only load and unload calls change what is served."""
+        return self.control_mode == "explicit"
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether the source looks at the disk again."""
+        return self.control_mode == "poll" and self.polls and not self.draining
 
     def wall(self, monotonic: float) -> float:
         """Seconds since 1970."""

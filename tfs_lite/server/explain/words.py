@@ -378,7 +378,7 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
 
 
 def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
-    """``is_newer``: than the one that the model is about; else it is the one that came last."""
+    """``is_newer``: the version is newer than the one that the model is about; else its directory came last."""
     link = passed_over(model, version)
     if is_newer:
         return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
@@ -475,18 +475,18 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
 
 
 def _looked_at(model: ModelSnapshot) -> str:
-    if model.server.control_mode == "explicit":
+    if model.server.by_calls:
         return f"then load it: POST /v2/repository/models/{model.name}/load"
     return "it is seen by itself" if model.server.polls else "then start the server again"
 
 
 def _origin(model: ModelSnapshot) -> str:
-    return "load calls" if model.server.control_mode == "explicit" else model.server.source
+    return "load calls" if model.server.by_calls else model.server.source
 
 
 def _load_it(model: ModelSnapshot) -> str:
     """How a model comes to be served."""
-    if model.server.control_mode == "explicit":
+    if model.server.by_calls:
         if model.server.offered and model.name not in model.server.offered:
             there = listed(sorted(model.server.offered))
             return f"put it into the repository or the config file (there are: {there}), and load it by a call"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError
+from tfs_lite.managers.survey import ManagerView
 from tfs_lite.protocols.messages import AdminRequest
 from tfs_lite.server.admin.grpc_service import read_question, read_ref
 from tfs_lite.server.admin.questions import MOST_MODELS
@@ -55,6 +57,25 @@ def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
 def test_a_question_over_grpc_that_is_wrong_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ServingError, match=message):
         read_ref(read_question(AdminRequest(json=text).SerializeToString(), ("model", "version", "label")))
+
+
+def test_explaining_keeps_no_request_waiting(tmp_path: Path) -> None:
+    """Not a line of it runs on the event loop."""
+    (tmp_path / "m").mkdir()
+    with serving(tmp_path, ready=False, model_repository=str(tmp_path)) as it, httpx.Client(base_url=it.url) as http:
+        core, threads = it.server.core, list[str]()
+        survey = core.survey
+
+        def seen() -> ManagerView:
+            threads.append(threading.current_thread().name)
+            return survey()
+
+        core.survey = seen  # type: ignore[method-assign]
+        for path in ("/v1/models:explain", "/v1/models/m:explain", "/v1/overview"):
+            before = len(threads)
+            assert http.get(path).status_code == 200
+            assert len(threads) > before or path == "/v1/overview", "an overview may be that of a moment ago"
+        assert not [name for name in threads if name.startswith(("tfs-server", "MainThread"))]
 
 
 def test_config_of_too_many_models_is_refused_before_it_is_looked_at(tmp_path: Path) -> None:

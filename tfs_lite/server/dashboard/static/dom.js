@@ -17,7 +17,7 @@ export function h(name, props, ...kids) {
 
 export const scroll = (label, ...kids) => h("div.scroll", { tabindex: 0, role: "group", "aria-label": label }, kids);
 
-// A word in a colour, with a mark for whoever sees no colours.
+// A word in a colour, with a mark beside it.
 export const pill = (tone, word) => h("span", { class: "badge " + tone }, h("i", { "aria-hidden": true }, MARKS[tone]), word);
 
 export function render(root, ...kids) {

@@ -119,8 +119,8 @@ function row(app, model) {
 	const versions = model.versions.filter(alive);
 	const points = app.sparks.get(model.name);
 	const { name, sentence, fix, cause } = model;
-	// The band says of all models that the config is refused.
-	const told = model.verdict !== "SERVING" || (cause && !(cause === "CONFIG_NOT_APPLIED" && app.server.config_refused));
+	// The band tells of a refused config.
+	const told = model.verdict !== "SERVING" || (cause && !app.server.config_refused);
 	return h(
 		"tr",
 		{ key: name },
@@ -219,13 +219,13 @@ const table = (title, rows, key, columns, last, kind) =>
 const records = (id, title, more, rows, key, columns, last) =>
 	(rows.length || last) && card(id, title, more, table(title, rows.slice(0, MOST_ROWS), key, columns, last));
 
-// A config file or repository that is refused, which concerns every model.
+// A refused config concerns every model.
 export const band = ({ server }) =>
 	server?.config_refused && h("section.card.why.trouble", { key: "refused", role: "alert" }, cause(server.config_refused));
 
 const cause = ({ text, since, fix }) => [h("p", text, since && h("small", ` since ${clock(moment(since))}`)), fix && h("p.fix", h("b", "Do: "), fix)];
 
-// The verdict's sentence, the chain from the nearest cause to the root, what to do, what happens next, who answers.
+// The sentence, the causes, what to do, what happens next, who answers.
 function why(model, found) {
 	const chain = found?.because || [];
 	const answers = found?.answers_now || [];
@@ -323,7 +323,7 @@ const workers = ({ workers: rows }) =>
 		["Process", ({ pid }) => pid ?? DASH, "n"],
 		["Batches", ({ ongoing }) => ongoing ?? DASH, "n"],
 		["Lost", ({ restarts }) => alarm(restarts), "n"],
-		["Sandbox", ({ sandbox }) => (sandbox ? sandbox.holds.join(", ") + sandbox.lacks.map((what) => `, not ${what}`).join("") : "none"), "text"],
+		["Sandbox", ({ sandbox }) => sandbox?.holds.join(", ") || "none", "text"],
 		["Reason", ({ reason }) => reason, "text"],
 	]);
 
