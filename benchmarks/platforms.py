@@ -5,10 +5,10 @@
 
 An MLP, a small convnet, a ResNet-18 and a BERT of 4 layers, 512 wide, each with one row and with several, as a server
 runs them: one thread, inputs as arrays. The sides take turns within each round; figures are medians over rounds of CPU
-time, ratios are taken within a round (below 1 is faster than plain). ``diff`` is the largest difference from the plain
-program's answers relative to the largest answer. ``aoti`` needs a C++ compiler and minutes; ``onnx`` the extra onnx,
-and onnxscript to export. A side that cannot be made here is left out by name. ``--quick``: an MLP and a convnet, one
-round, to see that it works; its figures mean nothing.
+time, ratios are taken within a round (below 1 is faster than plain). ``diff`` is the largest difference of a side's
+answers from the plain program's, relative to the largest answer: that of ``bfloat16``, and of all others. ``aoti``
+needs a C++ compiler and minutes; ``onnx`` the extra onnx, and onnxscript to export. A side that cannot be made here is
+left out by name. ``--quick``: an MLP and a convnet, one round, to see that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tfs_lite.adapters.aoti.model import open_compiled
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.onnx.model import open_onnx
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest
-from tfs_lite.adapters.pytorch.cpu_layout import PARAMETER
+from tfs_lite.adapters.pytorch.cpu_layout import BFLOAT16, DTYPE, LAYOUT
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
 
 PLAIN, AOTI, ONNX = "plain", "aoti", "onnx"
-LAYOUTS = ("channels_last", "packed", "auto")
+LAYOUTS = ("channels_last", "packed", "auto", BFLOAT16)
 SIDES = (*LAYOUTS, AOTI, ONNX)
 NEEDS = {AOTI: ("g++", shutil.which), ONNX: ("onnxscript", find_spec)}
 LEAST_SECONDS = 0.05
@@ -105,7 +105,7 @@ def write_onnx(name: str, directory: Path, takes: Sequence[str], gives: Sequence
 
 
 def request(version: Path, layout: str) -> OpenRequest:
-    settings = ModelSettings(parameters={PARAMETER: layout})
+    settings = ModelSettings(parameters={DTYPE if layout == BFLOAT16 else LAYOUT: layout})
     return OpenRequest(ServableId(version.parent.name, 1), read_version(str(version)), "cpu", True, settings)
 
 
@@ -118,16 +118,22 @@ def cpu_seconds(model: OpenedModel, given: Inputs) -> float:
     return spent / calls
 
 
-def difference(models: Mapping[str, OpenedModel], given: Inputs) -> float:
-    answers = {side: model.run(DEFAULT_SIGNATURE, given, ()) for side, model in models.items()}
+def difference(plain: OpenedModel, others: Sequence[OpenedModel], given: Inputs) -> float:
+    """The largest of all outputs; 0 without others."""
     worst = 0.0
-    for output, plain in answers[PLAIN].items():
-        right = np.asarray(plain, np.float64)
-        for answer in answers.values():
-            worst = max(
-                worst, float(np.abs(np.asarray(answer[output], np.float64) - right).max() / np.abs(right).max())
-            )
-    return worst
+    answers = [model.run(DEFAULT_SIGNATURE, given, ()) for model in others]
+    for output, value in plain.run(DEFAULT_SIGNATURE, given, ()).items():
+        right = np.asarray(value, np.float64)
+        for answer in answers:
+            worst = max(worst, np.abs(np.asarray(answer[output], np.float64) - right).max() / np.abs(right).max())
+    return float(worst)
+
+
+def differences(models: Mapping[str, OpenedModel], given: Inputs) -> dict[str, float]:
+    rounded = [model for side, model in models.items() if side == BFLOAT16]
+    others = [model for side, model in models.items() if side not in (PLAIN, BFLOAT16)]
+    plain = models[PLAIN]
+    return {"diff": difference(plain, others, given), "bfloat16 diff": difference(plain, rounded, given)}
 
 
 def measure(models: Mapping[str, OpenedModel], given: Inputs, rounds: int) -> dict[str, float]:
@@ -139,7 +145,7 @@ def measure(models: Mapping[str, OpenedModel], given: Inputs, rounds: int) -> di
         for side, spent in seconds.items():
             ratios[side].append(spent / seconds[PLAIN])
     found = {side: statistics.median(values) for side, values in ratios.items()}
-    return {**found, "plain": statistics.median(plain) * 1000, "diff": difference(models, given)}
+    return {**found, "plain": statistics.median(plain) * 1000, **differences(models, given)}
 
 
 def line(name: str, rows: int, figures: Mapping[str, float], shown: Sequence[str]) -> Sequence[str]:
@@ -149,6 +155,7 @@ def line(name: str, rows: int, figures: Mapping[str, float], shown: Sequence[str
         cell(figures[PLAIN], 3),
         *(cell(figures[side], 2) for side in shown),
         f"{figures['diff']:.0e}",
+        f"{figures['bfloat16 diff']:.0e}",
     )
 
 
@@ -190,7 +197,7 @@ def main() -> None:
                 lines.append(line(name, rows, found[f"{name}_{rows}"], shown))
             for model in models.values():
                 model.close()
-    print(table(("model", "rows", "plain ms", *shown, "diff"), lines))
+    print(table(("model", "rows", "plain ms", *shown, "diff", "bfloat16 diff"), lines))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

@@ -3,6 +3,9 @@
 ``channels_last``: weights of four dimensions lie in memory as the kernels of convolutions want them, and so do inputs;
 ``view``, which needs the usual order, becomes ``reshape``. ``packed``: weights of linear layers are put into the blocks
 of oneDNN once, at the load. Both add in another order, so answers differ in their last digits.
+
+``bfloat16``: linear layers and convolutions have their weights in that type, and compute in it: half the memory, and
+answers that differ in the third digit. What lies between them stays as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import torch
 
 from tfs_lite.adapters.exported.arguments import DTYPES, Named, names_in, read_argument, union
 from tfs_lite.adapters.exported.document import Document
-from tfs_lite.adapters.exported.operators import Operator, find_operator
+from tfs_lite.adapters.exported.operators import Call, Operator, find_operator
 
 PLAIN, CHANNELS_LAST, PACKED, AUTO = "plain", "channels_last", "packed", "auto"
 _VIEW, _LINEAR = "torch.ops.aten.view.default", "torch.ops.aten.linear.default"
@@ -29,22 +32,26 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``packed`` are the values of the graph that are weights to be packed."""
+    """``packed`` are the values of the graph that are weights to be packed; ``halved`` those to be bfloat16."""
 
     channels_last: bool = False
     packed: frozenset[str] = frozenset()
+    halved: frozenset[str] = frozenset()
 
     @property
     def is_plain(self) -> bool:
-        return not (self.channels_last or self.packed)
+        return not (self.channels_last or self.packed or self.halved)
 
     def operator(self, node: Mapping[str, Any]) -> Operator:
         """What the node calls in this layout."""
         found = find_operator(node["target"])
         if self.channels_last and found.name == _VIEW:
             return Operator(found.name, _reshape, found.overload)
-        if found.name == _LINEAR and _argument(node, "weight") in self.packed:
+        weight = _argument(node, "weight")
+        if found.name == _LINEAR and weight in self.packed:
             return Operator(found.name, _packed_linear, found.overload)
+        if weight in self.halved:
+            return Operator(found.name, _in_bfloat16(found.call), found.overload)
         return found
 
     def weight(self, value: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -53,6 +60,8 @@ class Layout:
         if value in self.packed:
             packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(tensor.detach())
             return packed
+        if value in self.halved:
+            return self.image(tensor.detach().to(torch.bfloat16))
         copy = self.image(tensor.detach().clone())
         if not isinstance(tensor, torch.nn.Parameter):
             return copy
@@ -66,15 +75,20 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [CHANNELS_LAST] if self.channels_last else []
-        return " and ".join([*parts, f"{len(self.packed)} packed linear layers"] if self.packed else parts) or PLAIN
+        parts += [f"{len(self.packed)} packed linear layers"] if self.packed else []
+        parts += [f"{len(self.halved)} layers in bfloat16"] if self.halved else []
+        return " and ".join(parts) or PLAIN
 
 
-def choose_layout(document: Document, wanted: str) -> Layout:
+def choose_layout(document: Document, wanted: str, bfloat16: bool = False) -> Layout:
     """``auto`` follows from the program alone, so that replicas agree: channels last if there is a convolution over all
-    channels, packed for linear layers that are wide and see several rows."""
+    channels, packed for linear layers that are wide and see several rows. In ``bfloat16`` nothing is packed."""
     graph = document.program["graph_module"]["graph"]
     channels_last = wanted == CHANNELS_LAST or (wanted == AUTO and any(map(_is_full_convolution, graph["nodes"])))
-    packed = _linear_weights(document, wide_only=wanted == AUTO) if wanted in (PACKED, AUTO) else ()
+    if bfloat16:
+        halved = _weights_of(document, (_LINEAR, *_CONVOLUTIONS), wide_only=False)
+        return Layout(channels_last, halved=frozenset(halved))
+    packed = _weights_of(document, (_LINEAR,), wide_only=wanted == AUTO) if wanted in (PACKED, AUTO) else ()
     return Layout(channels_last, frozenset(packed))
 
 
@@ -83,15 +97,15 @@ def _is_full_convolution(node: Mapping[str, Any]) -> bool:
     return node["target"] in _CONVOLUTIONS and groups == 1
 
 
-def _linear_weights(document: Document, wide_only: bool) -> Collection[str]:
-    """Weights of type float32 that linear layers use, and nothing else does."""
+def _weights_of(document: Document, operators: Collection[str], wide_only: bool) -> Collection[str]:
+    """Weights of type float32 that these operators use, and nothing else does."""
     module = document.program["graph_module"]
     graph, values = module["graph"], module["graph"]["tensor_values"]
     specs = map(union, module["signature"]["input_specs"])
     weights = {content["arg"]["name"] for kind, content in specs if kind == "parameter"}
     found, others = set[str](), set[str]()
     for node in graph["nodes"]:
-        weight = _argument(node, "weight") if node["target"] == _LINEAR else None
+        weight = _argument(node, "weight") if node["target"] in operators else None
         fits = weight in weights and _is_float(values[weight]) and (not wide_only or _is_wide(node, values))
         for entry in node["inputs"]:
             used = names_in(read_argument(entry["arg"], _CPU))
@@ -125,6 +139,17 @@ def _argument(node: Mapping[str, Any], name: str) -> str:
 
 def _reshape(tensor: torch.Tensor, size: list[int]) -> torch.Tensor:
     return tensor.reshape(size)
+
+
+def _in_bfloat16(call: Call) -> Call:
+    """The operator on numbers of that type; its result has the type that it had. The weight is bfloat16 already."""
+
+    def run(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **named: Any) -> torch.Tensor:
+        half = None if bias is None else bias.to(torch.bfloat16)
+        result: torch.Tensor = call(input.to(torch.bfloat16), weight, half, *rest, **named)
+        return result.to(input.dtype)
+
+    return run
 
 
 def _packed_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

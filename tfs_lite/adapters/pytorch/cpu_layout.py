@@ -1,4 +1,5 @@
-"""The parameter ``cpu_layout`` of exported programs: a faster layout of the weights, checked against the plain program.
+"""The parameters ``cpu_layout`` and ``cpu_dtype`` of exported programs: a faster layout or type of the weights, checked
+against the plain program.
 
 The plain program and the other one answer the same made-up inputs at the load. If they differ by more than rounding, or
 one of them fails, the plain one serves, with a line in the log.
@@ -7,10 +8,13 @@ one of them fails, the plain one serves, with a line in the log.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from tfs_lite.adapters.aoti.machine import cpu_flags
 from tfs_lite.adapters.exported.document import Document
 from tfs_lite.adapters.exported.layout import AUTO, CHANNELS_LAST, PACKED, PLAIN, choose_layout
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
@@ -22,31 +26,59 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, SymbolicDim
 from tfs_lite.core.status import invalid_argument
 
-PARAMETER = "cpu_layout"
-TOLERANCE = 1e-4
+LAYOUT, DTYPE = "cpu_layout", "cpu_dtype"
+BFLOAT16 = "bfloat16"
+TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2
 """Of the largest number in an answer."""
 _ROWS = 2
 _KNOWN = (PLAIN, CHANNELS_LAST, PACKED, AUTO)
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Of ``/proc/cpuinfo``: processors that multiply numbers of that type."""
 logger = logging.getLogger(__name__)
 
 
-def wanted_layout(parameters: Mapping[str, str]) -> str:
-    """INVALID_ARGUMENT for an unknown one."""
-    wanted = parameters.get(PARAMETER, PLAIN)
-    if wanted not in _KNOWN:
-        raise invalid_argument(f'parameters.{PARAMETER} is "{wanted}", expected {", ".join(_KNOWN[:-1])} or {AUTO}')
-    return wanted
+@dataclass(frozen=True, slots=True)
+class CpuForm:
+    """What a config asks for."""
+
+    layout: str = PLAIN
+    bfloat16: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return self.layout == PLAIN and not self.bfloat16
+
+    @property
+    def tolerance(self) -> float:
+        return BFLOAT16_TOLERANCE if self.bfloat16 else TOLERANCE
+
+    def __str__(self) -> str:
+        parts = [f"{LAYOUT}={self.layout}"] if self.layout != PLAIN else []
+        return ", ".join([*parts, f"{DTYPE}={BFLOAT16}"] if self.bfloat16 else parts)
 
 
-def build_in_layout(
-    archive: Archive, document: Document, signature: Signature, wanted: str, servable_id: ServableId
+def wanted_form(parameters: Mapping[str, str]) -> CpuForm:
+    """INVALID_ARGUMENT for one that is unknown."""
+    layout, dtype = parameters.get(LAYOUT, PLAIN), parameters.get(DTYPE, "")
+    if layout not in _KNOWN:
+        raise invalid_argument(f'parameters.{LAYOUT} is "{layout}", expected {", ".join(_KNOWN[:-1])} or {AUTO}')
+    if dtype not in ("", BFLOAT16):
+        raise invalid_argument(f'parameters.{DTYPE} is "{dtype}", expected {BFLOAT16}')
+    return CpuForm(layout, dtype == BFLOAT16)
+
+
+def build_in_form(
+    archive: Archive, document: Document, signature: Signature, wanted: CpuForm, servable_id: ServableId
 ) -> Program:
-    """The program in the layout ``wanted``, or plain if that does not fit it. Only one of both is in memory at a time.
-    Errors as those of ``build_program``."""
-    layout = choose_layout(document, wanted)
+    """The program as ``wanted``, or plain if that does not fit it. Only one of both is in memory at a time. Errors as
+    those of ``build_program``."""
+    if wanted.bfloat16 and not cpu_flags() & _BFLOAT16_FLAGS:
+        logger.warning("%s: %s=%s is left out: this processor does not compute in it", servable_id, DTYPE, BFLOAT16)
+        wanted = replace(wanted, bfloat16=False)
+    layout = choose_layout(document, wanted.layout, wanted.bfloat16)
     plain = build_program(archive, document, CPU)
     if layout.is_plain:
-        logger.info("%s: %s=%s changes nothing", servable_id, PARAMETER, wanted)
+        logger.info("%s: %s changes nothing", servable_id, wanted)
         return plain
     inputs = _made_up(signature)
     expected, problem = _run(plain, inputs)
@@ -57,16 +89,18 @@ def build_in_layout(
         try:
             changed = build_program(archive, document, CPU, layout=layout)
             answers, problem = _run(changed, inputs)
-            problem = problem or _difference(expected, answers)
+            difference = 0.0 if problem else _difference(expected, answers)
+            if difference > wanted.tolerance:
+                problem = f"an answer differs by more than {wanted.tolerance:g} of its largest number"
         except (RuntimeError, UnsupportedProgram) as error:
             problem = sentence(error)
         else:
             if not problem:
-                logger.info("%s: %s=%s: %s", servable_id, PARAMETER, wanted, layout)
+                logger.info("%s: %s: %s; answers differ by %.0e at most", servable_id, wanted, layout, difference)
                 # a run may have changed a state
                 return build_program(archive, document, CPU, layout=layout) if changed.writes else changed
             del changed
-    logger.warning("%s stays plain, %s=%s does not fit it: %s", servable_id, PARAMETER, wanted, problem)
+    logger.warning("%s stays plain, %s does not fit it: %s", servable_id, wanted, problem)
     return build_program(archive, document, CPU)
 
 
@@ -93,13 +127,19 @@ def _made_up(signature: Signature) -> list[torch.Tensor]:
     return inputs
 
 
-def _difference(expected: Sequence[object], answers: Sequence[object]) -> str:
-    """Empty if the answers are the same but for rounding."""
-    for index, (left, right) in enumerate(zip(expected, answers, strict=True)):
+def _difference(expected: Sequence[object], answers: Sequence[object]) -> float:
+    """The largest one, relative to the largest number of its output; infinite for outputs of other shapes or kinds."""
+    worst = 0.0
+    for left, right in zip(expected, answers, strict=True):
         if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or left.shape != right.shape:
-            return f"output {index} has another shape"
+            return math.inf
         first, second = left.to(torch.float64), right.to(torch.float64)
-        largest = first.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if first.numel() else 0.0
-        if not torch.allclose(first, second, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True):
-            return f"output {index} differs by more than {TOLERANCE} of its largest number"
-    return ""
+        differs = ~((first == second) | (first.isnan() & second.isnan()))
+        if not differs.any():
+            continue
+        largest = first.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+        found = (first - second)[differs].abs().max().item()
+        if not largest or not math.isfinite(found):
+            return math.inf
+        worst = max(worst, found / largest)
+    return worst

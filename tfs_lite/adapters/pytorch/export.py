@@ -18,7 +18,6 @@ from tfs_lite.adapters.cuda.graphs import MEMORY, graph_shapes, wants_graphs, wh
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.exported.document import COMPILED, Document, read_document
-from tfs_lite.adapters.exported.layout import PLAIN
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, Program, build_program
 from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
@@ -26,7 +25,7 @@ from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive
 from tfs_lite.adapters.measured import bytes_parameter
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.pytorch.cpu_layout import build_in_layout, wanted_layout
+from tfs_lite.adapters.pytorch.cpu_layout import build_in_form, wanted_form
 from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.signatures import check_declared
@@ -89,12 +88,12 @@ class ExportedModel(DeviceModel):
 
 def open_exported(request: OpenRequest) -> ExportedModel:
     """NeedsProcess if only torch's own loader can build the program."""
-    wanted = wanted_layout(request.settings.parameters)
+    wanted = wanted_form(request.settings.parameters)
 
     def build(archive: Archive, document: Document, device: torch.device, pool: Pool | None) -> Program:
-        if wanted == PLAIN or request.on_gpu:
+        if wanted.is_plain or request.on_gpu:
             return build_program(archive, document, device, pool)
-        return build_in_layout(archive, document, signature_of(document), wanted, request.id)
+        return build_in_form(archive, document, signature_of(document), wanted, request.id)
 
     try:
         return _open(request, build)
@@ -112,7 +111,7 @@ def open_by_torch(request: OpenRequest) -> ExportedModel:
 def check_config(directory: str, settings: ModelSettings) -> Signature:
     """The program's signature; INVALID_ARGUMENT if the config contradicts it. Builds nothing of the archive, and
     refuses one that needs trust: PERMISSION_DENIED."""
-    wanted_layout(settings.parameters)
+    wanted_form(settings.parameters)
     with open_archive(os.path.join(directory, ARTEFACT), ARTEFACT) as archive:
         signature, _ = _described(read_document(archive, trusted=False), settings)
     return signature

@@ -75,9 +75,10 @@ CASES = {
 def load(tmp_path, request_for):
     """Saves a module and opens it in a layout."""
 
-    def open_in(module, examples, layout, **options):
+    def open_in(module, examples, layout, dtype="", **options):
         version = save(module, tmp_path, example_inputs=examples, **options)
-        settings = ModelSettings(parameters={"cpu_layout": layout} if layout else {})
+        wanted = {"cpu_layout": layout, "cpu_dtype": dtype}
+        settings = ModelSettings(parameters={name: value for name, value in wanted.items() if value})
         return open_exported(request_for(version, settings))
 
     return open_in
@@ -118,10 +119,60 @@ def test_a_program_that_answers_differently_in_another_layout_stays_plain(load, 
     module = Strided().eval()
     model = load(module, (IMAGE,), "channels_last", dynamic_batch=False)
     assert "stays plain" in caplog.text
-    assert "output 0 differs" in caplog.text
+    assert "an answer differs by more than 0.0001 of its largest number" in caplog.text
     with torch.no_grad():
         expected = module(IMAGE).numpy()
     assert np.array_equal(model.run(DEFAULT_SIGNATURE, {"x": IMAGE.numpy()}, ())["output_0"], expected)
+
+
+@pytest.mark.parametrize("layout", ["", "auto"])
+@pytest.mark.parametrize("case", ["images", "wide", "grouped"])
+def test_bfloat16_answers_to_the_second_digit_with_half_the_weights(load, caplog, monkeypatch, case, layout):
+    monkeypatch.setattr("tfs_lite.adapters.pytorch.cpu_layout.cpu_flags", lambda: {"avx512_bf16"})
+    caplog.set_level(logging.INFO)
+    torch.manual_seed(0)
+    kind, (example,), _ = CASES[case]
+    module = kind().eval()
+    plain, model = load(module, (example,), ""), load(module, (example,), layout, dtype="bfloat16")
+    assert "layers in bfloat16; answers differ by" in caplog.text
+    assert model.resident_bytes() < plain.resident_bytes()
+    (name,) = model.signatures[DEFAULT_SIGNATURE].input_names
+    for rows in (0, 1, 5):
+        inputs = torch.cat([example, example, example])[:rows]
+        answer = model.run(DEFAULT_SIGNATURE, {name: inputs.numpy()}, ())
+        for key, right in plain.run(DEFAULT_SIGNATURE, {name: inputs.numpy()}, ()).items():
+            assert answer[key].dtype == right.dtype
+            np.testing.assert_allclose(answer[key], right, atol=3e-2 * np.abs(right).max(initial=1e-9))
+
+
+def test_bfloat16_on_a_processor_without_it_is_left_out(load, caplog, monkeypatch):
+    monkeypatch.setattr("tfs_lite.adapters.pytorch.cpu_layout.cpu_flags", set)
+    module = Images().eval()
+    model = load(module, (IMAGE,), "", dtype="bfloat16")
+    assert "this processor does not compute in it" in caplog.text
+    with torch.no_grad():
+        assert np.array_equal(model.run("", {"x": IMAGE.numpy()}, ())["image"], module(IMAGE)["image"].numpy())
+
+
+class Cancelling(torch.nn.Module):
+    """Subtracts numbers that are nearly alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.linear(x + 100) - self.linear(torch.full_like(x, 100.0))
+
+
+def test_a_program_that_needs_more_digits_stays_plain(load, caplog, monkeypatch):
+    monkeypatch.setattr("tfs_lite.adapters.pytorch.cpu_layout.cpu_flags", lambda: {"avx512_bf16"})
+    module = Cancelling().eval()
+    model = load(module, (torch.rand(2, 512),), "", dtype="bfloat16")
+    assert "stays plain, cpu_dtype=bfloat16 does not fit it: an answer differs by more than 0.03" in caplog.text
+    x = torch.rand(3, 512)
+    with torch.no_grad():
+        np.testing.assert_allclose(model.run("", {"x": x.numpy()}, ())["output_0"], module(x).numpy(), atol=1e-4)
 
 
 def test_a_program_that_refuses_made_up_inputs_stays_plain(load, caplog):
@@ -181,3 +232,5 @@ def test_an_unknown_layout_is_refused(tmp_path, request_for):
     expected = 'parameters.cpu_layout is "nchw", expected plain, channels_last, packed or auto'
     assert refusal(open_exported, request_for(version, settings)) == expected
     assert refusal(check_config, str(version), settings) == expected
+    settings = ModelSettings(parameters={"cpu_dtype": "int8"})
+    assert refusal(check_config, str(version), settings) == 'parameters.cpu_dtype is "int8", expected bfloat16'
