@@ -239,7 +239,10 @@ def test_batches_of_concurrent_requests_are_put_together_and_taken_apart(publish
             np.testing.assert_allclose(answers[number], alone, rtol=1e-5)
 
 
-def test_version_replaces_another_under_load_without_a_failed_request(publish: Publish, serve: Serve) -> None:
+@pytest.mark.parametrize("swaps", [1, pytest.param(5, marks=pytest.mark.load)])
+def test_versions_replace_one_another_under_load_without_a_failed_request(
+    publish: Publish, serve: Serve, swaps: int
+) -> None:
     publish("three", 1)
     with serve(ready=False) as served:
         wait_available(served)
@@ -256,15 +259,17 @@ def test_version_replaces_another_under_load_without_a_failed_request(publish: P
         for thread in threads:
             thread.start()
         try:
-            publish("newer", 2, name="three")
-            wait_until(lambda: 2 in seen, "version 2 answers", LOAD_SECONDS)
-            wait_until(lambda: served.states("three").get(1) is END, "version 1 has gone", LOAD_SECONDS)
+            for new in range(2, swaps + 2):
+                publish("newer", 2, to=new, name="three")
+                wait_until(lambda new=new: new in seen, f"version {new} answers", LOAD_SECONDS)
+                old = new - 1
+                wait_until(lambda old=old: served.states("three").get(old) is END, f"{old} has gone", LOAD_SECONDS)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
         assert not failures
-        assert seen == {1, 2}
+        assert seen == set(range(1, swaps + 2))
 
 
 @pytest.mark.load
