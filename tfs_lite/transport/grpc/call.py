@@ -159,11 +159,14 @@ class Call(CallContext):
         "connection",
         "done",
         "head",
+        "marked",
         "method",
         "path",
         "stream",
         "waiting_since",
     )
+
+    marked: bool
 
     def __init__(self, owner: CallOwner, method: Method, stream: Stream, head: RequestHead) -> None:
         self._owner = owner
@@ -179,16 +182,13 @@ class Call(CallContext):
         self.metadata = head.metadata
         self.trailers = []
         self.arrived = 0.0
+        self.marked = head.marked
         self.peer = owner.peer
         self.grant = EVERYTHING
         self._acquired = False
         self._handler: asyncio.Future[bytes | None] | Reply[bytes] | None = None
         self._headers_sent = False
         self._unread = 0
-
-    @property
-    def marked(self) -> bool:
-        return self.head.marked
 
     def begin(self) -> None:
         common = self.common
