@@ -70,15 +70,17 @@ class _PerSecond:
 
 class _Model:
     """Requests of a model. Of ``step`` that may end one after the other ``left`` are to come; the last of them is
-    looked at in any case, and any other one only if it failed, has a caller or took ``slow`` seconds."""
+    looked at in any case, and any other one only if it failed, has a caller or took ``slow`` seconds. ``uncounted``
+    have ended since one was counted for the median."""
 
-    __slots__ = ("left", "median", "slow", "step", "traces")
+    __slots__ = ("left", "median", "slow", "step", "traces", "uncounted")
 
     def __init__(self, traces: ModelTraces, now: float) -> None:
         self.traces = traces
         self.median = RecentMedian(now)
         self.slow = math.inf
         self.step = self.left = 1
+        self.uncounted = 0
 
 
 class _TraceFile(logging.FileHandler):
@@ -187,7 +189,9 @@ class Tracer:
     def _choose(self, model: _Model, caller: TraceContext | None, code: StatusCode, seconds: float, now: float) -> str:
         """Why the request is traced; empty if it is not."""
         failed, followed, median = code is not _OK, caller is None or caller.sampled, model.median.at(now)
-        if model.left <= 0 and not failed:
+        model.uncounted += model.step - model.left
+        if model.uncounted >= model.median.every and not failed:
+            model.uncounted = 0
             model.median.add(seconds, now)
             new = model.median.at(now)
             model.slow = math.inf if new is None else SLOW * new
@@ -206,7 +210,8 @@ class Tracer:
     def _is_next(self, model: _Model, counts: bool) -> bool:
         """Whether the request is the one that rate and count choose; ``counts``: whether it is one of those."""
         chosen = model.traces.passed(model.step - model.left - (not counts)) and counts
-        model.step = model.left = min(model.traces.ahead, NEVER if self._sink is None else model.median.every)
+        rest = NEVER if self._sink is None else model.median.every - model.uncounted
+        model.step = model.left = max(min(model.traces.ahead, rest), 1)
         return chosen
 
     # The mode triton.

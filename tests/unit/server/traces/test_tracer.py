@@ -107,6 +107,16 @@ def test_a_request_that_takes_much_longer_than_others_is_traced():
     assert server.why == ["slow"]
 
 
+def test_a_model_that_becomes_slower_for_good_is_not_slow_for_ever():
+    server = TracedServer("level=TIMESTAMPS", "rate=0")
+    for number in range(1000):
+        server.end(0.001, at=100 + number / 100)
+    for number in range(10_000):
+        server.end(0.02, at=110 + number / 100)
+    assert "slow" in server.why
+    assert server.tracer._models["m"].median.at(210.0) == pytest.approx(0.02, rel=0.35)
+
+
 @pytest.mark.parametrize("rate", [1, 3, 8, 100])
 def test_the_rate_counts_each_request_that_callers_have_not_left_out(rate: int):
     server = TracedServer("level=TIMESTAMPS", f"rate={rate}")
