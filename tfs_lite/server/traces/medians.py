@@ -8,8 +8,8 @@ WINDOW = 30.0
 """Seconds of each of the two halves that the median looks back on."""
 LEAST = 20
 """Requests without which there is no median."""
-MANY, EVERY = 500, 8
-"""Of a model with many requests in a minute, every eighth is enough."""
+MANY, EVERY = 2000, 32
+"""Of a model with many requests in a minute, one of so many is enough."""
 _STEPS = 4
 """Buckets for each power of two: a median is at most a quarter too high."""
 _LOWEST = -24
