@@ -144,6 +144,8 @@ class AccessFile:
                 mode = os.fstat(file.fileno()).st_mode
                 if not stat.S_ISREG(mode):
                     raise failed_precondition(f"{self._shown} is no regular file ({FLAG})")
+                if mode & stat.S_IWOTH:
+                    raise failed_precondition(f"{self._shown}: everybody can write to it: chmod o-w ({FLAG})")
                 data = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             raise not_found(f"{self._shown} does not exist ({FLAG})") from None

@@ -183,3 +183,17 @@ def test_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path, clock: Clo
     os.mkfifo(pipe)
     with pytest.raises(ServingError, match="no regular file"):
         AccessFile(str(pipe), clock)
+
+
+def test_a_file_that_everybody_can_write_gives_nobody_rights(path: Path, clock: Clock) -> None:
+    path.write_text(LINE)
+    path.chmod(0o602)
+    with pytest.raises(ServingError, match="everybody can write to it: chmod o-w") as caught:
+        AccessFile(str(path), clock)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    path.chmod(0o644)
+    file = AccessFile(str(path), clock)
+    path.write_text(f"{LINE}\nintruder manage sha256:{'0' * 64}")
+    path.chmod(0o646)
+    clock.now += CHECK_SECONDS
+    assert [entry.name for entry in file.entries] == ["deploy"]
