@@ -165,6 +165,8 @@ class Method:
     """A row that says nothing is closed to others, not open."""
     models: Callable[[bytes], Iterable[str]] | None = None
     reads: Callable[[bytes], bool] | None = None
+    admit: Callable[[CallContext], None] | None = None
+    """Raises the error of a call whose request need not be received; not asked if that comes in one piece."""
 
     @property
     def service(self) -> str:

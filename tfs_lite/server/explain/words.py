@@ -335,7 +335,7 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
         return Link(Cause.ARTEFACT_REFUSED, failure.message, f"correct that config file: {again}", since, "serving.md")
     refused = failure.reason is Reason.FILES_REFUSED
     if refused or failure.code in (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT):
-        fix = f"export it anew with tfs_lite.save and {other}, or mend it in place: {again}"
+        fix = f"export it anew and {other}, or mend it in place: {again}"
         return Link(Cause.ARTEFACT_REFUSED, failure.message, fix, since, "serving.md")
     tries = (
         f"{counted(found.view.attempts, 'attempt')} failed: " if found and found.view and found.view.attempts else ""

@@ -24,15 +24,22 @@ def checked_methods(methods: Iterable[Method], access: Access) -> list[Method]:
 def _checked(method: Method, access: Access) -> Method:
     check = _Check(method, access)
     handler: Any = check.one_request if method.kind in _ONE_REQUEST else check.many_requests
-    return replace(method, handler=handler)
+    return replace(method, handler=handler, admit=check.admit)
 
 
 class _Check:
-    """Of the calls of one method. A call that is denied fails before its handler begins."""
+    """Of the calls of one method. A call that is denied fails before its handler begins, and before a request that
+    comes in pieces is kept."""
 
     def __init__(self, method: Method, access: Access) -> None:
         self._method = method
         self._access = access
+
+    def admit(self, context: CallContext) -> None:
+        """Denies callers who are denied whatever they ask."""
+        method, access, caller = self._method, self._access, self._access.grpc(context)
+        if method.reads is None or Scope.READ not in access.may(caller):
+            access.check(method.scope, caller)
 
     def one_request(self, data: bytes, context: CallContext) -> Awaitable[bytes] | AsyncIterator[bytes]:
         method, access, caller = self._method, self._access, self._access.grpc(context)

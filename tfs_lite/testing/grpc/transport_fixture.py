@@ -15,6 +15,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -92,7 +93,7 @@ class Service:
 
     def methods(self) -> list[Method]:
         return [
-            unary(ECHO, self.echo, refusable=True),
+            replace(unary(ECHO, self.echo, refusable=True), admit=self.admit),
             unary(WAIT, self.wait),
             unary(FAIL, self.fail),
             unary(REPLY, self.reply),
@@ -126,6 +127,10 @@ class Service:
         if isinstance(error, Refused):
             return error.code, str(error)
         return 2, f"{path}: {type(error).__name__}"
+
+    def admit(self, context: CallContext) -> None:
+        if "stranger" in context.metadata:
+            raise Refused(7, "not you")
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.contexts.append(context)

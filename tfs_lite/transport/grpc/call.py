@@ -431,6 +431,8 @@ class OneRequestCall(Call):
     def _collect(self, data: bytes, ended: bool) -> None:
         assembler = self._assembler
         if assembler is None:
+            if not self._is_admitted():
+                return
             assembler = self._assembler = Assembler(self.common.limits.max_receive_message)
         self.waiting_since = self.connection.last_received
         if not self.count_unread(len(data)):
@@ -453,6 +455,15 @@ class OneRequestCall(Call):
         else:
             self.connection.credit(self.stream, len(data))
             widen_window(self, assembler)
+
+    def _is_admitted(self) -> bool:
+        """Otherwise the call has ended, and nothing of its request is kept."""
+        try:
+            if self.method.admit is not None:
+                self.method.admit(self)
+        except Exception as error:
+            self.abort(*self.common.hooks.explain(self.path, error))
+        return not self.done
 
 
 class UnaryCall(OneRequestCall):

@@ -208,6 +208,17 @@ def test_callers_are_checked_before_the_handler_begins(
     assert {one.caller for one in denied} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("kind", ["one", "reads"])
+def test_callers_of_large_requests_are_denied_alike(
+    checked: Callable[..., grpc.Channel], service: Service, denied: list[Denied], kind: str
+) -> None:
+    channel, large = checked(read=TOKEN), bytes(30_000)
+    assert code(channel, kind, large, metadata=(FORWARDED,)) is UNAUTHENTICATED
+    assert [one.reason for one in denied] == [Reason.NO_TOKEN]
+    assert not service.contexts
+    assert code(channel, kind, large, metadata=(FORWARDED, *token(SECRET))) is OK
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_token_for_some_models_finds_no_others(checked: Callable[..., grpc.Channel], kind: str) -> None:
     channel, metadata = checked(), (FORWARDED, *token(LIMITED))

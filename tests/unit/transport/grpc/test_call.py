@@ -353,6 +353,16 @@ def test_half_received_requests_are_bounded_together(loop: str) -> None:
         assert first.status(1) == (0, "")
 
 
+def test_request_of_a_caller_who_is_not_admitted_is_not_received(server: TransportFixture) -> None:
+    raw = server.dial()
+    raw.request(1, ECHO, message(bytes(16_000), size=4_000_000), (b"stranger", b"1"), end=False)
+    assert raw.status(1) == (7, "not you")
+    assert server.numbers.unread == 0
+    assert server.service.unread == {(ECHO, 7): 1}
+    raw.request(3, ECHO, message(b"a"), end=True)
+    assert raw.status(3) == (0, "")
+
+
 def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
     server: TransportFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
