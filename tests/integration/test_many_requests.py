@@ -172,7 +172,7 @@ class ClientLoad:
         expected = {
             "wrong": CODES.get(request.wrong, {grpc.StatusCode.INVALID_ARGUMENT}),
             "cancelled": {grpc.StatusCode.CANCELLED},
-            "late": {grpc.StatusCode.DEADLINE_EXCEEDED},
+            "late": {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE},
         }.get(request.kind, set())
         if code not in expected:
             self.tally.faults.append(f"{request.kind} {request.wrong}: {code}")

@@ -16,6 +16,7 @@ from tfs_lite.core.status import invalid_argument
 
 ALIKE = 0.01
 MARGIN = 1.02
+MAX_MODELS = 10_000
 WORKSPACE = "gpu_workspace_bytes"
 NOT_RESERVED = ("staging", "workspace")
 """Kinds that come and go with requests: memory of inputs, and what the model's runs need besides its weights."""
@@ -33,17 +34,21 @@ class _Version:
 
 
 class MeasuredVersions:
-    """What the latest version of each model took on its device. Any thread."""
+    """What the latest version of each model took on its device, for the ``most`` models measured last. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_MODELS) -> None:
+        self._most = most
         self._lock = threading.Lock()  # guards _latest
-        self._latest: dict[str, _Version] = {}
+        self._latest: dict[str, _Version] = {}  # the one measured longest ago comes first
 
     def learn(self, model: str, file_bytes: int, settings: Hashable, taken: int) -> None:
         """``taken``: the bytes on the device of a version that is loaded. ``settings``: what its config says that its
         size depends on."""
         with self._lock:
+            self._latest.pop(model, None)
             self._latest[model] = _Version(file_bytes, settings, taken)
+            if len(self._latest) > self._most:
+                del self._latest[next(iter(self._latest))]
 
     def bound(self, model: str, file_bytes: int, settings: Hashable) -> int | None:
         """An upper bound of what a version with such files takes; None if no one like it was measured."""

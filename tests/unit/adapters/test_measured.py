@@ -36,6 +36,13 @@ def test_nothing_is_known_of_another_model_other_files_or_another_config(model: 
     assert known.bound(model, size, settings) is None
 
 
+def test_of_more_models_than_the_bound_the_ones_measured_longest_ago_are_forgotten() -> None:
+    known = MeasuredVersions(most=2)
+    for model in ("a", "b", "a", "c"):
+        known.learn(model, 1000, "settings", 800)
+    assert [known.bound(model, 1000, "settings") for model in "abc"] == [816, None, 816]
+
+
 def test_instances_add_up_and_what_comes_and_goes_is_not_reserved() -> None:
     one = {"gpu/0": {"weights": 10, "graphs": 2, "workspace": 5}, "main": {"staging": 3}}
     found = total([one, one, {"main": {"process": 4}}])

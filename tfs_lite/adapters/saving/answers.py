@@ -35,22 +35,24 @@ def check_answers(saved: OpenedModel, module: torch.nn.Module, example: Example)
     names, kind = saved.signatures[DEFAULT_SIGNATURE].output_names, type(module).__name__
     generator = torch.Generator().manual_seed(0)
     others = example.replace({name: _other_values(value, generator) for name, value in example.tensors.items()})
-    questions = [(example, "the example"), (others, "other values")]
     expected = _answers(module, example, others, names)
     again = _answers(module, example, others, names)
-    varying = dict[str, Tensor]()
-    for (question, what), first, second in zip(questions, expected, again, strict=False):
-        answer = _ask(saved, question, kind, what)
-        for name, array in answer.items():
-            if not _close(first[name], second[name]):
-                varying.setdefault(name, array if question is example else np.asarray(()))
-            elif not _close(first[name], array):
+    varying = [
+        {name for name in names if not _close(first[name], second[name])}
+        for first, second in zip(expected, again, strict=False)
+    ]
+    questions = [(example, "the example"), (others, "other values")][: len(varying)]
+    answers = [_ask(saved, question, kind, what) for question, what in questions]
+    for (_, what), first, answer in zip(questions, expected, answers, strict=False):
+        for name in names:
+            if not any(name in some for some in varying) and not _close(first[name], answer[name]):
                 raise failed_precondition(f"the exported {kind} answers {what} differently: {name}. {_REASON}")
-    if varying:
-        later = _ask(saved, example, kind, "the example")
-        for name, array in varying.items():
-            if np.asarray(array).size and np.array_equal(np.asarray(array), np.asarray(later[name])):
-                raise failed_precondition(_lost(kind, name))
+    if any(varying):
+        later = [_ask(saved, question, kind, what) for question, what in questions]
+        for some, before, after in zip(varying, answers, later, strict=True):
+            for name in sorted(some):
+                if np.array_equal(np.asarray(before[name]), np.asarray(after[name])):
+                    raise failed_precondition(_lost(kind, name))
 
 
 def _lost(kind: str, name: str) -> str:

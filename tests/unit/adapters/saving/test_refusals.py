@@ -65,6 +65,11 @@ class Draws(torch.nn.Module):
         return x + random.random()
 
 
+class Scales(torch.nn.Module):
+    def forward(self, x):
+        return x * random.random()
+
+
 class Remembers(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,6 +124,7 @@ TWO_SIZES = {"dynamic_dims": {"a": {1: "length"}, "b": {1: "width"}}}
         (FixedRows(), (ROWS,), {}, ['dimension 0 of x ("batch")', "works for 4 only", "reshape(x.shape[0], -1)"]),
         (Counts(), (ROWS,), {}, ["differently from call to call (output output_0)", "self.register_buffer"]),
         (Draws(), (ROWS,), {}, ["differently from call to call", "draw random numbers with torch"]),
+        (Scales(), (torch.zeros(4, 3),), {}, ["differently from call to call", "draw random numbers with torch"]),
         (Remembers(), (ROWS,), {}, ["answers other values differently: output_0", "a list on self"]),
         (UsesNumpy(), (ROWS,), {}, ["`return torch.from_numpy(np.sort(x.numpy()))`", "leaves torch for NumPy"]),
         (
@@ -141,6 +147,7 @@ TWO_SIZES = {"dynamic_dims": {"a": {1: "length"}, "b": {1: "width"}}}
     ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
 )
 def test_the_paragraph_says_where_it_is_and_what_to_write(tmp_path, capfd, module, examples, options, expected):
+    random.seed(0)  # two draws that are nearly the same would hide that they are draws
     message = refusal(save, module, tmp_path, example_inputs=examples, code=StatusCode.FAILED_PRECONDITION, **options)
     assert type(module).__name__ in message
     assert [part for part in expected if part not in message] == []
@@ -165,3 +172,11 @@ class KeepsItsAttention(torch.nn.Module):
 
 def test_what_is_kept_on_the_side_and_changes_nothing_is_no_reason(tmp_path):
     assert save(KeepsItsAttention(), tmp_path, example_inputs=(ROWS,)).name == "1"
+
+
+def test_two_draws_that_happen_to_be_the_same_are_draws_all_the_same(tmp_path, monkeypatch):
+    """The example is answered twice alike, the other values are not."""
+    drawn = iter([0.5, 0.25, 0.5, 0.75])
+    monkeypatch.setattr(random, "random", lambda: 0.125 if torch.compiler.is_exporting() else next(drawn))
+    message = refusal(save, Draws(), tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
+    assert "differently from call to call" in message
