@@ -10,6 +10,7 @@ block ends the server is stopped, and it is checked that none of its threads is 
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,4 +95,9 @@ def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[Server
 
 
 def _new_threads(before: set[threading.Thread]) -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread not in before]
+    """Collects garbage while there are any: the thread of gRPC's library ends with the library's server object, and the
+    error of a call that ended after the server's own collection may still refer to that."""
+    found = [thread for thread in threading.enumerate() if thread not in before]
+    if found:
+        gc.collect()
+    return [thread.name for thread in found if thread.is_alive()]
