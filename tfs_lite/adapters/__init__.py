@@ -5,12 +5,14 @@
     loaded_model        the base class of opened models: what is done around the call of an artefact
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
+    instances           which instances a config asks for, on which devices
     pytorch/, aoti/, python/, onnx/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader
     inspect/            what may be inside an archive, found out before torch opens it
     yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
     device, memory, measured, cuda/   devices, what versions take, GPUs
+    gpu_placement       which GPU a version goes to
     results, failures   what a model returned; what went wrong in it
     signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
     warmup              the requests of a version's config and warm-up file, run before clients can send any

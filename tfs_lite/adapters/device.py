@@ -1,7 +1,7 @@
 """The machine's devices, their memory, and how many threads torch may use.
 
-``auto`` means a GPU when there is one, else the CPU. Of several GPUs a version goes to the one with the most free
-memory at the moment it is loaded; from then on its resource estimate names that GPU.
+``auto`` means a GPU when there is one, else the CPU. Which of several GPUs a version goes to is decided in
+:mod:`tfs_lite.adapters.gpu_placement`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -45,22 +45,18 @@ def uses_gpu(setting: str) -> bool:
     return setting.startswith("cuda") or (setting == "auto" and gpu_count() > 0)
 
 
-def pick_device(setting: str, free_bytes: Callable[[int], int] | None = None) -> torch.device:
-    """The device for a version that is loaded now. ``free_bytes`` says how much memory GPU i has left."""
-    check_device(setting)
-    if not uses_gpu(setting):
-        return torch.device("cpu")
+def usable_gpus(setting: str) -> tuple[int, ...]:
+    """The numbers of the GPUs that versions may go to under this setting."""
     number = setting.partition(":")[2]
     if number:
-        return torch.device("cuda", int(number))
-    free = free_bytes or (lambda index: torch.cuda.mem_get_info(index)[0])
-    return torch.device("cuda", max(range(gpu_count()), key=free))
+        return (int(number),)
+    return tuple(range(gpu_count())) if uses_gpu(setting) else ()
 
 
-def gpu_instance(setting: str) -> int | None:
-    """The GPU that the setting names; None if it names none."""
-    number = setting.partition(":")[2]
-    return int(number) if number else None
+def gpu_bytes(fraction: float = 0.0) -> dict[int, int]:
+    """The memory of each GPU, of which this fraction counts (0: all of it)."""
+    totals = {index: torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count())}
+    return {index: int(total * (fraction or 1.0)) for index, total in totals.items()}
 
 
 def machine_resources(
@@ -72,12 +68,8 @@ def machine_resources(
     lowers it further. Of a GPU's memory ``gpu_fraction`` counts (0: all of it).
     """
     main = min(limit for limit in (_physical_bytes(), _cgroup_bytes(), limit_bytes) if limit is not None)
-    gpus = gpu_count()
-    totals = {Resource(MAIN, RAM, 0): main}
-    for index in range(gpus):
-        memory = torch.cuda.get_device_properties(index).total_memory
-        totals[Resource(GPU, RAM, index)] = int(memory * (gpu_fraction or 1.0))
-    return {MAIN: 1, GPU: gpus}, ResourceAllocation(totals)
+    gpus = {Resource(GPU, RAM, index): total for index, total in gpu_bytes(gpu_fraction).items()}
+    return {MAIN: 1, GPU: len(gpus)}, ResourceAllocation({Resource(MAIN, RAM, 0): main, **gpus})
 
 
 def limit_gpu_memory(fraction: float) -> None:

@@ -6,25 +6,32 @@
 A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all. When only
 the instance groups of a config change, ``resize`` opens and closes single instances: it compares the placements of the
-old and the new config, one per instance, which are equal if one instance can replace the other.
+old and the new config.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
-import torch
-
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import choose_platform, read_version
-from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
+from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
+from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.inspect.archive import unsafe
+from tfs_lite.adapters.instances import (
+    CPU,
+    Difference,
+    check_gpus,
+    copies_of,
+    differ_in_instances_only,
+    difference,
+    placements,
+)
 from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
 from tfs_lite.adapters.memory import drop_file_caches
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
@@ -35,7 +42,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
-from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, invalid_argument
 
@@ -72,7 +79,8 @@ class AdapterSettings:
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
     and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
     removes loaded files from the system's cache. ``worker``: where instances live whose config does not say.
-    ``measured`` knows what versions took; ``batch_rows`` which numbers of rows batches of a version will mostly have.
+    ``measured`` knows what versions took; ``gpus`` what they have reserved on each GPU; ``batch_rows`` which numbers of
+    rows batches of a version will mostly have.
     """
 
     servable_factory: MakeServable
@@ -86,15 +94,22 @@ class AdapterSettings:
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
     worker: str = "thread"
     measured: MeasuredVersions = field(default_factory=MeasuredVersions)
+    gpus: GpuReservations = field(default_factory=lambda: GpuReservations(gpu_bytes))
     batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """Bytes: on the version's device, and in main memory while it is loaded, which are the same on the CPU."""
+    """Bytes: of each copy of the weights on its device, and of main memory while copies for a GPU are loaded. How many
+    copies each device has."""
 
-    on_device: int
+    of_copy: int
     while_loading: int
+    copies: Mapping[Resource, int]
+
+    @property
+    def allocation(self) -> ResourceAllocation:
+        return memory.estimate(self.of_copy, self.copies, self.while_loading)
 
 
 class ArtifactLoader(Loader):
@@ -116,6 +131,7 @@ class ArtifactLoader(Loader):
         self._platforms = platforms
         self._reserved: _Reserved | None = None
         self._file_bytes: int | None = None
+        self._placed: ResourceAllocation | None = None  # from the load's begin to the unload
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
         self._opened: _Opened | None = None
@@ -128,9 +144,7 @@ class ArtifactLoader(Loader):
         if self._will_live_elsewhere():
             return NO_RESOURCES
         check_device(self._settings.device)
-        device = self._settings.device
-        reserved = self._reserve()
-        return memory.estimate(reserved.on_device, uses_gpu(device), gpu_instance(device), reserved.while_loading)
+        return self._placed or self._reserve().allocation
 
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
@@ -146,6 +160,7 @@ class ArtifactLoader(Loader):
             failure = self._logged_failure(servable_id, error)
         else:
             return
+        self._forget_place()
         # By now the error is freed, and with it its stack, which held what had been built.
         if not failure.status.waits:
             memory.release_memory()
@@ -171,6 +186,7 @@ class ArtifactLoader(Loader):
         except Exception:
             logger.exception("closing a model failed")
         del servable
+        self._forget_place()
         memory.release_memory()
 
     @property
@@ -191,26 +207,56 @@ class ArtifactLoader(Loader):
         if self._reserved is None:
             files = read_version(self._directory)
             self._file_bytes = files.unpacked_bytes
-            reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
-            if reserve is None:
-                self._reserved = self._reserve_for(files)
-            else:
-                bound = reserve(files, self._read_settings(self._name), uses_gpu(self._settings.device))
-                self._reserved = _Reserved(bound, bound)
+            platform = next((platform for platform in self._platforms.values() if platform.recognises(files)), None)
+            try:
+                settings = self._read_settings(self._name)
+                self._reserved = self._reserve_for(files, platform, settings)
+            except ServingError:
+                if platform is not None and platform.reserve is not None:
+                    raise
+                self._reserved = self._reserve_for(files, platform, ModelSettings())  # the load says what is wrong
         return self._reserved
 
-    def _reserve_for(self, files: VersionFiles) -> _Reserved:
-        """As a version like this one was measured, or else by the size of the files. A config that is wrong counts as
-        none: the load says so."""
+    def _reserve_for(self, files: VersionFiles, platform: Platform | None, settings: ModelSettings) -> _Reserved:
+        """As the platform bounds it, as a version like this one was measured, or else by the size of the files."""
+        on_gpu, copies = uses_gpu(self._settings.device), self._copies(platform, settings, self._default_device())
+        if platform is not None and platform.reserve is not None:
+            bound = platform.reserve(files, settings, on_gpu)
+            return _Reserved(bound, bound, copies)
         by_files = memory.bytes_to_reserve(files.unpacked_bytes)
-        try:
-            settings = self._read_settings(self._name)
-            workspace = workspace_of(settings.parameters) if uses_gpu(self._settings.device) else 0
-        except ServingError:
-            return _Reserved(by_files, by_files)
         known = self._settings.measured.bound(self._name, files.unpacked_bytes, _size_settings(settings))
-        on_device = by_files if known is None else known + memory.FIXED_BYTES
-        return _Reserved(on_device + workspace, by_files)
+        of_copy = by_files if known is None else known + memory.FIXED_BYTES
+        return _Reserved(of_copy + (workspace_of(settings.parameters) if on_gpu else 0), by_files, copies)
+
+    def _copies(self, platform: Platform | None, settings: ModelSettings, default: str) -> Mapping[Resource, int]:
+        """INVALID_ARGUMENT if the config names a GPU that is not there."""
+        groups = settings.instance_group or (InstanceGroup(),)
+        check_gpus(groups, usable_gpus(self._settings.device))
+
+        def shares(group: InstanceGroup) -> bool:
+            return (
+                platform is not None and platform.shares_weights and (group.worker or self._settings.worker) == "thread"
+            )
+
+        return copies_of(groups, default, shares)
+
+    def _default_device(self) -> str:
+        """Of instances whose group names no GPU: ``cpu``, ``cuda:N``, or ``cuda`` while that is open."""
+        usable = usable_gpus(self._settings.device)
+        return CPU if not usable else f"cuda:{usable[0]}" if len(usable) == 1 else "cuda"
+
+    def _find_place(self) -> str:
+        """Reserves the version's memory on its devices, and returns the one of instances whose group names no GPU."""
+        default = self._default_device()
+        self._placed, picked = self._settings.gpus.place(self, self._reserve().allocation)
+        if default != "cuda":
+            return default
+        named = [place.instance for place in self._placed.entries if place.device == GPU]
+        return f"cuda:{picked if picked is not None else named[0] if named else 0}"
+
+    def _forget_place(self) -> None:
+        self._placed = None
+        self._settings.gpus.release(self)
 
     def _read_settings(self, model: str) -> ModelSettings:
         read = self._settings.model_settings
@@ -220,7 +266,7 @@ class ArtifactLoader(Loader):
         request, platform = self._plan(servable_id, meter)
         models = [] if platform.composed else self._open(platform, request)
         try:
-            measured = self._measure(models, request)
+            measured = self._measure(models, platform, request)
             servable = self._settings.servable_factory(models, request)
         except BaseException:
             _close(models)
@@ -265,24 +311,38 @@ class ArtifactLoader(Loader):
         """Whether all instances are replicas, which take nothing of this machine."""
         return replica_options(settings.instance_group, self._settings.worker) is not None
 
-    def _measure(self, models: Iterable[OpenedModel], request: OpenRequest) -> ResourceAllocation:
-        if self._lives_elsewhere(request.settings):
+    def _measure(self, models: Sequence[OpenedModel], platform: Platform, request: OpenRequest) -> ResourceAllocation:
+        """What the version takes of each device, which the next one like it is admitted by."""
+        placed = self._placed
+        if placed is None or self._lives_elsewhere(request.settings):
             return NO_RESOURCES
-        models, device = list(models), torch.device(request.device)
+        copies = self._copies(platform, request.settings, request.device)
         resident = _sum(model.resident_bytes() for model in models)
-        name = f"{GPU}/{device.index or 0}" if request.on_gpu else MAIN
-        taken = on_device(total([model.measured_bytes() for model in models]), name)
-        if taken:
+        parts = total([model.measured_bytes() for model in models])
+        held = {place: taken for place in copies if (taken := on_device(parts, _name_of(place)))}
+        if held:
+            of_copy = max(-(-taken // copies[place]) for place, taken in held.items())
             settings = _size_settings(request.settings)
-            self._settings.measured.learn(self._name, request.files.unpacked_bytes, settings, taken)
-        held = taken or resident
-        if held is not None and request.on_gpu:
-            held += workspace_of(request.settings.parameters)
-        return memory.measured(request.id, resident, held, self._reserve().on_device, device)
+            self._settings.measured.learn(self._name, request.files.unpacked_bytes, settings, of_copy)
+        elif resident is not None and len(copies) == 1:
+            held = dict.fromkeys(copies, resident)
+        workspace = workspace_of(request.settings.parameters)
+        held = {
+            place: taken + (workspace * copies[place] if place.device == GPU else 0) for place, taken in held.items()
+        }
+        measured = memory.measured(request.id, resident, held, placed, copies)
+        self._settings.gpus.place(self, measured)
+        return measured
 
     def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
-        """``request`` is that of all instances."""
-        change = difference(opened.placements, placements(request.settings))
+        """``request`` is that of all instances. False also for a device on which nothing is reserved."""
+        copies = self._copies(opened.platform, request.settings, request.device)
+        if (
+            not self._lives_elsewhere(request.settings)
+            and not copies.keys() <= self.estimate_resources().entries.keys()
+        ):
+            return False
+        change = difference(opened.placements, placements(request.settings, request.on_gpu))
         added = self._open_more(opened, request, change) if change.add else []
         removed = [opened.models[index] for index in change.remove]
         try:
@@ -302,13 +362,13 @@ class ArtifactLoader(Loader):
             models=models,
             placements=(*(opened.placements[index] for index in kept), *change.add),
         )
-        self._measured = self._measure(models, request)
+        self._measured = self._measure(models, opened.platform, request)
         return True
 
     def _open_more(self, opened: _Opened, request: OpenRequest, change: Difference) -> list[OpenedModel]:
         """New instances, after the first requests, which a servable of their own has run."""
         more = request.settings.model_copy(update={"instance_group": change.add})
-        beside = len(opened.models) - len(change.remove)
+        beside = tuple(model for index, model in enumerate(opened.models) if index not in change.remove)
         models = self._open(opened.platform, replace(request, settings=more, beside=beside))
         try:
             self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
@@ -340,7 +400,9 @@ class ArtifactLoader(Loader):
                 f"platform {platform.name} "
                 + ("needs ensemble_scheduling in the config" if platform.composed else "has no ensemble_scheduling")
             )
-        device = str(pick_device(self._settings.device))
+        check_device(self._settings.device)
+        check_gpus(settings.instance_group, usable_gpus(self._settings.device))
+        device = self._find_place()
         request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
         if request.on_gpu:
             request = replace(request, batch_rows=self._settings.batch_rows(request))
@@ -366,15 +428,20 @@ class ArtifactLoader(Loader):
 
 def _size_settings(settings: ModelSettings) -> Hashable:
     """What a config says that the size of a version depends on."""
-    return tuple(placements(settings)), tuple(sorted(settings.parameters.items()))
+    return tuple(placements(settings, on_gpu=True)), tuple(sorted(settings.parameters.items()))
 
 
 def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:
     """None if the placements of the instances are unknown, or the instances of the version cannot change."""
-    found, settings = tuple(placements(request.settings)), request.settings
+    found, settings = tuple(placements(request.settings, request.on_gpu)), request.settings
     if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
         return None
     return _Opened(platform, request, tuple(models), found)
+
+
+def _name_of(place: Resource) -> str:
+    """As in :data:`~tfs_lite.adapters.measured.Measured`."""
+    return MAIN if place.device == MAIN else f"{GPU}/{place.instance}"
 
 
 def _close(models: Iterable[Model]) -> None:
@@ -386,47 +453,6 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     """The sum; None if a size is unknown."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """``add`` has one group of one instance for each that has to be opened; ``remove`` has the indices of those to
-    close, the newest of their kind."""
-
-    add: tuple[InstanceGroup, ...] = ()
-    remove: frozenset[int] = frozenset()
-
-
-def placements(settings: ModelSettings) -> list[InstanceGroup]:
-    """One group of one instance for each instance, in the order in which they are opened."""
-    groups = settings.instance_group or (InstanceGroup(),)
-    return [_alone(group) for group in groups for _ in range(group.count)]
-
-
-def _alone(group: InstanceGroup) -> InstanceGroup:
-    """Only groups of replicas may say ``ready_replicas``, be it None."""
-    alone: dict[str, object] = {"name": "", "count": 1}
-    if group.ready_replicas is not None:
-        alone["ready_replicas"] = None
-    return group.model_copy(update=alone)
-
-
-def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:
-    """The change from the placements of open instances to those that are wanted."""
-    missing, remove = Counter(wanted), set[int]()
-    for index, placement in enumerate(have):
-        if missing[placement]:
-            missing[placement] -= 1
-        else:
-            remove.add(index)
-    return Difference(tuple(missing.elements()), frozenset(remove))
-
-
-def differ_in_instances_only(old: ModelSettings, new: ModelSettings) -> bool:
-    """Whether opening and closing instances is all that the change needs. The version policy is not part of a
-    version."""
-    alike = {"instance_group": (), "version_policy": None, "name": ""}
-    return old.model_copy(update=alike) == new.model_copy(update=alike)
 
 
 class _NonClosingModel:

@@ -11,12 +11,12 @@ import ctypes
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
-from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
+from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
 YOUNG = 10_000
@@ -30,25 +30,30 @@ def bytes_to_reserve(file_bytes: int) -> int:
     return file_bytes * 6 // 5 + FIXED_BYTES
 
 
-def estimate(reserved: int, on_gpu: bool, instance: int | None, while_loading: int) -> ResourceAllocation:
-    """What to reserve before loading: ``reserved`` bytes on the device. A version for a GPU needs main memory as well
-    ``while_loading``."""
-    if not on_gpu:
-        return main_ram(reserved)
-    return ResourceAllocation({Resource(MAIN, RAM, 0): while_loading, Resource(GPU, RAM, instance): reserved})
+def estimate(of_copy: int, copies: Mapping[Resource, int], while_loading: int) -> ResourceAllocation:
+    """What to reserve before loading: so many bytes for each copy, by device. Copies for a GPU need main memory as
+    well ``while_loading``, one after the other."""
+    quantities = {resource: of_copy * count for resource, count in copies.items()}
+    if any(resource.device == GPU for resource in copies):
+        main = Resource(MAIN, RAM, 0)
+        quantities[main] = quantities.get(main, 0) + while_loading
+    return ResourceAllocation(quantities)
 
 
 def measured(
-    servable_id: ServableId, resident: int | None, held: int | None, reserved: int, device: torch.device
+    servable_id: ServableId,
+    resident: int | None,
+    held: Mapping[Resource, int],
+    reserved: ResourceAllocation,
+    copies: Mapping[Resource, int],
 ) -> ResourceAllocation:
-    """What a loaded version holds: ``held`` bytes, of which its tensors are ``resident``; or what was reserved if that
-    is unknown (None)."""
-    if resident is not None and resident > reserved:
-        logger.warning("%s holds %d bytes, more than the %d reserved for it", servable_id, resident, reserved)
-    quantity = reserved if held is None else min(held, reserved)
-    if device.type == "cuda":
-        return ResourceAllocation({Resource(GPU, RAM, device.index): quantity})
-    return main_ram(quantity)
+    """What a loaded version holds on the devices of its ``copies``: ``held`` bytes, or what was ``reserved`` where that
+    is unknown. ``resident``: the bytes of all its tensors; None if unknown."""
+    of_devices = {resource: reserved.entries.get(resource, 0) for resource in copies}
+    if resident is not None and resident > sum(of_devices.values()):
+        total = sum(of_devices.values())
+        logger.warning("%s holds %d bytes, more than the %d reserved for it", servable_id, resident, total)
+    return ResourceAllocation({place: min(held.get(place, most), most) for place, most in of_devices.items()})
 
 
 def tensor_bytes(tensors: Iterable[object]) -> int:

@@ -38,7 +38,7 @@ class VersionFiles:
 class OpenRequest:
     """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
     ``batch_rows``: the numbers of rows that its batches will mostly have, ascending; some models prepare for them.
-    ``beside`` is the number of instances of the version that are open already. ``threads``: how many threads an
+    ``beside`` are the instances of the version that are open already. ``threads``: how many threads an
     instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
     bytes itself begins the phase READING with their number and adds what it has read."""
 
@@ -47,7 +47,7 @@ class OpenRequest:
     device: str
     trusted: bool
     settings: ModelSettings = field(default_factory=ModelSettings)
-    beside: int = 0
+    beside: tuple[OpenedModel, ...] = field(default=(), repr=False, compare=False)
     threads: int = 0
     batch_rows: tuple[int, ...] = (1,)
     meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
@@ -72,6 +72,11 @@ class OpenedModel(Model, Protocol):
         """What it holds now, by device and kind; empty where that cannot be measured. Costs milliseconds."""
         return {}
 
+    def another(self, device: str) -> OpenedModel | None:
+        """A further instance on ``device`` with the same weights, without the config's signatures. Each is closed by
+        itself, and the weights go with the last. None where that is not possible, such as on another device."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -86,6 +91,7 @@ class Platform:
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
+    ``shares_weights``: instances in one process on one device have one copy of the weights as a rule (``another``).
     ``program`` (``module:function``) opens versions in processes that are started without torch; if it is empty, they
     are forked from one that has imported it. ``sandbox`` is for processes of models: "auto", one where the kernel has
     it; "asked", only if the model's config or the server asks for it; "required", no process without one unless the
@@ -102,6 +108,7 @@ class Platform:
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
+    shares_weights: bool = False
     program: str = ""
     sandbox: Literal["auto", "asked", "required"] = "auto"
     open_in_process: Callable[[OpenRequest], OpenedModel] | None = None

@@ -79,6 +79,9 @@ class ReshapedModel(Model):
     def measured_bytes(self) -> Measured:
         return self._inner.measured_bytes()
 
+    def another(self, device: str) -> OpenedModel | None:
+        return self._inner.another(device)
+
     @property
     def worker(self) -> WorkerStatus:
         return self._inner.worker

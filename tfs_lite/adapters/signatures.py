@@ -175,6 +175,9 @@ class SignedModel(OpenedModel):
     def measured_bytes(self) -> Measured:
         return self._model.measured_bytes()
 
+    def another(self, device: str) -> OpenedModel | None:
+        return self._model.another(device)
+
     def close(self) -> None:
         self._model.close()
 

@@ -38,8 +38,10 @@ MAX_INSTANCES = 64
 TIMEOUT_ACTIONS = ("REJECT", "DELAY")
 INSTANCE_KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 WORKERS = ("thread", "process", RAY)
-NOT_YET = ("gpus", "passive")
-"""Fields of Triton's instance groups that would change where and whether instances run."""
+NOT_YET = ("passive",)
+"""Fields of Triton's instance groups that would change whether instances run."""
+MAX_GPU = 1023
+"""The highest number that a GPU can have in a config."""
 OF_REPLICAS = (
     "ray_actor_options",
     "placement_strategy",
@@ -148,10 +150,12 @@ class InstanceGroup(Settings):
 
     name: StrictStr = ""
     count: Annotated[StrictInt, Field(ge=0, le=MAX_REPLICAS_OF_MODEL), AfterValidator(_at_least_one)] = 1
-    """0 counts as 1."""
+    """On each of ``gpus``. 0 counts as 1."""
     kind: Annotated[
         Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], one_of(INSTANCE_KINDS, "kind of instance")
     ] = "KIND_AUTO"
+    gpus: tuple[Annotated[StrictInt, Field(ge=0, le=MAX_GPU)], ...] = ()
+    """Each of them has ``count`` instances. Empty: the server picks the GPU, one for all such groups of a version."""
     worker: Annotated[Literal["", "thread", "process", "ray"], one_of(("", *WORKERS), "worker")] = ""
     """Whether each copy is in a thread of the server, in a process of its own, or a replica on a node of the cluster;
     empty: what the server's flag says."""
@@ -184,6 +188,23 @@ class InstanceGroup(Settings):
                 raise problem("is not supported yet; leave it out", name)
         return {name: value for name, value in fields.items() if name not in NOT_YET}
 
+    @property
+    def instances(self) -> int:
+        """How many there are on a server with GPUs."""
+        return self.count * max(1, len(self.gpus))
+
+    @model_validator(mode="after")
+    def _gpus(self) -> InstanceGroup:
+        if not self.gpus:
+            return self
+        if self.worker == RAY:
+            raise problem("does not go with replicas; say ray_actor_options.num_gpus", "gpus")
+        if self.kind in ("KIND_CPU", "KIND_MODEL"):
+            raise problem(f"does not go with {self.kind}", "gpus")
+        if len(set(self.gpus)) < len(self.gpus):
+            raise problem("names a GPU twice; count says how many instances each has", "gpus")
+        return self
+
     @model_validator(mode="after")
     def _fields_of_replicas(self) -> InstanceGroup:
         if self.worker != RAY:
@@ -208,7 +229,7 @@ def check_instances(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, .
     most = MAX_REPLICAS_OF_MODEL if groups and groups[0].worker == RAY else MAX_INSTANCES
     total = 0
     for index, group in enumerate(groups):
-        total += group.count
+        total += group.instances
         if total > most:
             raise problem(f"more than {most} instances in all", index, "count")
         if len(groups) > 1 and group.worker == RAY:
@@ -226,6 +247,8 @@ def replica_options(groups: tuple[InstanceGroup, ...], worker: str) -> ReplicaOp
     if len(groups) > 1:
         raise invalid_argument("instance_group: a model whose worker is ray has one group")
     group = of_replicas[0]
+    if group.gpus:
+        raise invalid_argument("instance_group[0].gpus: does not go with replicas; say ray_actor_options.num_gpus")
     options = group.ray_actor_options or RayActorOptions()
     return ReplicaOptions(
         count=group.count,

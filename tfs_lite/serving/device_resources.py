@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
+from tfs_lite.adapters.device import check_device, gpu_bytes, limit_gpu_memory, machine_resources
+from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, open_here
 from tfs_lite.adapters.model_warmup import warm_models
 from tfs_lite.adapters.opening import OpenRequest
@@ -65,6 +66,7 @@ def adapter_settings(
         model_settings=model_settings,
         worker=options.worker,
         batch_rows=batch_rows,
+        gpus=GpuReservations(lambda: gpu_bytes(options.per_process_gpu_memory_fraction)),
     )
 
 

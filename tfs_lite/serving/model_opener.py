@@ -9,7 +9,7 @@ processes have imported little, for platforms that bring another library along.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.instances import devices_of
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
@@ -83,11 +84,15 @@ class ModelOpener:
             self._sandboxes.check_replicas(platform, request)
             settings = request.settings.model_copy(update={"instance_group": joined})
             return self._cluster.open(platform, replace(request, settings=settings), replicas)
-        count = request.beside + sum(group.count for group in groups)
+        placed = [(group, device) for group in groups for device in devices_of(group, request.device)]
+        instances = len(request.beside) + sum(group.count for group, _ in placed)
+        request = replace(request, threads=max(1, torch.get_num_threads() // instances))
         models: list[OpenedModel] = []
         try:
-            for group in groups:
-                models.extend(self._open_group(platform, _placed(request, group, count), group))
+            for group, device in placed:
+                for _ in range(group.count):
+                    there = replace(request, device=device, beside=(*request.beside, *models))
+                    models.extend(self._open_instance(platform, there, group))
         except BaseException:
             for model in models:
                 model.close()
@@ -98,20 +103,21 @@ class ModelOpener:
         self._supervisor.close()
         self._bare_supervisor.close()
 
-    def _open_group(self, platform: Platform, request: OpenRequest, group: InstanceGroup) -> Iterator[OpenedModel]:
+    def _open_instance(self, platform: Platform, request: OpenRequest, group: InstanceGroup) -> Sequence[OpenedModel]:
+        """On the request's device, with the weights of an instance that is open already where that is possible."""
         asked = asks_for_sandbox(request.settings.parameters)
         if asked and (group.worker == THREAD or platform.home == "server"):
             raise invalid_argument("parameters: worker_sandbox is true, and a model in the server's process has none")
-        for _ in range(group.count):
-            if asked or _home(platform, group.worker or self._worker) == PROCESS:
-                yield self._open_in_process(platform, request)
-                continue
-            try:
-                models = open_here(platform, request)
-            except NeedsProcess:
-                self._preload = platform.shared
-                models = [self._open_in_process(platform, request)]
-            yield from models
+        if asked or _home(platform, group.worker or self._worker) == PROCESS:
+            return [self._open_in_process(platform, request)]
+        sharing = (model.another(request.device) for model in request.beside)
+        if (found := next(filter(None, sharing), None)) is not None:
+            return [found]
+        try:
+            return open_here(platform, request)
+        except NeedsProcess:
+            self._preload = platform.shared
+            return [self._open_in_process(platform, request)]
 
     def _open_in_process(self, platform: Platform, request: OpenRequest) -> OpenedModel:
         if platform.open is None:
@@ -142,14 +148,3 @@ def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
     if len(groups) < 2 or any(group != groups[0] for group in groups):
         return groups
     return (groups[0].model_copy(update={"count": sum(group.count for group in groups)}),)
-
-
-def _placed(request: OpenRequest, group: InstanceGroup, instances: int) -> OpenRequest:
-    """The request for the device that the group wants. ``instances`` of the version all together share torch's
-    threads."""
-    request = replace(request, threads=max(1, torch.get_num_threads() // instances))
-    if group.kind == "KIND_CPU":
-        return replace(request, device="cpu")
-    if group.kind == "KIND_GPU" and not request.on_gpu:
-        raise invalid_argument("instance_group: KIND_GPU, but this server runs models on the CPU")
-    return request

@@ -158,6 +158,10 @@ class ReconnectingModel(Model):
         """What it holds of this machine, by device and kind; empty where that cannot be told."""
         return {}
 
+    def another(self, device: str) -> None:
+        """Nothing is shared with another process."""
+        return None
+
     @property
     def alive(self) -> bool:
         """Whether there is a process that can be called."""

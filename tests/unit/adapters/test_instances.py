@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.adapters.loader import Difference, differ_in_instances_only, difference, placements
+from tfs_lite.adapters.instances import Difference, differ_in_instances_only, difference, placements
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 
@@ -19,11 +19,11 @@ def settings(*groups: InstanceGroup, **fields: object) -> ModelSettings:
 
 def test_places_are_those_of_every_instance_without_names() -> None:
     groups = (InstanceGroup(name="a", kind="KIND_CPU", count=2), InstanceGroup(name="b"))
-    assert placements(settings(*groups)) == [CPU, CPU, ANY]
+    assert placements(settings(*groups), on_gpu=False) == [CPU, CPU, ANY]
 
 
 def test_config_without_groups_has_one_instance() -> None:
-    assert placements(settings()) == [ANY]
+    assert placements(settings(), on_gpu=False) == [ANY]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, placements
+from tfs_lite.adapters.instances import placements
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.warmup import Warmup
@@ -57,7 +58,7 @@ class World:
     def _open(self, platform: Platform, request: OpenRequest) -> list[OpenedModel]:
         assert platform.open is not None
         self.asked.append(request)
-        models = [platform.open(request) for _ in placements(request.settings)]
+        models = [platform.open(request) for _ in placements(request.settings, on_gpu=False)]
         for model in models:
             model.close = self._closing(model, model.close)  # type: ignore[method-assign]
         self.opened += models
@@ -97,7 +98,7 @@ def test_new_instances_are_warmed_up_among_themselves_before_they_join(world: Wo
     assert list(servable.models) == world.opened
     assert [len(models) for models in world.warmed] == [1, 2]
     assert world.first_runs == [1, 2]
-    assert [request.beside for request in world.asked] == [0, 1]
+    assert [len(request.beside) for request in world.asked] == [0, 1]
     assert world.closed == []
     answer = servable.models[2].run("", {"x": np.ones((1, 4), np.float32)}, ("y",))["y"]
     assert np.asarray(answer).tolist() == [[2, 2, 2, 2]]

@@ -91,12 +91,14 @@ class _PoolName:
 class Pool:
     """Segments of GPU memory for one purpose. Only for CUDA devices.
 
-    Order: ``allocate`` any number of times, ``drop`` once. Tensors may outlive the pool; the first :func:`empty_caches`
-    after they are freed returns their memory. Threads: any; torch lets one thread at a time allocate in a pool.
+    Order: ``allocate`` any number of times, ``drop`` once, and once more for each ``share``. Tensors may outlive the
+    pool; the first :func:`empty_caches` after they are freed returns their memory. Threads: any; torch lets one thread
+    at a time allocate in a pool.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._owners = 1  # guarded by the device's lock
         with torch.cuda.device(device):
             self._pool: Any = torch.cuda.MemPool()
 
@@ -127,10 +129,19 @@ class Pool:
             torch.cuda.current_stream(self._device).synchronize()
         return made
 
-    def drop(self) -> None:
-        """Returns the memory that is free. The pool's destructor would synchronise, which fails (and ends the process)
-        while a model captures a graph; so the pool is destroyed while it is in use."""
+    def share(self) -> Pool:
+        """The same pool for one more owner."""
         with DEVICE_LOCKS.of(self._device):
+            self._owners += 1
+        return self
+
+    def drop(self) -> None:
+        """Returns the memory that is free, when the last owner says so. The pool's destructor would synchronise, which
+        fails (and ends the process) while a model captures a graph; so the pool is destroyed while it is in use."""
+        with DEVICE_LOCKS.of(self._device):
+            self._owners -= 1
+            if self._owners:
+                return
             name: Any = _PoolName(self.id)
             with torch.cuda.use_mem_pool(name, self._device):
                 del self._pool

@@ -256,6 +256,11 @@ class DeviceModel(TorchModel):
             logger.warning("%s has CUDA graphs for %s rows only: %s bytes", self._id, self._captured_rows, most_bytes)
 
     @property
+    def counts_weights(self) -> bool:
+        """False for an instance that shares the weights of another one, which counts them."""
+        return True
+
+    @property
     def captured_rows(self) -> tuple[int, ...]:
         return self._captured_rows
 
@@ -290,7 +295,7 @@ class DeviceModel(TorchModel):
         return {
             MAIN: {"staging": sum(stream.buffers.bytes for stream in streams)},
             f"{GPU}/{self._device.index or 0}": {
-                "weights": reserved_bytes(self._pool.segments()),
+                "weights": reserved_bytes(self._pool.segments()) if self.counts_weights else 0,
                 "graphs": sum(map(reserved_bytes, graphs)),
                 "workspace": workspace_bytes(_snapshot(), numbers),
             },

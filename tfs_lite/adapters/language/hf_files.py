@@ -192,7 +192,7 @@ def check_settings(settings: ModelSettings) -> None:
         raise invalid_argument("model_transaction_policy.decoupled: each request says whether it wants a stream")
     if settings.response_cache is not None and settings.response_cache.enable:
         raise invalid_argument("response_cache.enable: answers of a language model are drawn anew each time")
-    count = sum(group.count for group in settings.instance_group)
+    count = sum(group.instances for group in settings.instance_group)
     if count > 1:
         raise invalid_argument(
             f"instance_group: {count} instances; a language model is one that runs many texts at once, so raise "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -40,20 +41,45 @@ logger = logging.getLogger(__name__)
 
 
 class ExportedModel(DeviceModel):
-    """An exported program, called with tensors by position. Several threads may run one that is reentrant."""
+    """An exported program, called with tensors by position. Several threads may run one that is reentrant, and several
+    instances may share one that keeps no state."""
 
     def __init__(
-        self, request: OpenRequest, signature: Signature, plain_sizes: bool, program: Program, pool: Pool | None = None
+        self,
+        request: OpenRequest,
+        signature: Signature,
+        plain_sizes: bool,
+        program: Program,
+        pool: Pool | None = None,
+        sharing: list[ExportedModel] | None = None,
     ) -> None:
-        """``plain_sizes``: the signature describes all sizes that the program takes."""
+        """``plain_sizes``: the signature describes all sizes that the program takes. ``sharing``: the open instances
+        with this program, of which the first counts its weights."""
         streams = open_streams(torch.device(request.device))
         super().__init__(request, NAME, signature, reentrant=program.reentrant, streams=streams, pool=pool)
+        self._request = replace(request, beside=())
+        self._program = program
+        self._sharing = [] if sharing is None else sharing
         self._shapes_were_checked = plain_sizes
         self._share_inputs = not program.writes
         self._resident = tensor_bytes(program.weights)
         self._forward = program.forward
         if request.on_gpu and wants_graphs(request.settings.parameters):
             self._capture_for(request, signature, program)
+        self._sharing.append(self)
+
+    def another(self, device: str) -> ExportedModel | None:
+        if self._program.writes or device != self._request.device:
+            return None
+        (signature,), pool = self.signatures.values(), None if self._pool is None else self._pool.share()
+        try:
+            return ExportedModel(
+                self._request, signature, self._shapes_were_checked, self._program, pool, self._sharing
+            )
+        except BaseException:
+            if pool is not None:
+                pool.drop()
+            raise
 
     def _capture_for(self, request: OpenRequest, signature: Signature, program: Program) -> None:
         most_bytes = bytes_parameter(request.settings.parameters, MEMORY)
@@ -79,11 +105,16 @@ class ExportedModel(DeviceModel):
             tensors = [to_tensor(array, self._device, self._share_inputs) for array in arrays]
             return by_name(self._forward(*tensors), declared.output_names)
 
+    @property
+    def counts_weights(self) -> bool:
+        return self._sharing[0] is self
+
     def resident_bytes(self) -> int:
-        return self._resident
+        return self._resident if self.counts_weights else 0
 
     def drop_weights(self) -> None:
-        del self._forward
+        self._sharing.remove(self)
+        del self._forward, self._program
 
 
 def open_exported(request: OpenRequest) -> ExportedModel:
@@ -155,4 +186,5 @@ PLATFORM = Platform(
     open_in_process=open_by_torch,
     shared=("tfs_lite.adapters.exported.torch_loader",),
     check_config=check_config,
+    shares_weights=True,
 )
