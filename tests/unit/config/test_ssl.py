@@ -28,8 +28,13 @@ def issued(authority: trustme.CA = AUTHORITY) -> tuple[str, str]:
 
 KEY, CERT = issued()
 OTHER_KEY, OTHER_CERT = issued()
-PIECES = [line[at : at + 8] for line in KEY.splitlines()[1:-1] for at in range(len(line) - 7)]
-"""Every run of eight characters of the key itself."""
+PIECES = [
+    piece
+    for line in KEY.splitlines()[1:-1]
+    for at in range(len(line) - 7)
+    if (piece := line[at : at + 8]) not in CERT.replace("\n", "")
+]
+"""Every run of eight characters of the key itself that is not in its certificate too, as the name of the curve is."""
 ENCRYPTED = f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{KEY.splitlines()[1]}\n"
 BROKEN_KEY = KEY.replace(KEY.splitlines()[2], "")
 BROKEN_CERT = CERT.replace(CERT.splitlines()[2], "")

@@ -18,6 +18,8 @@ from tfs_lite.core.generation import Copy, Rows, Step
 from tfs_lite.core.status import ServingError, failed_precondition
 
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_CACHES = ("cache", "past_key_values")
+"""What networks call their cache: the first since 5.24 of transformers, the second before."""
 
 
 class InterleavedNetwork:
@@ -35,6 +37,7 @@ class InterleavedNetwork:
         self._device = torch.device(device)
         self._length = length
         names = inspect.signature(module.forward).parameters
+        self._cache_name = next(name for name in _CACHES if name in names)
         self._takes_positions = "position_ids" in names
         self._takes_rows = "logits_to_keep" in names
         self._caches = [DynamicCache() for _ in range(slots)]
@@ -75,7 +78,7 @@ class InterleavedNetwork:
     def _run(self, cache: DynamicCache, start: int, tokens: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
         """The logits of the ``wanted`` tokens, by index. The cache holds ``start`` tokens before, and these too
         after."""
-        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
+        options: dict[str, Any] = {self._cache_name: cache, "use_cache": True, "return_dict": True}
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         if self._takes_positions:
             options["position_ids"] = torch.arange(start, start + len(tokens), device=self._device)[None]
@@ -166,7 +169,7 @@ def _check_family(module: PreTrainedModel) -> None:
     if (
         getattr(module, "_is_stateful", False)
         or not layers <= _LAYERS
-        or "past_key_values" not in inspect.signature(module.forward).parameters
+        or not any(name in inspect.signature(module.forward).parameters for name in _CACHES)
     ):
         raise _refused(module, "keeps a running state, and not the keys and values of every token")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -191,13 +192,22 @@ def test_model_with_other_answers_in_a_batch_does_not_serve_them(tmp_path, opene
     expected = reference(plain, PROMPTS[0], 6)
     made = type(plain)
     honest = made.forward
+    name = "cache" if "cache" in inspect.signature(honest).parameters else "past_key_values"
 
     def forward(
-        self, input_ids=None, position_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0, **options
+        self,
+        input_ids=None,
+        position_ids=None,
+        past_key_values=None,
+        cache=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **options,
     ):
-        wanted = {"use_cache": use_cache, "logits_to_keep": logits_to_keep, **options}
-        output = honest(self, input_ids, position_ids=position_ids, past_key_values=past_key_values, **wanted)
-        if position_ids is not None and past_key_values is None:
+        held = past_key_values if cache is None else cache
+        wanted = {name: held, "use_cache": use_cache, "logits_to_keep": logits_to_keep, **options}
+        output = honest(self, input_ids, position_ids=position_ids, **wanted)
+        if position_ids is not None and held is None:
             output.logits = output.logits.roll(1, -1)
         return output
 
