@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.device import machine_resources, pick_device
+from tfs_lite.adapters.device import machine_resources, usable_gpus
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, to_arrays, to_tensor
@@ -114,4 +114,4 @@ def test_machine_counts_its_gpus():
     assert devices[GPU] == torch.cuda.device_count()
     assert total.entries[Resource(GPU, RAM, 0)] == torch.cuda.get_device_properties(0).total_memory
     ResourceUtil(devices).verify(total)
-    assert pick_device("auto").type == "cuda"
+    assert usable_gpus("auto")

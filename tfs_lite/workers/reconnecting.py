@@ -160,7 +160,7 @@ class ReconnectingModel(Model):
 
     def another(self, device: str) -> None:
         """Nothing is shared with another process."""
-        return None
+        return
 
     @property
     def alive(self) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tfs_lite.adapters import device
-from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, pick_device, uses_gpu
+from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, usable_gpus, uses_gpu
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceUtil
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.errors import refusal
@@ -37,19 +37,18 @@ def test_gpu_that_is_not_there_is_refused(gpus):
 
 def test_auto_is_a_gpu_when_there_is_one(gpus):
     gpus(0)
-    assert pick_device("auto") == torch.device("cpu")
+    assert usable_gpus("auto") == ()
     assert not uses_gpu("auto")
     gpus(1)
-    assert pick_device("auto", lambda index: 0) == torch.device("cuda", 0)
+    assert usable_gpus("auto") == (0,)
     assert uses_gpu("auto")
-    assert pick_device("cpu") == torch.device("cpu")
+    assert usable_gpus("cpu") == ()
 
 
-def test_version_goes_to_the_gpu_with_the_most_free_memory(gpus):
+def test_a_setting_that_names_a_gpu_is_for_that_one_alone(gpus):
     gpus(3)
-    free = [5, 9, 7]
-    assert pick_device("cuda", free.__getitem__) == torch.device("cuda", 1)
-    assert pick_device("cuda:2", free.__getitem__) == torch.device("cuda", 2)
+    assert usable_gpus("cuda") == (0, 1, 2)
+    assert usable_gpus("cuda:2") == (2,)
 
 
 def test_machine_has_memory_and_a_limit_lowers_it():

@@ -15,27 +15,33 @@ def test_reservation_is_a_fifth_more_than_the_files():
     assert memory.bytes_to_reserve(0) == memory.FIXED_BYTES
 
 
+def gpu(number):
+    return Resource(GPU, RAM, number)
+
+
+HERE = Resource(MAIN, RAM, 0)
+
+
 def test_version_for_a_gpu_passes_through_main_memory():
-    assert memory.estimate(5, on_gpu=False, instance=None, while_loading=5) == main_ram(5)
-    assert memory.estimate(5, on_gpu=True, instance=None, while_loading=6).entries == {
-        Resource(MAIN, RAM, 0): 6,
-        Resource(GPU, RAM, None): 5,
-    }
-    assert Resource(GPU, RAM, 1) in memory.estimate(5, on_gpu=True, instance=1, while_loading=5).entries
+    assert memory.estimate(5, {HERE: 1}, while_loading=6) == main_ram(5)
+    assert memory.estimate(5, {gpu(None): 1}, while_loading=6).entries == {HERE: 6, gpu(None): 5}
+    assert memory.estimate(5, {gpu(1): 2, HERE: 3}, while_loading=6).entries == {HERE: 21, gpu(1): 10}
 
 
 def test_loaded_version_counts_what_it_holds_where_it_is():
-    assert memory.measured(ID, 2, 3, 5, torch.device("cpu")) == main_ram(3)
-    assert memory.measured(ID, 2, 3, 5, torch.device("cuda", 1)) == ResourceAllocation({Resource(GPU, RAM, 1): 3})
+    assert memory.measured(ID, 2, {HERE: 3}, main_ram(5), {HERE: 1}) == main_ram(3)
+    reserved = ResourceAllocation({HERE: 9, gpu(0): 5, gpu(1): 5})
+    found = memory.measured(ID, 2, {gpu(0): 3, gpu(1): 7}, reserved, {gpu(0): 1, gpu(1): 1})
+    assert found == ResourceAllocation({gpu(0): 3, gpu(1): 5})
 
 
 def test_what_nobody_can_tell_stays_as_reserved():
-    assert memory.measured(ID, None, None, 5, torch.device("cpu")) == main_ram(5)
+    assert memory.measured(ID, None, {}, main_ram(5), {HERE: 1}) == main_ram(5)
 
 
 def test_estimate_never_grows(caplog):
     with caplog.at_level(logging.WARNING):
-        assert memory.measured(ID, 7, 7, 5, torch.device("cpu")) == main_ram(5)
+        assert memory.measured(ID, 7, {HERE: 7}, main_ram(5), {HERE: 1}) == main_ram(5)
     assert "holds 7 bytes, more than the 5 reserved" in caplog.text
 
 

@@ -75,7 +75,7 @@ def test_the_settings_have_the_fields_of_the_messages() -> None:
     differences = dict(_differences(messages.TritonModelConfig.DESCRIPTOR, ModelSettings, ()))
     assert differences == {
         ("autoscaling_config",): AUTOSCALING,
-        ("instance_group",): {"gpus", "passive"},
+        ("instance_group",): {"passive"},
         ("instance_group", "autoscaling_config"): AUTOSCALING,
         ("input",): {"label_filename"},
         ("output",): {"format", "allow_ragged_batch", "optional"},

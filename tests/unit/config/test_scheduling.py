@@ -100,7 +100,7 @@ def test_without_blocks_nothing_is_said() -> None:
 def test_the_messages_have_the_fields_of_the_settings() -> None:
     for message, settings in (("dynamic_batching", DynamicBatching), ("instance_group", InstanceGroup)):
         fields = messages.TritonModelConfig.DESCRIPTOR.fields_by_name[message].message_type.fields_by_name
-        refused = {"gpus", "passive"} if settings is InstanceGroup else set()
+        refused = {"passive"} if settings is InstanceGroup else set()
         assert set(fields) == set(settings.model_fields) | refused
 
 
@@ -176,13 +176,16 @@ DYNAMIC_BATCHING_IN_YAML = [
     ),
 ]
 INSTANCE_GROUP_IN_TEXT = [
-    ("{ kind: KIND_CPU }\ninstance_group { gpus: [0] }", "2:18", "[1].gpus: is not supported yet; leave it out"),
+    ("{ }\ninstance_group { kind: KIND_CPU gpus: [0] }", "2:33", "[1].gpus: does not go with KIND_CPU"),
+    ("{ gpus: [0]\n worker: 'ray' }", "1:18", "[0].gpus: does not go with replicas; say ray_actor_options.num_gpus"),
+    ("{ gpus: [0]\n gpus: -1 }", "2:2", "[0].gpus[1]: Input should be greater than or equal to 0"),
     ("{ passive: true }", "1:18", "[0].passive: is not supported yet"),
     ("[{\n count: -1 }]", "2:2", "[0].count: Input should be greater"),
     ('{\n worker: "proces" }', "2:2", '[0].worker: "proces" is no worker; did you mean'),
 ]
 INSTANCE_GROUP_IN_YAML = [
-    ("\n  - {kind: KIND_GPU,\n     gpus: [0, 1]}", "3:6", "[0].gpus: is not supported yet; leave it out"),
+    ("\n  - {kind: KIND_GPU,\n     gpus: [0, 1, 0]}", "3:6", "[0].gpus: names a GPU twice; count says how many"),
+    ("[{gpus: [0, 1, 2, 3], count: 16}, {}]", "1:51", "[1].count: more than 64 instances in all"),
     ("[{passive: true}]", "1:19", "[0].passive: is not supported yet; leave it out"),
     (
         "\n  - rate_limiter: {resources: [{count: -1}]}",

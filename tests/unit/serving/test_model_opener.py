@@ -21,6 +21,7 @@ from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.testing.language.language_models import Size, publish_language
+from tfs_lite.testing.servers.platforms import write_exported
 
 NUMBERS = '''
 """A platform whose usual way knows no version with a file "unusual"."""
@@ -132,5 +133,36 @@ def test_version_that_needs_a_process_gets_one_and_says_why(
     pids = [model.run("", {"x": X}, ("pid",))["pid"].tolist() for model in models]
     assert pids == [[model.worker.pid] for model in models]
     assert [record.message for record in caplog.records] == [f"model m version 1 was {REASON}"] * 2
+    for model in models:
+        model.close()
+
+
+def exported(directory: Path, instances: int, **rest: object) -> OpenRequest:
+    version = write_exported(directory)
+    settings = ModelSettings(instance_group=(InstanceGroup(count=instances),))
+    return OpenRequest(ServableId("m", 1), read_version(str(version)), "cpu", False, settings, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("worker", ["thread"], indirect=True)
+def test_instances_of_one_process_share_their_weights_also_those_that_are_added(
+    tmp_path: Path, opener: ModelOpener
+) -> None:
+    platform = PLATFORMS["pytorch_export"]
+    models = [*opener(platform, exported(tmp_path, 3))]
+    (alone,) = opener(platform, exported(tmp_path, 1))
+    models += opener(platform, exported(tmp_path, 2, beside=tuple(models)))
+    sizes = [model.resident_bytes() for model in (*models, alone)]
+    assert sizes == [sizes[0], 0, 0, 0, 0, sizes[0]]
+    assert sizes[0]
+    for model in (*models, alone):
+        model.close()
+
+
+@pytest.mark.parametrize("worker", ["process"], indirect=True)
+def test_instances_in_processes_have_weights_of_their_own(tmp_path: Path, opener: ModelOpener) -> None:
+    models = opener(PLATFORMS["pytorch_export"], exported(tmp_path, 2))
+    first, second = (model.resident_bytes() for model in models)
+    assert first == second
+    assert first
     for model in models:
         model.close()

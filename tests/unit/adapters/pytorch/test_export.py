@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import io
 import struct
 import threading
+import weakref
 import zipfile
 
 import numpy as np
@@ -315,3 +317,51 @@ class TwiceNamed(torch.nn.Module):
 def test_two_results_of_one_name_are_refused(opened):
     message = refusal(opened, TwiceNamed(), torch.zeros(2), code=StatusCode.FAILED_PRECONDITION)
     assert message == "result 1 is there twice; give each a name of its own"
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def addresses(model):
+    return [tensor.untyped_storage().data_ptr() for tensor in model._program.weights]
+
+
+def test_another_instance_has_the_same_weights_and_lives_on_alone(opened):
+    first = opened(Weighted(), torch.zeros(4, 3))
+    second = first.another("cpu")
+    third = second.another("cpu")
+    assert addresses(first) == addresses(second) == addresses(third)
+    assert [model.resident_bytes() for model in (first, second, third)] == [48, 0, 0]
+    assert [model.measured_bytes()["main"]["weights"] for model in (first, second, third)] == [48, 0, 0]
+    x = {"x": np.ones((4, 3), np.float32)}
+    expected = first.run("", x, ())["output_0"]
+    first.close()
+    assert [model.resident_bytes() for model in (second, third)] == [48, 0]
+    np.testing.assert_array_equal(second.run("", x, ())["output_0"], expected)
+    third.close()
+    np.testing.assert_array_equal(second.run("", x, ())["output_0"], expected)
+    second.close()
+
+
+def test_the_weights_go_with_the_last_instance(opened):
+    first = opened(Weighted(), torch.zeros(4, 3))
+    second = first.another("cpu")
+    weight = weakref.ref(first._program.weights[0])
+    for model, left in ((first, True), (second, False)):
+        model.close()
+        gc.collect()
+        assert (weight() is not None) == left
+
+
+def test_a_program_that_keeps_state_has_weights_of_its_own(opened):
+    assert opened(Counter(), torch.zeros(1)).another("cpu") is None
+
+
+def test_weights_are_shared_on_one_device_only(opened):
+    assert opened(Weighted(), torch.zeros(4, 3)).another("cuda:0") is None
