@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 
+from tfs_lite.adapters.cuda.failed_gpu import gpu_failure
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -43,11 +44,14 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
 
     Its inputs were checked against the signature. A signature that declares everything leaves the model to blame:
     INTERNAL. If a dtype or shape is undeclared, an error about values may well be the request's fault:
-    INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit.
+    INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit. A GPU that has failed is
+    neither's fault, and another server may answer: UNAVAILABLE.
     """
     if isinstance(error, ServingError):
         return error
-    if out_of_memory(error):
+    if gpu_failure(error):
+        code = StatusCode.UNAVAILABLE
+    elif out_of_memory(error):
         code = StatusCode.RESOURCE_EXHAUSTED
     elif not shapes_were_checked and isinstance(error, _BAD_INPUT):
         code = StatusCode.INVALID_ARGUMENT

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import cast
 
+from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.adapters.results import check_outputs
@@ -65,7 +66,7 @@ class LoadedModel(OpenedModel, ABC):
             return self.to_arrays(declared, inputs, {name: self._pick(results, name, inputs) for name in wanted})
         except Exception as error:
             failure = run_failure(self._id, error, self._shapes_were_checked)
-            self._log(failure, error)
+            self._note(failure, error)
         raise failure
 
     def run_signature(self, signature: str) -> Signature:
@@ -103,8 +104,9 @@ class LoadedModel(OpenedModel, ABC):
                 f"it returned: {', '.join(sorted(results))}",
             ) from None
 
-    def _log(self, failure: ServingError, error: BaseException) -> None:
-        """Logs an internal failure with its stack, once per message."""
+    def _note(self, failure: ServingError, error: BaseException) -> None:
+        """Logs an internal failure with its stack, once per message. Some errors are the end of this process."""
+        GPU_WATCH.saw(error)
         if failure.code is not StatusCode.INTERNAL or failure.status.message in self._logged:
             return
         if len(self._logged) < MAX_LOGGED_CAUSES:

@@ -6,11 +6,13 @@ describe(request, platform)  ->  JSON  ->  open_version(JSON) in the other proce
 from __future__ import annotations
 
 import logging
+import os
 from enum import Enum
 from typing import Any
 
 import orjson
 
+from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
 from tfs_lite.adapters.failures import label_of, load_failure, story
@@ -76,11 +78,12 @@ def request_of(arguments: str) -> tuple[OpenRequest, str]:
 
 def open_version(arguments: str) -> OpenedModel:
     """Opens what :func:`describe` described, in this process, which must serve nothing else: the number of torch's
-    threads is set. Every failure is a ServingError with the code that opening it in the server has; the server adds
-    model and version to the message."""
+    threads is set, and it ends when its GPU fails. Every failure is a ServingError with the code that opening it in the
+    server has; the server adds model and version to the message."""
     fields = orjson.loads(arguments)
     configure_torch_threads(fields["torch_threads"])
     limit_gpu_memory(fields["gpu_fraction"])
+    GPU_WATCH.watch(_end_process)
     request, name = request_of(arguments)
     platform = PLATFORMS.get(name)
     if platform is None:
@@ -93,6 +96,13 @@ def open_version(arguments: str) -> OpenedModel:
         logger.warning("%s\n%s", load_failure(request.id, error), story(error))
         failure = load_failure(request.id, error)
     raise ServingError(failure.code, failure.status.message.removeprefix(f"{label_of(request.id)} "))
+
+
+def _end_process(failure: str) -> None:
+    """Its callers are told that the process was lost, and it is started again."""
+    logger.error("the GPU of this process failed, it ends: %s", failure)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _open(platform: Platform, request: OpenRequest) -> OpenedModel:

@@ -20,7 +20,7 @@ from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.status import Reason, ServingError
 from tfs_lite.protocols.log_format import start_logging
 from tfs_lite.serving.options import ServerOptions
 
@@ -83,7 +83,9 @@ def _serve(options: ServerOptions, stop: StopSignal, as_json: bool) -> int:
         threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
         stop.wait()
     if server.failure is not None:
-        raise CliError(f"stopped, because --exit_on_initial_load_failure is set: {server.failure}")
+        gpu_failed = server.failure.status.reason is Reason.GPU_FAILED
+        because = "" if gpu_failed else "--exit_on_initial_load_failure is set: "
+        raise CliError(f"stopped, because {because}{server.failure}")
     return DONE
 
 

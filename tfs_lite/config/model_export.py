@@ -137,3 +137,5 @@ def _fill_instances(message: Message, settings: ModelSettings, gpu: bool) -> Non
         group.count = settings.instance_group[index].count if settings.instance_group else 1
         if group.kind == group.KIND_AUTO:
             group.kind = group.KIND_GPU if gpu else group.KIND_CPU
+        if group.kind != group.KIND_GPU:
+            group.ClearField("gpus")

@@ -46,6 +46,7 @@ class Reason(enum.Enum):
     NO_PLATFORM = "nothing here loads such files"
     NEEDS_TRUST = "a version brings code, and its path is not trusted"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
+    GPU_FAILED = "a GPU failed, which this process cannot use any more"
     WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 
 

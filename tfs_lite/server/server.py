@@ -28,7 +28,8 @@ class Server:
     """``start`` -> ``wait_ready`` -> ``stop``, or a ``with`` block. Any thread may call any method.
 
     Settings are a :class:`ServerOptions` or its fields as keyword arguments. ``failure`` is set when a model failed to
-    load at the start and ``exit_on_initial_load_failure`` is set; ``wait`` returns then, too.
+    load at the start and ``exit_on_initial_load_failure`` is set, or when a GPU has failed, which this process can then
+    not use any more; ``wait`` returns then, too.
     """
 
     def __init__(

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.server.endpoints import Endpoints, EndpointSettings
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.server.runtime.health import Health
@@ -49,6 +51,7 @@ class ServerLifecycle:
         self._first_load: threading.Thread | None = None
         self._hurried = threading.Event()
         self._watchers: list[RepositoryWatcher | ConfigFileWatcher] = []
+        self._end_gpu_watch: Callable[[], None] = ignore
         failure = self._open()
         if failure is not None:
             self._end(0.0)
@@ -126,7 +129,13 @@ class ServerLifecycle:
 
     def begin(self, on_decided: Callable[[ServingError | None], None]) -> None:
         """Loads the first config on a thread of its own. ``on_decided`` gets None when the server is ready or was
-        stopped before, and the failure when the options make one fatal."""
+        stopped before, and the failure when the options make one fatal; later a failure again if a GPU fails."""
+
+        def gpu_failed(failure: str) -> None:
+            logger.error("a GPU failed, which this process cannot use any more: %s", failure)
+            on_decided(ServingError(StatusCode.UNAVAILABLE, f"a GPU failed: {failure}", Reason.GPU_FAILED))
+
+        self._end_gpu_watch = GPU_WATCH.watch(gpu_failed)
 
         def load() -> None:
             try:
@@ -207,6 +216,7 @@ class ServerLifecycle:
             watcher.close()
 
     def _end(self, drain_timeout: float) -> None:
+        self._end_gpu_watch()
         self._close_watchers()
         self.endpoints.close_reloads()
         self.core.close(drain_timeout)

@@ -1,4 +1,4 @@
-"""What a loader reserves, holds and gives back on several GPUs. The machine needs none: the platform of these tests says
+"""What a loader reserves, holds and gives back on several GPUs. The machine needs none: the tests' own platform says
 how many bytes its instances have on which device."""
 
 from __future__ import annotations

@@ -140,6 +140,13 @@ def test_instances_are_named_and_placed(gpu: bool, kind: str) -> None:
     assert groups[1]["worker"] == "process"
 
 
+@pytest.mark.parametrize(("gpu", "gpus"), [(False, []), (True, [0, 2])])
+def test_gpus_are_told_where_there_are_some(gpu: bool, gpus: list[int]) -> None:
+    settings = parse_model_settings("instance_group { gpus: [0, 2] count: 2 }", "c.pbtxt")
+    (group,) = config_message(settings, "m", "pytorch_export", gpu=gpu).instance_group
+    assert (list(group.gpus), group.count) == (gpus, 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "scheduler"),
     [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
 from tfs_lite.adapters.language.codec import open_codec
@@ -103,8 +104,12 @@ class TransformersModel(LanguageModel, OpenedModel):
         return self._batches
 
     def step(self, step: Step) -> Sequence[SampledToken]:
-        with torch.inference_mode(), self._stream.current():
-            return sample(self._network.logits(step), step)
+        try:
+            with torch.inference_mode(), self._stream.current():
+                return sample(self._network.logits(step), step)
+        except RuntimeError as error:
+            GPU_WATCH.saw(error)
+            raise
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """UNIMPLEMENTED: an engine steps it."""

@@ -102,7 +102,7 @@ class PythonModel(TorchModel):
             return
         except Exception as error:
             failure = run_failure(self._id, error, self._shapes_were_checked)
-            self._log(failure, error)
+            self._note(failure, error)
         raise failure
 
     def _part(
@@ -213,7 +213,7 @@ class PlainModel(PythonModel):
                 return self._guarded(work)
         except Exception as error:
             failure = run_failure(self._id, error, shapes_were_checked=True)
-            self._log(failure, error)
+            self._note(failure, error)
         raise failure
 
     def resident_bytes(self) -> None:
