@@ -4,7 +4,8 @@ platform                the fork between encoders and language models; it opens 
 task, settings          what a version is for; what its config may say
 sentence                the files of sentence-transformers: pooling, normalisation, prompt, length
 tokens                  texts to rows of tokens
-groups                  which rows share a forward: those of about the same length
+groups                  which rows share a forward
+packing                 rows of different lengths in one forward without padding
 heads                   what the network returns -> embeddings, scores, labels
 model                   a version that takes texts or tokens
 images                  a version that takes images

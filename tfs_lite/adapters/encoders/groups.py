@@ -1,4 +1,4 @@
-"""Which rows of a batch share a forward: rows of about the same length, so that little of it is padding.
+"""Which rows of a batch share a forward: as many as fit where no row is padded, else rows of about the same length.
 
 A row is padded to the longest of its group. Of a group's tokens at most a sixteenth is padding, or as many tokens as a
 forward costs beside its tokens, where that is more: many short forwards would cost more than the padding that they
@@ -13,6 +13,20 @@ CPU_FORWARD, GPU_FORWARD = 16, 4096
 """What a forward costs beside its tokens, in tokens."""
 SHARE = 16
 MAX_ROWS = 256
+
+
+def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The indices of the rows, in groups; each index once, the longest rows first. A group has at most ``max_tokens``
+    tokens, or one row."""
+    groups: list[list[int]] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        tokens += lengths[index]
+        if not groups or tokens > max_tokens:
+            groups.append([])
+            tokens = lengths[index]
+        groups[-1].append(index)
+    return groups
 
 
 def group_by_length(

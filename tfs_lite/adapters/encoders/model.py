@@ -1,8 +1,9 @@
 """A version that takes texts, or their tokens, and answers in one forward for each group of rows.
 
-    texts -> rows of tokens -> groups of about the same length -> a forward for each -> answers in the order of the rows
+    texts -> rows of tokens -> groups -> a forward for each -> answers in the order of the rows
 
-Requests share a batch as those of other models do; how long their texts are only decides the groups within it.
+Requests share a batch as those of other models do. On a CPU the rows of a group are packed, if the network answers the
+same then; else they are of about the same length, and padded.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_by_length
+from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_by_length, group_by_tokens
 from tfs_lite.adapters.encoders.heads import ClassHead, embed
 from tfs_lite.adapters.encoders.sentence import Recipe
 from tfs_lite.adapters.encoders.task import Task
 from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
+from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest
@@ -86,7 +88,10 @@ class TextEncoder(LoadedModel):
         self._reader = reader
         self._recipe = recipe
         self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
+        self._first_position = 0
+        self._packs = False
         self._limits = self._checked(request)
+        self._packs = self._can_pack(request)
         signatures = self._make_signatures(takes_tokens or reader is None)
         super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
@@ -131,16 +136,32 @@ class TextEncoder(LoadedModel):
 
     def _answers(self, rows: Sequence[TokenRow]) -> list[Array]:
         """Of each row, float32: its embedding, its logits, or the logits of its tokens."""
-        limits = self._limits
+        limits, lengths = self._limits, [len(row.ids) for row in rows]
         found: list[Array] = [np.empty(0)] * len(rows)
-        for group in group_by_length([len(row.ids) for row in rows], limits.tokens, limits.forward, limits.pads):
-            answers = self._forward([rows[index] for index in group])
+        if self._packs:
+            groups, forward = group_by_tokens(lengths, limits.tokens), self._packed
+        else:
+            groups, forward = group_by_length(lengths, limits.tokens, limits.forward, limits.pads), self._padded
+        for group in groups:
+            answers = forward([rows[index] for index in group])
             for index, answer in zip(group, answers, strict=True):
                 found[index] = answer[: len(rows[index].ids)] if self._task is Task.TOKEN_CLASSES else answer
         return found
 
     @torch.inference_mode()
-    def _forward(self, rows: Sequence[TokenRow]) -> Array:
+    def _packed(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
+        from tfs_lite.adapters.encoders.packing import PackedRows
+
+        packed = PackedRows(rows, self._first_position)
+        types = {"token_type_ids": packed.types} if self._limits.types > 1 else {}
+        with packed.attending():
+            output = self._module(input_ids=packed.ids, position_ids=packed.positions, **types)
+        if self._task is Task.EMBEDDING:
+            return packed.per_row(output.last_hidden_state, lambda vectors, mask: embed(vectors, mask, self._recipe))
+        return packed.per_row(output.logits, lambda logits, mask: logits.float())
+
+    @torch.inference_mode()
+    def _padded(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
         shape, device = (len(rows), max(len(row.ids) for row in rows)), self._module.device
         ids, mask = np.full(shape, self._limits.pad, np.int64), np.zeros(shape, np.int64)
         types = np.zeros(shape, np.int64) if self._limits.types > 1 else None
@@ -156,20 +177,17 @@ class TextEncoder(LoadedModel):
             answer = embed(output.last_hidden_state, tensors["attention_mask"], self._recipe)
         else:
             answer = output.logits.float()
-        array: Array = answer.cpu().numpy()
-        return array
+        return list(answer.cpu().numpy())
 
     def _checked(self, request: OpenRequest) -> Limits:
         """The limits, after two rows were run alone and together, and one of the full length. FAILED_PRECONDITION if
         the network cannot do that, or what it computes is not finite."""
-        limits, generator = self._limits, np.random.default_rng(0)
-        ids = generator.integers(limits.vocabulary, size=min(limits.length, 24)).tolist()
-        long, short = (TokenRow(part, [1] * len(part), [0] * len(part)) for part in (ids, ids[: max(1, len(ids) // 2)]))
+        limits = self._limits
+        long, short = self._two_rows()
         try:
-            alone, together = self._forward([short])[0], self._forward([short, long])[0]
+            alone, together = self._padded([short])[0], self._padded([short, long])[0]
             if limits.length <= CHECKED_LENGTH:
-                full = [ids[0]] * limits.length
-                self._forward([TokenRow(full, [1] * len(full), [0] * len(full))])
+                self._padded([_row([long.ids[0]] * limits.length)])
         except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             failure = f"{type(self._module).__name__} does not run on {limits.length} tokens: {error!s:.200}"
         else:
@@ -177,11 +195,43 @@ class TextEncoder(LoadedModel):
         if failure:
             raise failed_precondition(f"{failure}; see max_length and dtype of parameters")
         together = together[: len(alone)] if self._task is Task.TOKEN_CLASSES else together
-        scale = max(1.0, float(np.abs(alone).max()))
-        pads = float(np.abs(alone - together).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
+        pads = self._alike(alone, together)
         if not pads:
-            logger.info("%s: only texts of one length share a forward: padding changes answers", request.id)
+            logger.info(
+                "%s: padding changes answers; where rows are padded, only those of one length share a forward",
+                request.id,
+            )
         return replace(limits, pads=pads)
+
+    def _can_pack(self, request: OpenRequest) -> bool:
+        """Whether rows that are packed are answered as those alone are; the network attends row by row then. Classes of
+        texts are read from the first row of a forward, so they cannot be."""
+        if request.on_gpu or self._task is Task.TEXT_CLASSES:
+            return False
+        from tfs_lite.adapters.encoders.packing import exchanged_attention, first_position
+
+        rows = [*self._two_rows(), self._two_rows()[1]]
+        alone = [self._padded([row])[0] for row in rows]
+        self._first_position = first_position(self._module)
+        try:
+            with exchanged_attention(self._module):
+                if not all(map(self._alike, alone, self._packed(rows))):
+                    raise ValueError("answers differ")
+        except Exception as error:
+            logger.info(
+                "%s: rows that share a forward are padded, because packing fails: %s", request.id, sentence(error)
+            )
+            return False
+        return True
+
+    def _alike(self, alone: Array, other: Array) -> bool:
+        scale = max(1.0, float(np.abs(alone).max()))
+        return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
+
+    def _two_rows(self) -> tuple[TokenRow, TokenRow]:
+        """A row of random tokens, and the first half of it."""
+        ids = np.random.default_rng(0).integers(self._limits.vocabulary, size=min(self._limits.length, 24)).tolist()
+        return _row(ids), _row(ids[: max(1, len(ids) // 2)])
 
     def _width(self) -> int:
         return int(self._module.config.get_text_config().hidden_size)
@@ -232,6 +282,10 @@ def class_signatures(inputs: tuple[TensorSpec, ...], head: ClassHead) -> dict[st
     if len(head.labels) > 1:
         return {}
     return {"regress": Signature(inputs, (TensorSpec("outputs", DataType.FLOAT, (BATCH,)),), REGRESS_METHOD)}
+
+
+def _row(ids: list[int]) -> TokenRow:
+    return TokenRow(ids, [1] * len(ids), [0] * len(ids))
 
 
 def _stacked(rows: Sequence[Array], width: int) -> Array:
