@@ -88,7 +88,7 @@ class TextEncoder(LoadedModel):
         self._reader = reader
         self._recipe = recipe
         self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
-        self._first_position = 0
+        self._padding_position: int | None = None
         self._packs = False
         self._limits = self._checked(request)
         self._packs = self._can_pack(request)
@@ -152,7 +152,7 @@ class TextEncoder(LoadedModel):
     def _packed(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
         from tfs_lite.adapters.encoders.packing import PackedRows
 
-        packed = PackedRows(rows, self._first_position)
+        packed = PackedRows(rows, self._padding_position)
         types = {"token_type_ids": packed.types} if self._limits.types > 1 else {}
         with packed.attending():
             output = self._module(input_ids=packed.ids, position_ids=packed.positions, **types)
@@ -208,11 +208,11 @@ class TextEncoder(LoadedModel):
         texts are read from the first row of a forward, so they cannot be."""
         if request.on_gpu or self._task is Task.TEXT_CLASSES:
             return False
-        from tfs_lite.adapters.encoders.packing import exchanged_attention, first_position
+        from tfs_lite.adapters.encoders.packing import exchanged_attention, padding_position
 
         rows = [*self._two_rows(), self._two_rows()[1]]
         alone = [self._padded([row])[0] for row in rows]
-        self._first_position = first_position(self._module)
+        self._padding_position = padding_position(self._module)
         try:
             with exchanged_attention(self._module):
                 if not all(map(self._alike, alone, self._packed(rows))):

@@ -47,13 +47,12 @@ class Stretch:
 class PackedRows:
     """Rows one behind the other. Rows of one length should be neighbours: they attend in one call."""
 
-    def __init__(self, rows: Sequence[TokenRow], first_position: int = 0) -> None:
-        """``first_position``: the number of a row's first token."""
+    def __init__(self, rows: Sequence[TokenRow], padding: int | None = None) -> None:
+        """``padding`` as :func:`padding_position` finds it."""
         self.stretches = list(_stretches(rows))
         self.ids = _flat([row.ids for row in rows])
         self.types = _flat([row.types for row in rows])
-        lengths = [range(first_position, first_position + len(row.ids)) for row in rows]
-        self.positions = _flat(lengths)
+        self.positions = _flat([_positions(row.ids, padding) for row in rows])
 
     @contextmanager
     def attending(self) -> Iterator[None]:
@@ -90,7 +89,14 @@ def _stretches(rows: Sequence[TokenRow]) -> Iterator[Stretch]:
         start, first = start + (last - first) * length, last
 
 
-def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
+def _positions(ids: Sequence[int], padding: int | None) -> Any:
+    if padding is None:
+        return range(len(ids))
+    counts = np.asarray(ids) != padding
+    return np.cumsum(counts) * counts + padding
+
+
+def _flat(parts: Sequence[Any]) -> torch.Tensor:
     """[1, tokens]"""
     return torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in parts]))[None]
 
@@ -132,12 +138,13 @@ def attention(
     return torch.cat(found)[None], None
 
 
-def first_position(module: PreTrainedModel) -> int:
-    """The number of a row's first token: families that number positions from the padding token on begin behind it."""
+def padding_position(module: PreTrainedModel) -> int | None:
+    """The token of padding in families such as RoBERTa, which number the other tokens of a row from it on and give all
+    padding its own number; None for families that number the tokens of a row from 0 on."""
     for name, part in module.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(part, torch.nn.Embedding):
-            return 0 if part.padding_idx is None else part.padding_idx + 1
-    return 0
+            return part.padding_idx
+    return None
 
 
 @contextmanager

@@ -168,4 +168,5 @@ def test_memory_comes_back_when_versions_are_closed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CYCLES, str(tmp_path)], capture_output=True, text=True, check=True)
     held = [int(line) for line in done.stdout.split()]
     assert len(held) == 20
-    assert held[-1] - held[1] < 10 << 20, held
+    # Between cycles the C library keeps what the top of a thread's heap held, now and then as much as the weights.
+    assert min(held[-5:]) - min(held[:5]) < 10 << 20, held

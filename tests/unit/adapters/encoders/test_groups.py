@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.adapters.encoders.groups import MAX_ROWS, group_by_length
+from tfs_lite.adapters.encoders.groups import MAX_ROWS, group_by_length, group_by_tokens
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=400)
 
@@ -36,3 +36,14 @@ def test_without_padding_all_rows_of_a_group_are_of_one_length(lengths: list[int
 def test_rows_of_one_length_stay_in_their_order() -> None:
     assert group_by_length([5, 5, 5], 100) == [[0, 1, 2]]
     assert group_by_length([], 100) == []
+
+
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 120))
+def test_rows_that_need_no_padding_fill_their_groups(lengths: list[int], most: int) -> None:
+    groups = group_by_tokens(lengths, most)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    sizes = [sum(lengths[index] for index in group) for group in groups]
+    assert all(size <= most or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
+    assert all(size + lengths[after[0]] > most for size, after in zip(sizes, groups[1:], strict=False))
+    flat = [lengths[index] for group in groups for index in group]
+    assert flat == sorted(lengths, reverse=True)
