@@ -23,7 +23,8 @@ from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, check_members, damaged, open_archive
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.pytorch.export import ARTEFACT, open_exported
+from tfs_lite.adapters.pytorch.export import ARTEFACT, open_by_torch, open_exported
+from tfs_lite.adapters.pytorch.export import PLATFORM as EXPORT
 from tfs_lite.adapters.pytorch.model import TorchModel
 from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
@@ -159,5 +160,7 @@ PLATFORM = Platform(
     open_compiled,
     needs_trust=True,
     home="process",
+    open_in_process=open_by_torch,
+    shared=EXPORT.shared,
     check_config=check_config,
 )

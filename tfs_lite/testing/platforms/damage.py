@@ -147,9 +147,22 @@ SCRIPT_DAMAGE: Mapping[str, Damage] = {
     ),
 }
 
+
+def _name_labels_outside(version: Path) -> None:
+    """The config names a file of labels that is not the model's; from where it is published three levels are enough."""
+    outside = version.parents[2] / "outside.txt"
+    outside.write_bytes(SECRET)
+    with (version / "config.pbtxt").open("a") as config:
+        config.write(
+            'signatures { key: "classes" value { method_name: "classify" '
+            f'outputs {{ key: "scores" value: "y" }} label_filename: "{"../" * 12}{str(outside)[1:]}" }} }}\n'
+        )
+
+
 PYTHON_DAMAGE: Mapping[str, Damage] = {
     "truncated": Damage(cut("model.safetensors"), DAMAGED, "model.safetensors"),
     "garbage": Damage(overwrite("model.safetensors", b"\xff" * 5000), DAMAGED, "model.safetensors"),
+    "traversal": Damage(_name_labels_outside, WRONG, "leads out of the model's directory"),
     "no Python": Damage(overwrite("model.py", b"\xff\x00"), WRONG, "model.py"),
     "a pickle": Damage(overwrite("model.safetensors", b"\x80\x02cos\nsystem\n."), DAMAGED, "model.safetensors"),
     "link out of the version": Damage(link_out("model.py", keep=True), DENIED, "--trusted_model_base_paths", True),
@@ -157,6 +170,18 @@ PYTHON_DAMAGE: Mapping[str, Damage] = {
     "future version": Damage(overwrite("model.py", b"match = later 99:\n"), WRONG, "line 1"),
     "custom operator": Damage(overwrite("model.py", b"import no_such_library\n"), WRONG, "no_such_library"),
 }
+
+_compile_for_another_machine = edit_member(
+    "model.pt2", "_metadata.json", lambda data: json.dumps(json.loads(data) | {"AOTI_MACHINE": "s390x"}).encode()
+)
+
+
+def _run_a_custom_operator(version: Path) -> None:
+    """The code is trusted as a whole; the program beside it, which runs where the code cannot, knows no library."""
+    _compile_for_another_machine(version)
+    edit_member("model.pt2", _PROGRAM, lambda data: data.replace(_OPERATOR, b"torch.ops.evil.steal.default"))(version)
+    (version / "config.pbtxt").write_text('parameters { key: "aoti_fallback" value { string_value: "export" } }')
+
 
 COMPILED_DAMAGE: Mapping[str, Damage] = {
     **_archive("model.pt2", "data/weights/weight_1"),
@@ -169,15 +194,8 @@ COMPILED_DAMAGE: Mapping[str, Damage] = {
         REFUSED,
         "torch 99.0",
     ),
-    "another machine": Damage(
-        edit_member(
-            "model.pt2",
-            "_metadata.json",
-            lambda data: json.dumps(json.loads(data) | {"AOTI_MACHINE": "s390x"}).encode(),
-        ),
-        REFUSED,
-        "processor s390x",
-    ),
+    "another machine": Damage(_compile_for_another_machine, REFUSED, "processor s390x"),
+    "custom operator": Damage(_run_a_custom_operator, REFUSED, "evil"),
     "no library": Damage(
         edit_member("model.pt2", ".so", lambda data: b"\x7fELF of nothing"), REFUSED, "cannot be loaded"
     ),
