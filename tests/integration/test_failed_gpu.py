@@ -13,7 +13,7 @@ import numpy as np
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.servers.models import write_python_version
 from tfs_lite.testing.servers.probe import ROW, Probe
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 PATIENCE = 60.0
 SOURCE = """
@@ -37,7 +37,7 @@ def served(root: Path, worker: str) -> ServerProcess:
     with (directory / "config.pbtxt").open("a") as config:
         config.write(f'\ninstance_group {{ worker: "{worker}" }}\n')
     flags = (f"--model_repository={root}", f"--trusted_model_base_paths={root}")
-    return ServerProcess(*flags, command=default_command())
+    return ServerProcess(*flags)
 
 
 def failure_of(call: Callable[[], object]) -> ServingError:
