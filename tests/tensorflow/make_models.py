@@ -8,7 +8,7 @@ python make_models.py ROOT
                      version, and refuses "bad"; count: a variable that every request adds to
     served/old/1     as TensorFlow 1 wrote it: method names of its own, and a second graph with the tags serve,gpu
     served/thief/1   returns the file that the request names
-    served/bomb/1    same: returns its input; fill: makes 4 TB of a few bytes first
+    served/filler/1  same: returns its input; fill: makes 4 TB of a few bytes first
     newer/2          as three/1, with twice the weights
 """
 
@@ -93,7 +93,7 @@ class Thief(tf.Module):
         return {"content": tf.io.read_file(path)}
 
 
-class Bomb(tf.Module):
+class Filler(tf.Module):
     @tf.function(input_signature=[spec([None, 2], tf.float32, "x")])
     def same(self, x):
         return {"y": tf.identity(x)}
@@ -156,10 +156,10 @@ def main(root: Path) -> None:
         save(model, path, serving_default=model.predict, classify=model.classify, regress=model.regress)
     vocabulary = root / "vocabulary.txt"
     vocabulary.write_text("zero\none\ntwo\n")
-    many, thief, bomb = Many(vocabulary), Thief(), Bomb()
+    many, thief, filler = Many(vocabulary), Thief(), Filler()
     save(many, served / "many" / "1", same=many.same, words=many.words, count=many.count)
     save(thief, served / "thief" / "1", serving_default=thief.__call__)
-    save(bomb, served / "bomb" / "1", serving_default=bomb.same, fill=bomb.fill)
+    save(filler, served / "filler" / "1", serving_default=filler.same, fill=filler.fill)
     save_old(served / "old" / "1")
     save_torch(served / "torch")
 

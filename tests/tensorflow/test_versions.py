@@ -144,16 +144,16 @@ def test_version_that_cannot_be_served_is_refused_and_disturbs_nobody(
         assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
 
 
-def test_a_bomb_goes_off_in_its_own_process_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
-    publish("bomb")
+def test_a_request_that_fills_memory_fails_in_its_own_process_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
+    publish("filler")
     publish("torch")
     with serve(ready=False) as served:
-        wait_available(served, model="bomb")
+        wait_available(served, model="filler")
         wait_available(served, model="torch")
-        with refuses(StatusCode.RESOURCE_EXHAUSTED, "bomb"):
-            served.client.predict("bomb", ROW, signature="fill")
+        with refuses(StatusCode.RESOURCE_EXHAUSTED, "filler"):
+            served.client.predict("filler", ROW, signature="fill")
         assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
-        np.testing.assert_array_equal(served.client.predict("bomb", ROW).outputs["y"], ROW["x"])
+        np.testing.assert_array_equal(served.client.predict("filler", ROW).outputs["y"], ROW["x"])
 
 
 def test_the_graph_with_the_tags_of_the_flag_is_served(publish: Publish, serve: Serve) -> None:
