@@ -9,6 +9,7 @@ python make_models.py ROOT
     served/old/1     as TensorFlow 1 wrote it: method names of its own, and a second graph with the tags serve,gpu
     served/thief/1   returns the file that the request names
     newer/2          as three/1, with twice the weights
+    bomb/1           its table is filled, when it is loaded, with as many zeros as take terabytes
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 WEIGHTS = [[1.0, -2.0, 0.5], [0.25, 0.5, -1.0]]
 FEATURES = {"x": tf.io.FixedLenFeature([2], tf.float32)}
+TERABYTES = 8 << 40
 LABELS = ["cat", "dog", "owl"]
 DTYPES = {
     "half": tf.float16,
@@ -92,6 +94,32 @@ class Thief(tf.Module):
         return {"content": tf.io.read_file(path)}
 
 
+class Zeros(tf.saved_model.experimental.TrackableResource):
+    """A table that is filled when the model is loaded, and not when it is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resource_handle  # makes the table
+
+    def _create_resource(self):
+        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="zeros")
+
+    def _initialize(self) -> None:
+        size = tf.raw_ops.LookupTableSizeV2(table_handle=self.resource_handle)  # 0, which no optimiser knows
+        zeros = tf.fill([size + TERABYTES // 8], tf.constant(0, tf.int64))
+        tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=zeros, values=zeros)
+
+
+class Bomb(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeros = Zeros()
+
+    @tf.function(input_signature=[spec([None, 2], tf.float32, "x")])
+    def __call__(self, x):
+        return {"y": x + tf.cast(tf.raw_ops.LookupTableSizeV2(table_handle=self.zeros.resource_handle), tf.float32)}
+
+
 def save(model: tf.Module, path: Path, **signatures) -> None:
     tf.saved_model.save(model, str(path), signatures=signatures)
 
@@ -145,9 +173,10 @@ def main(root: Path) -> None:
         save(model, path, serving_default=model.predict, classify=model.classify, regress=model.regress)
     vocabulary = root / "vocabulary.txt"
     vocabulary.write_text("zero\none\ntwo\n")
-    many, thief = Many(vocabulary), Thief()
+    many, thief, bomb = Many(vocabulary), Thief(), Bomb()
     save(many, served / "many" / "1", same=many.same, words=many.words, count=many.count)
     save(thief, served / "thief" / "1", serving_default=thief.__call__)
+    save(bomb, root / "bomb" / "1", serving_default=bomb.__call__)
     save_old(served / "old" / "1")
     save_torch(served / "torch")
 

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+import tfs_lite
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive
+from tfs_lite.testing.servers.platforms import MAX_ROWS, WIDTH, Doubler, add_to_archive, rewrite_archive
 
 SECRET = b"the secret of another model"
 DAMAGED, DENIED = StatusCode.DATA_LOSS, StatusCode.PERMISSION_DENIED
@@ -56,6 +59,25 @@ def link_out(name: str, keep: bool = False) -> Edit:
             (outside / name).write_bytes(SECRET)
             (version / name).unlink()
         (version / name).symlink_to(outside / name)
+
+    return edit
+
+
+def link_helper_out(folder: bool) -> Edit:
+    """``model.py`` imports ``more/helper.py``, which lies outside the directory of all models: the file is a link, or
+    with ``folder`` the folder ``more`` is."""
+
+    def edit(version: Path) -> None:
+        outside = version.parents[2] / f"outside-{version.parent.name}"
+        outside.mkdir()
+        (outside / "helper.py").write_text("")
+        if folder:
+            (version / "more").symlink_to(outside, target_is_directory=True)
+        else:
+            (version / "more").mkdir()
+            (version / "more" / "helper.py").symlink_to(outside / "helper.py")
+        source = (version / "model.py").read_text()
+        (version / "model.py").write_text(f"from .more import helper\n{source}")
 
     return edit
 
@@ -147,16 +169,47 @@ SCRIPT_DAMAGE: Mapping[str, Damage] = {
     ),
 }
 
+
+def _name_labels_outside(version: Path) -> None:
+    (version.parents[2] / "secret").write_bytes(SECRET)
+    config = version / "config.pbtxt"
+    config.write_text(config.read_text().replace("output {", 'output { label_filename: "../../../secret"', 1))
+
+
 PYTHON_DAMAGE: Mapping[str, Damage] = {
     "truncated": Damage(cut("model.safetensors"), DAMAGED, "model.safetensors"),
     "garbage": Damage(overwrite("model.safetensors", b"\xff" * 5000), DAMAGED, "model.safetensors"),
     "no Python": Damage(overwrite("model.py", b"\xff\x00"), WRONG, "model.py"),
     "a pickle": Damage(overwrite("model.safetensors", b"\x80\x02cos\nsystem\n."), DAMAGED, "model.safetensors"),
     "link out of the version": Damage(link_out("model.py", keep=True), DENIED, "--trusted_model_base_paths", True),
+    "linked file in a folder": Damage(link_helper_out(folder=False), DENIED, "--trusted_model_base_paths", True),
+    "linked folder": Damage(link_helper_out(folder=True), DENIED, "--trusted_model_base_paths", True),
+    "traversal": Damage(_name_labels_outside, WRONG, "label_filename", True),
     "bomb": Damage(overwrite("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), DAMAGED, "model.safetensors"),
     "future version": Damage(overwrite("model.py", b"match = later 99:\n"), WRONG, "line 1"),
     "custom operator": Damage(overwrite("model.py", b"import no_such_library\n"), WRONG, "no_such_library"),
 }
+
+
+def _compile_custom_operator(version: Path) -> None:
+    """The archive calls an operator of a library that its author had and the server has not."""
+
+    class Thief(Doubler):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            found: dict[str, torch.Tensor] = super().forward(torch.ops.evil.steal(x))
+            return found
+
+    with torch.library._scoped_library("evil", "DEF") as library:
+        library.define("steal(Tensor x) -> Tensor")
+        library.impl("steal", torch.clone, "CompositeExplicitAutograd")
+        library.impl("steal", torch.empty_like, "Meta")
+        inputs = {"x": torch.zeros(3, WIDTH)}
+        made = tfs_lite.save(
+            Thief(1.0), version.parent / "base", example_inputs=inputs, max_batch_size=MAX_ROWS, compile="aoti"
+        )
+    (made / "model.pt2").replace(version / "model.pt2")
+    shutil.rmtree(made.parent)
+
 
 COMPILED_DAMAGE: Mapping[str, Damage] = {
     **_archive("model.pt2", "data/weights/weight_1"),
@@ -178,6 +231,7 @@ COMPILED_DAMAGE: Mapping[str, Damage] = {
         REFUSED,
         "processor s390x",
     ),
+    "custom operator": Damage(_compile_custom_operator, REFUSED, "evil"),
     "no library": Damage(
         edit_member("model.pt2", ".so", lambda data: b"\x7fELF of nothing"), REFUSED, "cannot be loaded"
     ),
