@@ -99,15 +99,15 @@ class Zeros(tf.saved_model.experimental.TrackableResource):
 
     def __init__(self) -> None:
         super().__init__()
-        self.resource_handle  # makes the table
+        self.handle = self.resource_handle
 
     def _create_resource(self):
         return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="zeros")
 
     def _initialize(self) -> None:
-        size = tf.raw_ops.LookupTableSizeV2(table_handle=self.resource_handle)  # 0, which no optimiser knows
+        size = tf.raw_ops.LookupTableSizeV2(table_handle=self.handle)  # 0, which no optimiser knows
         zeros = tf.fill([size + TERABYTES // 8], tf.constant(0, tf.int64))
-        tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=zeros, values=zeros)
+        tf.raw_ops.LookupTableImportV2(table_handle=self.handle, keys=zeros, values=zeros)
 
 
 class Bomb(tf.Module):
@@ -117,7 +117,7 @@ class Bomb(tf.Module):
 
     @tf.function(input_signature=[spec([None, 2], tf.float32, "x")])
     def __call__(self, x):
-        return {"y": x + tf.cast(tf.raw_ops.LookupTableSizeV2(table_handle=self.zeros.resource_handle), tf.float32)}
+        return {"y": x + tf.cast(tf.raw_ops.LookupTableSizeV2(table_handle=self.zeros.handle), tf.float32)}
 
 
 def save(model: tf.Module, path: Path, **signatures) -> None:

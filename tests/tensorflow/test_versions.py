@@ -132,7 +132,17 @@ MANY_NODES = SavedModelFile([MetaGraphFile(nodes=[b""] * (MAX_OPERATIONS + 1))])
         (cut_weights, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
         (link_weights_out, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
     ],
-    ids=["damaged", "garbage", "future", "other tags", "no graph", "custom operator", "bomb", "cut weights", "link out"],
+    ids=[
+        "damaged",
+        "garbage",
+        "future",
+        "other tags",
+        "no graph",
+        "custom operator",
+        "bomb",
+        "cut weights",
+        "link out",
+    ],
 )
 def test_version_that_cannot_be_served_is_refused_and_disturbs_nobody(
     publish: Publish, serve: Serve, damage: Callable[[Path], object], code: StatusCode, words: str

@@ -12,7 +12,6 @@ old and the new config.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
