@@ -16,6 +16,7 @@ import ormsgpack
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from mutators_generation import INPUTS, REQUEST_FIELDS, change_fields, change_files
+from onnx import ModelProto
 from programs import change
 from targets_v2 import CONTROL_METHODS, framed, frames
 from words import FLOATS, NAMES, NUMBERS, TEXTS, WORDS
@@ -320,4 +321,5 @@ MUTATORS: dict[str, Mutator] = {
     "generation_tensors": of_message(messages.PredictRequest),
     "lm_files": change_files(of_bytes),
     "program": change,
+    "onnx": either(of_message(ModelProto), of_message(ModelProto), of_bytes),
 }

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from handlers import PLATFORMS, ROOT, Model, handlers
 from promises import check_details, check_error, check_reply, plain, require, same
 from targets_generation import TARGETS_GENERATION
+from targets_onnx import onnx
 from targets_programs import program
 from targets_v2 import TARGETS_V2, use_settings
 
@@ -284,6 +285,7 @@ TARGETS: dict[str, Target] = {
     **TARGETS_V2,
     **TARGETS_GENERATION,
     "program": program,
+    "onnx": onnx,
 }
 
 

@@ -89,7 +89,7 @@ def program(data: bytes) -> None:
 
 
 def _build(directory: Path) -> Program | None:
-    before, began = _reset_peak(), time.process_time()
+    before, began = reset_memory_peak(), time.process_time()
     try:
         with open_archive(os.fspath(directory / "model.pt2"), "model.pt2") as archive:
             return open_program(archive, _CPU)
@@ -101,7 +101,7 @@ def _build(directory: Path) -> Program | None:
         require(len(str(error)) <= MAX_WORDS and os.fspath(directory) not in str(error), f"a reason: {error!s:.600}")
         OUTCOMES[error.code.name] += 1
     finally:
-        took, memory = time.process_time() - began, _peak() - before
+        took, memory = time.process_time() - began, memory_peak() - before
         require(took < LOAD_SECONDS, f"opening took {took:.1f} s")
         require(memory < LOAD_BYTES, f"opening took {memory >> 20} MB")
     return None
@@ -282,12 +282,12 @@ def _scratch() -> str:
 _directory: str | None = None
 
 
-def _reset_peak() -> int:
+def reset_memory_peak() -> int:
     """Forgets the most memory that the process has had; what it has now, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
+    return memory_peak()
 
 
-def _peak() -> int:
+def memory_peak() -> int:
     text = Path("/proc/self/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) << 10

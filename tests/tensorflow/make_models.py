@@ -10,6 +10,7 @@ python make_models.py ROOT
     served/thief/1   returns the file that the request names
     served/filler/1  same: returns its input; fill: makes 4 TB of a few bytes first
     newer/2          as three/1, with twice the weights
+    bomb/1           its table is filled, when it is loaded, with as many zeros as take terabytes
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 WEIGHTS = [[1.0, -2.0, 0.5], [0.25, 0.5, -1.0]]
 FEATURES = {"x": tf.io.FixedLenFeature([2], tf.float32)}
+TERABYTES = 8 << 40
 LABELS = ["cat", "dog", "owl"]
 DTYPES = {
     "half": tf.float16,
@@ -103,6 +105,32 @@ class Filler(tf.Module):
         return {"y": x + tf.reduce_sum(tf.fill([2**20, 2**20], x[0, 0]))}
 
 
+class Zeros(tf.saved_model.experimental.TrackableResource):
+    """A table that is filled when the model is loaded, and not when it is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle = self.resource_handle
+
+    def _create_resource(self):
+        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="zeros")
+
+    def _initialize(self) -> None:
+        size = tf.raw_ops.LookupTableSizeV2(table_handle=self.handle)  # 0, which no optimiser knows
+        zeros = tf.fill([size + TERABYTES // 8], tf.constant(0, tf.int64))
+        tf.raw_ops.LookupTableImportV2(table_handle=self.handle, keys=zeros, values=zeros)
+
+
+class Bomb(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeros = Zeros()
+
+    @tf.function(input_signature=[spec([None, 2], tf.float32, "x")])
+    def __call__(self, x):
+        return {"y": x + tf.cast(tf.raw_ops.LookupTableSizeV2(table_handle=self.zeros.handle), tf.float32)}
+
+
 def save(model: tf.Module, path: Path, **signatures) -> None:
     tf.saved_model.save(model, str(path), signatures=signatures)
 
@@ -156,10 +184,11 @@ def main(root: Path) -> None:
         save(model, path, serving_default=model.predict, classify=model.classify, regress=model.regress)
     vocabulary = root / "vocabulary.txt"
     vocabulary.write_text("zero\none\ntwo\n")
-    many, thief, filler = Many(vocabulary), Thief(), Filler()
+    many, thief, filler, bomb = Many(vocabulary), Thief(), Filler(), Bomb()
     save(many, served / "many" / "1", same=many.same, words=many.words, count=many.count)
     save(thief, served / "thief" / "1", serving_default=thief.__call__)
     save(filler, served / "filler" / "1", serving_default=filler.same, fill=filler.fill)
+    save(bomb, root / "bomb" / "1", serving_default=bomb.__call__)
     save_old(served / "old" / "1")
     save_torch(served / "torch")
 

@@ -18,6 +18,7 @@ pytest.importorskip("tensorflow_serving.apis")
 
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E402
 
+from tfs_lite.adapters.tensorflow.graph import MAX_OPERATIONS  # noqa: E402
 from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
 from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
 from tfs_lite.testing.errors import refuses  # noqa: E402
@@ -110,6 +111,8 @@ def link_weights_out(version: Path) -> None:
 
 
 CUSTOM = SavedModelFile([MetaGraphFile(signatures={"serving_default": SIMPLE}, nodes=[node("y", "Steal", "x")])])
+MANY_NODES = SavedModelFile([MetaGraphFile(nodes=[b""] * (MAX_OPERATIONS + 1))])
+"""4 MB, which would become an object for each node."""
 
 
 @pytest.mark.parametrize(
@@ -125,10 +128,21 @@ CUSTOM = SavedModelFile([MetaGraphFile(signatures={"serving_default": SIMPLE}, n
         ),
         (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
         (overwrite(CUSTOM.encode()), StatusCode.PERMISSION_DENIED, "uses Steal"),
+        (overwrite(MANY_NODES.encode()), StatusCode.RESOURCE_EXHAUSTED, "more than 2000000 operations"),
         (cut_weights, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
         (link_weights_out, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
     ],
-    ids=["damaged", "garbage", "future", "other tags", "no graph", "custom operator", "cut weights", "link out"],
+    ids=[
+        "damaged",
+        "garbage",
+        "future",
+        "other tags",
+        "no graph",
+        "custom operator",
+        "bomb",
+        "cut weights",
+        "link out",
+    ],
 )
 def test_version_that_cannot_be_served_is_refused_and_disturbs_nobody(
     publish: Publish, serve: Serve, damage: Callable[[Path], object], code: StatusCode, words: str
@@ -144,7 +158,9 @@ def test_version_that_cannot_be_served_is_refused_and_disturbs_nobody(
         assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
 
 
-def test_a_request_that_fills_memory_fails_in_its_own_process_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
+def test_a_request_that_fills_memory_fails_in_its_own_process_and_disturbs_nobody(
+    publish: Publish, serve: Serve
+) -> None:
     publish("filler")
     publish("torch")
     with serve(ready=False) as served:
@@ -154,6 +170,18 @@ def test_a_request_that_fills_memory_fails_in_its_own_process_and_disturbs_nobod
             served.client.predict("filler", ROW, signature="fill")
         assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
         np.testing.assert_array_equal(served.client.predict("filler", ROW).outputs["y"], ROW["x"])
+
+
+def test_table_that_is_filled_with_terabytes_is_refused_and_disturbs_nobody(publish: Publish, serve: Serve) -> None:
+    publish("bomb")
+    publish("torch")
+    with serve(ready=False) as served:
+        error = wait_failed(served, "bomb")
+        assert error.code is StatusCode.RESOURCE_EXHAUSTED, error
+        assert "OOM when allocating tensor" in str(error)
+        assert "\n" not in str(error)
+        wait_available(served, model="torch")
+        assert served.client.predict("torch", ROW).outputs["y"].shape == (1, 3)
 
 
 def test_the_graph_with_the_tags_of_the_flag_is_served(publish: Publish, serve: Serve) -> None:

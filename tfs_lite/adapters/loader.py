@@ -12,7 +12,6 @@ old and the new config.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
@@ -403,18 +402,14 @@ class ArtifactLoader(Loader):
         check_device(self._settings.device)
         check_gpus(settings.instance_group, usable_gpus(self._settings.device))
         device = self._find_place()
-        request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings, meter=meter)
+        trusted = self._settings.trusted.allows_all_of(self._directory)
+        request = OpenRequest(servable_id, files, device, trusted, settings, meter=meter)
         if request.on_gpu:
             request = replace(request, batch_rows=self._settings.batch_rows(request))
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
         return request, platform
-
-    def _trusts(self, names: frozenset[str]) -> bool:
-        """Whether every file is trusted: a link may lead out of a trusted directory."""
-        paths = [self._directory, *(os.path.join(self._directory, name) for name in names)]
-        return all(self._settings.trusted.allows(path) for path in paths)
 
     def _logged_failure(self, servable_id: ServableId, error: Exception) -> ServingError:
         """The error for the manager. An unexpected error is logged with its stack, once, however often the load is

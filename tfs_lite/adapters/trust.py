@@ -28,6 +28,25 @@ class TrustedPaths:
         parts = _parts(os.path.realpath(path))
         return any(_matches(glob, parts) for glob in self.globs)
 
+    def allows_all_of(self, directory: str) -> bool:
+        """Whether the directory is trusted, and every file and folder in it at any depth: links are followed, because
+        one may lead out of a trusted path. A folder that cannot be listed is not trusted."""
+        waiting, seen = [directory], set[str]()
+        while waiting:
+            path = os.path.realpath(waiting.pop())
+            if path in seen:
+                continue
+            seen.add(path)
+            if not self.allows(path):
+                return False
+            try:
+                waiting += (os.path.join(path, name) for name in os.listdir(path))
+            except (NotADirectoryError, FileNotFoundError):
+                continue
+            except OSError:
+                return False
+        return True
+
 
 NO_TRUST = TrustedPaths()
 

@@ -54,3 +54,29 @@ def test_trusted_path_may_itself_be_a_link(tmp_path):
 def test_relative_glob_starts_at_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert TrustedPaths.of(["models"]).allows(os.path.join(str(tmp_path), "models", "1"))
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_link_at_any_depth_that_leads_out_takes_trust_from_the_whole_directory(tmp_path, folder):
+    version, outside = tmp_path / "trusted" / "m" / "1", tmp_path / "outside"
+    (version / "deep" / "er").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "code.py").write_text("")
+    (version / "deep" / "own.py").symlink_to(version / "deep" / "er")
+    (version / "deep" / "er" / "loop").symlink_to(version)
+    trusted = TrustedPaths.of([str(tmp_path / "trusted")])
+    assert trusted.allows_all_of(str(version))
+    (version / "deep" / "er" / "more").symlink_to(outside if folder else outside / "code.py")
+    assert not trusted.allows_all_of(str(version))
+    assert trusted.allows(str(version))
+
+
+def test_link_to_another_trusted_directory_is_followed_there(tmp_path):
+    version, other = tmp_path / "trusted" / "m" / "1", tmp_path / "trusted" / "common"
+    version.mkdir(parents=True)
+    other.mkdir()
+    (version / "common").symlink_to(other)
+    trusted = TrustedPaths.of([str(tmp_path / "trusted")])
+    assert trusted.allows_all_of(str(version))
+    (other / "code.py").symlink_to(tmp_path)
+    assert not trusted.allows_all_of(str(version))

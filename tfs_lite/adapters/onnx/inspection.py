@@ -20,6 +20,7 @@ from tfs_lite.adapters.onnx.model_file import (
     function_nodes,
     initializers,
     nodes,
+    shown,
     size_of,
     sparse_initializers,
 )
@@ -135,8 +136,8 @@ class _Inspection:
             raise unsafe(f"{ARTEFACT} holds compiled code for a processor (operator EPContext)")
         if node.domain not in DOMAINS and not self.any_domain:
             raise failed_precondition(
-                f"{ARTEFACT} needs the operator {node.op} of the domain {node.domain}, which onnxruntime has not; "
-                'name the library that has it, a file of the version: parameters { key: "custom_ops" }'
+                f"{ARTEFACT} needs the operator {shown(node.op)} of the domain {shown(node.domain)}, "
+                'which onnxruntime has not; name the library that has it, a file of the version: parameters { key: "custom_ops" }'
             )
 
     def _fold(self, result: Constant) -> None:
@@ -148,7 +149,7 @@ class _Inspection:
         """Values in another file: a plain one, of this version."""
         if header.location is None or header.location in self._places:
             return
-        check_place(header.location, self._directory, f"weights {header.name}")
+        check_place(header.location, self._directory, f"weights {shown(header.name)}")
         self._places.add(header.location)
 
 
@@ -162,7 +163,7 @@ def check_place(location: str, directory: str, what: str) -> str:
     if os.path.commonpath((path, os.path.realpath(directory))) != os.path.realpath(directory):
         raise _outside(what, location)
     if not os.path.exists(path):
-        raise damaged(f"{what} of {ARTEFACT}: the version has no file {location[:200]}")
+        raise damaged(f"{what} of {ARTEFACT}: the version has no file {shown(location)}")
     if not os.path.isfile(path):
         raise _outside(what, location)
     return path

@@ -170,7 +170,9 @@ def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> No
     """FAILED_PRECONDITION if onnxruntime reads other names in the file than were inspected."""
     names = [value.name for value in found]
     if list(declared) != names:
-        raise failed_precondition(f"{ARTEFACT} can be read in two ways: its {kind}s are {declared} or {names}")
+        raise failed_precondition(
+            f"{ARTEFACT} can be read in two ways: its {kind}s are {list(declared)!s:.200} or {names!s:.200}"
+        )
 
 
 def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:

@@ -19,6 +19,7 @@ from tfs_lite.core.status import failed_precondition
 ARTEFACT = "model.onnx"
 MAX_BYTES = 1 << 31
 MAX_RANK = 64
+MAX_SHOWN = 200
 ITEM_BYTES = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 1),  # uint8, int8, bool, float8
     **dict.fromkeys((4, 5, 10, 16), 2),  # 16 bits
@@ -55,6 +56,12 @@ class TensorHeader:
 def size_of(dims: tuple[int, ...], dtype: int) -> int:
     """Bytes of a dense tensor; sizes below 0 count as 0."""
     return prod(max(0, size) for size in dims) * ITEM_BYTES.get(dtype, 1)
+
+
+def shown(name: str) -> str:
+    """A text of the file for a message: at most 200 characters in one line, escaped where they are not printable."""
+    text = name[:MAX_SHOWN]
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)

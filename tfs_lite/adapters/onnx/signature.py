@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, Value
+from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, Value, shown
 from tfs_lite.config.model import BATCH_SYMBOL, ModelSettings
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import failed_precondition, invalid_argument
@@ -67,7 +67,7 @@ def _spec(kind: str, value: Value) -> TensorSpec:
     if value.kind != "tensor" or dtype is None:
         what = value.kind if value.kind != "tensor" else f"a tensor of element type {value.dtype}"
         hint = "; export a scikit-learn model with options={'zipmap': False}" if value.kind == "a sequence" else ""
-        raise failed_precondition(f"{kind} {value.name} of {ARTEFACT} is {what}, which cannot be served{hint}")
+        raise failed_precondition(f"{kind} {shown(value.name)} of {ARTEFACT} is {what}, which cannot be served{hint}")
     if value.dims is None:
         return TensorSpec(value.name, dtype)
     dims: list[Dim] = [
@@ -82,7 +82,7 @@ def _batched(spec: TensorSpec, batch: SymbolicDim, kind: str) -> TensorSpec:
         return spec
     if not spec.shape or isinstance(spec.shape[0], int):
         raise invalid_argument(
-            f"max_batch_size of the config: {kind} {spec.name} of {ARTEFACT} has the shape {format_shape(spec.shape)}, "
-            "whose first dimension is no batch; export it with a dynamic one, or leave max_batch_size out"
+            f"max_batch_size of the config: {kind} {shown(spec.name)} of {ARTEFACT} has the shape "
+            f"{format_shape(spec.shape)}, whose first dimension is no batch; export it with a dynamic one, or leave max_batch_size out"
         )
     return replace(spec, shape=(batch, *spec.shape[1:]))

@@ -34,6 +34,7 @@ _PASSED_ON = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.UNIMPLEMENTED, StatusCode.RESOURCE_EXHAUSTED}
 )
 """Codes of TensorFlow that clients get as they are."""
+_PLACES = ("Graph execution error", "Detected at node", "<stack traces")
 logger = logging.getLogger(__name__)
 
 
@@ -64,7 +65,7 @@ def open_version(arguments: str) -> SavedModelFunctions:
         raise
     except Exception as error:
         logger.warning("%s cannot be loaded\n%s", label_of(servable_id), story(error))
-        failure = failed_precondition(f"TensorFlow cannot load it: {sentence(error)}")
+        failure = _load_failure(error)
     else:
         logger.info(
             "TensorFlow %s was imported in %.1f s, the model loaded in %.1f s",
@@ -135,6 +136,22 @@ def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapp
         raise failed_precondition(f'signature "{key}" does not return {", ".join(missing)}, which the file declares')
     found: Callable[..., Mapping[str, Any]] = function
     return found
+
+
+def _load_failure(error: Exception) -> ServingError:
+    """RESOURCE_EXHAUSTED where what the model does when it is loaded needs more memory than there is."""
+    message = getattr(error, "message", None)
+    reason = sentence(error) if message is None else _reason(message)
+    if getattr(error, "error_code", None) == StatusCode.RESOURCE_EXHAUSTED:
+        return ServingError(StatusCode.RESOURCE_EXHAUSTED, f"TensorFlow has not the memory to load it: {reason}")
+    return failed_precondition(f"TensorFlow cannot load it: {reason}")
+
+
+def _reason(message: str) -> str:
+    """The first line of a message of TensorFlow that is not about the place in the graph."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(_PLACES)]
+    return sentence(RuntimeError((said or lines or [message])[0]))
 
 
 def _sentence(message: str) -> str:

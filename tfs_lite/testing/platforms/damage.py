@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+import tfs_lite
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive
+from tfs_lite.testing.servers.platforms import MAX_ROWS, WIDTH, Doubler, add_to_archive, rewrite_archive
 
 SECRET = b"the secret of another model"
 DAMAGED, DENIED = StatusCode.DATA_LOSS, StatusCode.PERMISSION_DENIED
@@ -56,6 +59,25 @@ def link_out(name: str, keep: bool = False) -> Edit:
             (outside / name).write_bytes(SECRET)
             (version / name).unlink()
         (version / name).symlink_to(outside / name)
+
+    return edit
+
+
+def link_helper_out(folder: bool) -> Edit:
+    """``model.py`` imports ``more/helper.py``, which lies outside the directory of all models: the file is a link, or
+    with ``folder`` the folder ``more`` is."""
+
+    def edit(version: Path) -> None:
+        outside = version.parents[2] / f"outside-{version.parent.name}"
+        outside.mkdir()
+        (outside / "helper.py").write_text("")
+        if folder:
+            (version / "more").symlink_to(outside, target_is_directory=True)
+        else:
+            (version / "more").mkdir()
+            (version / "more" / "helper.py").symlink_to(outside / "helper.py")
+        source = (version / "model.py").read_text()
+        (version / "model.py").write_text(f"from .more import helper\n{source}")
 
     return edit
 
@@ -149,14 +171,9 @@ SCRIPT_DAMAGE: Mapping[str, Damage] = {
 
 
 def _name_labels_outside(version: Path) -> None:
-    """The config names a file of labels that is not the model's; from where it is published three levels are enough."""
-    outside = version.parents[2] / "outside.txt"
-    outside.write_bytes(SECRET)
-    with (version / "config.pbtxt").open("a") as config:
-        config.write(
-            'signatures { key: "classes" value { method_name: "classify" '
-            f'outputs {{ key: "scores" value: "y" }} label_filename: "{"../" * 12}{str(outside)[1:]}" }} }}\n'
-        )
+    (version.parents[2] / "secret").write_bytes(SECRET)
+    config = version / "config.pbtxt"
+    config.write_text(config.read_text().replace("output {", 'output { label_filename: "../../../secret"', 1))
 
 
 PYTHON_DAMAGE: Mapping[str, Damage] = {
@@ -166,6 +183,9 @@ PYTHON_DAMAGE: Mapping[str, Damage] = {
     "no Python": Damage(overwrite("model.py", b"\xff\x00"), WRONG, "model.py"),
     "a pickle": Damage(overwrite("model.safetensors", b"\x80\x02cos\nsystem\n."), DAMAGED, "model.safetensors"),
     "link out of the version": Damage(link_out("model.py", keep=True), DENIED, "--trusted_model_base_paths", True),
+    "linked file in a folder": Damage(link_helper_out(folder=False), DENIED, "--trusted_model_base_paths", True),
+    "linked folder": Damage(link_helper_out(folder=True), DENIED, "--trusted_model_base_paths", True),
+    "traversal": Damage(_name_labels_outside, WRONG, "label_filename", True),
     "bomb": Damage(overwrite("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), DAMAGED, "model.safetensors"),
     "future version": Damage(overwrite("model.py", b"match = later 99:\n"), WRONG, "line 1"),
     "custom operator": Damage(overwrite("model.py", b"import no_such_library\n"), WRONG, "no_such_library"),
@@ -183,6 +203,26 @@ def _run_a_custom_operator(version: Path) -> None:
     (version / "config.pbtxt").write_text('parameters { key: "aoti_fallback" value { string_value: "export" } }')
 
 
+def _compile_custom_operator(version: Path) -> None:
+    """The archive calls an operator of a library that its author had and the server has not."""
+
+    class Thief(Doubler):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            found: dict[str, torch.Tensor] = super().forward(torch.ops.evil.steal(x))
+            return found
+
+    with torch.library._scoped_library("evil", "DEF") as library:
+        library.define("steal(Tensor x) -> Tensor")
+        library.impl("steal", torch.clone, "CompositeExplicitAutograd")
+        library.impl("steal", torch.empty_like, "Meta")
+        inputs = {"x": torch.zeros(3, WIDTH)}
+        made = tfs_lite.save(
+            Thief(1.0), version.parent / "base", example_inputs=inputs, max_batch_size=MAX_ROWS, compile="aoti"
+        )
+    (made / "model.pt2").replace(version / "model.pt2")
+    shutil.rmtree(made.parent)
+
+
 COMPILED_DAMAGE: Mapping[str, Damage] = {
     **_archive("model.pt2", "data/weights/weight_1"),
     "link out of the version": Damage(link_out("model.pt2", keep=True), DENIED, "--trusted_model_base_paths", True),
@@ -195,7 +235,8 @@ COMPILED_DAMAGE: Mapping[str, Damage] = {
         "torch 99.0",
     ),
     "another machine": Damage(_compile_for_another_machine, REFUSED, "processor s390x"),
-    "custom operator": Damage(_run_a_custom_operator, REFUSED, "evil"),
+    "custom operator": Damage(_compile_custom_operator, REFUSED, "evil"),
+    "custom operator where the code cannot run": Damage(_run_a_custom_operator, REFUSED, "evil"),
     "no library": Damage(
         edit_member("model.pt2", ".so", lambda data: b"\x7fELF of nothing"), REFUSED, "cannot be loaded"
     ),
