@@ -179,7 +179,6 @@ def _name_labels_outside(version: Path) -> None:
 PYTHON_DAMAGE: Mapping[str, Damage] = {
     "truncated": Damage(cut("model.safetensors"), DAMAGED, "model.safetensors"),
     "garbage": Damage(overwrite("model.safetensors", b"\xff" * 5000), DAMAGED, "model.safetensors"),
-    "traversal": Damage(_name_labels_outside, WRONG, "leads out of the model's directory"),
     "no Python": Damage(overwrite("model.py", b"\xff\x00"), WRONG, "model.py"),
     "a pickle": Damage(overwrite("model.safetensors", b"\x80\x02cos\nsystem\n."), DAMAGED, "model.safetensors"),
     "link out of the version": Damage(link_out("model.py", keep=True), DENIED, "--trusted_model_base_paths", True),
