@@ -171,7 +171,7 @@ def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> No
     names = [value.name for value in found]
     if list(declared) != names:
         raise failed_precondition(
-            f"{ARTEFACT} can be read in two ways: its {kind}s are {str(list(declared)):.200} or {names!s:.200}"
+            f"{ARTEFACT} can be read in two ways: its {kind}s are {list(declared)!s:.200} or {names!s:.200}"
         )
 
 
