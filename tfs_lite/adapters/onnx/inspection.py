@@ -137,7 +137,8 @@ class _Inspection:
         if node.domain not in DOMAINS and not self.any_domain:
             raise failed_precondition(
                 f"{ARTEFACT} needs the operator {shown(node.op)} of the domain {shown(node.domain)}, "
-                'which onnxruntime has not; name the library that has it, a file of the version: parameters { key: "custom_ops" }'
+                "which onnxruntime has not; "
+                'name the library that has it, a file of the version: parameters { key: "custom_ops" }'
             )
 
     def _fold(self, result: Constant) -> None:
