@@ -84,6 +84,7 @@ def _batched(spec: TensorSpec, batch: SymbolicDim, kind: str) -> TensorSpec:
         raise invalid_argument(
             f"max_batch_size of the config: {kind} {shown(spec.name)} of {ARTEFACT} has the shape "
             f"{format_shape(spec.shape)}, "
-            "whose first dimension is no batch; export it with a dynamic one, or leave max_batch_size out"
+            "whose first dimension is no batch; export it with a dynamic "
+            "one, or leave max_batch_size out"
         )
     return replace(spec, shape=(batch, *spec.shape[1:]))
