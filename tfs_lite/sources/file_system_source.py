@@ -17,7 +17,7 @@ from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, PoolExecutor
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
