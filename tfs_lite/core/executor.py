@@ -85,6 +85,9 @@ class Executor(Protocol):
         """With zero threads: runs everything that is queued, on the caller's thread. Otherwise it only sees to it that
         there are threads for what is queued, if the system has refused one before."""
 
+    def renew(self) -> None:
+        """Called by a task: it has come on, and the patience with it counts from now. One that is overdue stays so."""
+
     def shutdown(self, seconds: float = JOIN_SECONDS) -> None:
         """Runs what is queued, then ends the threads. Returns when they have ended, or after that many seconds; tasks
         that are overdue are not waited for. What has not ended is left behind (:mod:`tfs_lite.core.threads`)."""
@@ -142,6 +145,15 @@ class PoolExecutor:
                 self._staff()
         while (run := self._take_inline()) is not None:
             self._run(run)
+
+    def renew(self) -> None:
+        if self._patience is None:
+            return
+        due, here = self._patience.clock.monotonic() + self._patience.seconds, threading.current_thread()
+        with self._changed:
+            for run in self._running:
+                if run.thread is here:
+                    run.due = due
 
     def shutdown(self, seconds: float = JOIN_SECONDS) -> None:
         with self._changed:

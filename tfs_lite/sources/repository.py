@@ -72,7 +72,7 @@ class ModelRepository:
         self._sent: dict[str, str] | None = None
         self._problem = OK
         self._closed = threading.Event()
-        self._watcher = DirectoryWatcher(self.wake, clock) if watch else None
+        self._watcher = DirectoryWatcher(lambda owners: self.wake(), clock) if watch else None
         self._thread = PeriodicThread("tfs-repository", self.poll, poll_interval or None)
 
     def start(self) -> None:
