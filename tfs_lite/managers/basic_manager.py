@@ -22,7 +22,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
-from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
+from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
 from tfs_lite.managers.replace_flow import ReplaceFlow
@@ -48,7 +48,8 @@ class BasicManagerOptions:
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
     of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
     :meth:`BasicManager.run_pending`. ``on_parked``: a load waits for that much memory. ``on_drained``: the last handle
-    of a version that is being unloaded, or was replaced, is gone.
+    of a version that is being unloaded, or was replaced, is gone. ``on_overdue``: its load, or (True) its unload, takes
+    longer than the executor's patience; it goes on.
     """
 
     clock: Clock
@@ -62,6 +63,7 @@ class BasicManagerOptions:
     on_change: Callable[[], None] = lambda: None
     on_parked: Callable[[ServableId, ResourceAllocation], None] = ignore
     on_drained: Callable[[ServableId], None] = ignore
+    on_overdue: Callable[[ServableId, bool], None] = ignore
 
 
 class BasicManager:
@@ -78,10 +80,20 @@ class BasicManager:
         self.get_servable_handle = self._serving_map.lookup
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
-        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor, options.on_drained)
+        self._unloads = UnloadFlow(
+            self._registry,
+            self._serving_map,
+            options.unload_executor,
+            options.on_drained,
+            lambda servable_id: options.on_overdue(servable_id, True),
+        )
         reservations = Reservations(self._registry, options.resource_tracker)
+
+        def on_overdue_load(servable_id: ServableId) -> None:
+            options.on_overdue(servable_id, False)
+
         self._replacements = ReplaceFlow(
-            self._registry, self._serving_map, reservations, self._unloads, options.load_executor
+            self._registry, self._serving_map, reservations, self._unloads, options.load_executor, on_overdue_load
         )
         self._loads = LoadFlow(
             self._registry,
@@ -94,6 +106,7 @@ class BasicManager:
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
                 should_retry=options.should_retry_model_load,
                 on_parked=options.on_parked,
+                on_overdue=on_overdue_load,
             ),
         )
 
@@ -257,8 +270,9 @@ class BasicManager:
     def close(self, drain_timeout: float = 0.0) -> None:
         """Unloads everything, in the order of the ids, and ends the executors.
 
-        Waits up to ``drain_timeout`` seconds for live handles and for loads that run. What is still in use then is not
-        unloaded under its users: it stays withdrawn, its executor stays alive, and its unload follows the last handle.
+        Waits up to ``drain_timeout`` seconds for live handles and for loads and unloads that run, but not for those that
+        are overdue. What is still in use then is not unloaded under its users: it stays withdrawn, its executor stays
+        alive, and its unload follows the last handle. What still loads or unloads is left behind.
         """
         with self._registry.lock:
             if self._registry.closing:
@@ -282,7 +296,7 @@ class BasicManager:
             self.run_pending()
             with self._registry.lock:
                 left = deadline - self._options.clock.monotonic()
-                if left <= 0 or not self._in_states(IN_FLIGHT):
+                if left <= 0 or not any(harness.is_awaited for harness in self._registry.in_memory()):
                     break
                 if self._registry.changes == seen:
                     self._registry.lock.wait(left)

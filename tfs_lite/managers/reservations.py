@@ -7,19 +7,15 @@ about a load is :func:`tfs_lite.managers.admission.decide`; this class gathers w
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
-
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.admission import Admission, Demand, decide
-from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HOLDS_RESOURCES, HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
 from tfs_lite.managers.resource_tracker import ResourceTracker
 
 logger = logging.getLogger(__name__)
-
-_STAYING = HOLDS_RESOURCES - LEAVING
 
 
 class Reservations:
@@ -82,17 +78,19 @@ class Reservations:
 
     def _demand(self) -> Demand:
         return Demand(
-            staying=self._held(_STAYING),
-            leaving=self._held(LEAVING),
+            staying=self._held(leaving=False),
+            leaving=self._held(leaving=True),
             ahead=[harness.estimate for harness in self._parked],
             in_flight=any(harness.in_flight for harness in self._registry.in_memory()),
         )
 
-    def _held(self, states: Container[HarnessState]) -> list[ResourceAllocation]:
-        return [harness.estimate for harness in self._registry.in_memory() if harness.state in states]
+    def _held(self, *, leaving: bool) -> list[ResourceAllocation]:
+        holders = (harness for harness in self._registry.in_memory() if harness.state in HOLDS_RESOURCES)
+        return [harness.estimate for harness in holders if harness.is_leaving is leaving]
 
     def _exhausted(self, harness: LoaderHarness) -> Status:
         assert self._tracker is not None  # without a tracker every load is admitted
-        figures = self._tracker.explain(self._held(HOLDS_RESOURCES), harness.estimate)
+        held = [*self._held(leaving=False), *self._held(leaving=True)]
+        figures = self._tracker.explain(held, harness.estimate)
         message = f"Insufficient resources to load servable {harness.id}: {figures}"
         return Status(StatusCode.RESOURCE_EXHAUSTED, message)
