@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
@@ -117,7 +118,10 @@ class ServerCore:
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
         self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
-        self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
+        self._memory = MemoryReturn(self.clock)
+        self._accounts = MemoryAccounts(
+            lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked), memory=self._memory
+        )
         self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
@@ -278,6 +282,7 @@ class ServerCore:
         self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
         if self._cluster is not None:
             self._cluster.start()
+        self._memory.start()
         self._manager.start()
         self.sources.start()
 
@@ -333,6 +338,7 @@ class ServerCore:
             self._cluster.stop_deciding()
         self.sources.close()
         self.services.close()
+        self._memory.close()
         self._manager.close(drain_timeout)
         self._opener.close()
         if self._cluster is not None:
