@@ -7,7 +7,7 @@
     resources                    quantities of memory, and their arithmetic
     manifest, publish            a version on disk, and putting one there in one step
     request_context             who asks, under which id, as a part of which trace
-    event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads
+    event_bus, clock, executor, threads, callbacks    what is passed in: events, time, threads
     history                      what happened, who wanted it: events, and a bounded number of them
     pem                          keys and certificates
 

@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from tfs_lite.core.status import ServingError
+from tfs_lite.core.threads import join, start
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +60,8 @@ class _Pending:
 
 
 class SystemClock:
-    """The real time. Its one daemon thread starts with the first delayed call and ends with :meth:`close`."""
+    """The real time. Its one daemon thread starts with the first delayed call and ends with :meth:`close`. If the system
+    refuses it then, the call is kept, and the next one tries again."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below
@@ -75,21 +79,31 @@ class SystemClock:
             if self._closed:
                 return pending
             heapq.heappush(self._heap, pending)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tfs-clock", daemon=True)
-                self._thread.start()
+            self._staff()
             self._changed.notify()
         return pending
 
+    def _staff(self) -> None:
+        """Called with the lock held. The thread counts once it has been started."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="tfs-clock", daemon=True)
+        try:
+            start(thread)
+        except ServingError as error:
+            logger.warning("%s; what is due waits for the next delayed call", error)
+        else:
+            self._thread = thread
+
     def close(self) -> None:
-        """Drops what is pending and joins the thread. Later delayed calls never happen."""
+        """Drops what is pending and joins the thread, for a bounded time. Later delayed calls never happen."""
         with self._changed:
             self._closed = True
             self._heap.clear()
             self._changed.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None:
+            join(thread)
 
     def _run(self) -> None:
         while (call := self._next_due()) is not None:

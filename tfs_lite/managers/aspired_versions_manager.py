@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument

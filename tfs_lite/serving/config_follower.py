@@ -27,7 +27,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import Servable
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState

@@ -21,7 +21,7 @@ from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by

@@ -7,6 +7,7 @@ change.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfs_lite.config.text import MAX_FILE_BYTES, MODEL_SETTINGS_FILES, parse_model_settings
@@ -23,7 +24,7 @@ class _Answer:
 
 
 class BaseConfigs:
-    """Used by one thread at a time. Remembers one answer for each base path that was asked about."""
+    """Any thread may call any method. Remembers one answer for each base path that was asked about."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -39,9 +40,10 @@ class BaseConfigs:
             known = self._answers[base] = _Answer(state, all(self._read(base, name) for name, _ in state))
         return known.needs_files
 
-    def keep_only(self, bases: set[str]) -> None:
-        """Forgets every other base path."""
-        self._answers = {base: answer for base, answer in self._answers.items() if base in bases}
+    def forget(self, bases: Iterable[str]) -> None:
+        """What was read for these base paths."""
+        for base in bases:
+            self._answers.pop(base, None)
 
     def _read(self, base: str, name: str) -> bool:
         with self._disk.open(os.path.join(base, name)) as file:

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
@@ -83,6 +83,17 @@ class Disk(Protocol):
     def open(self, path: str) -> BinaryIO:
         """A file for reading at any position. The caller closes it."""
 
+    def stamp(self, path: str) -> Stamp:
+        """What differs whenever the contents of a file, or the children of a directory, may have changed. Cheap."""
+
+    def device(self, path: str) -> int:
+        """The number of the device that the path is on, as far as the mount points say: it looks at no disk. 0 where
+        that is not known."""
+
+
+Stamp = tuple[int, ...]
+"""Device, inode, size, and times of the last changes; links are followed."""
+
 
 class RealDisk:
     """The file system of this machine."""
@@ -105,6 +116,28 @@ class RealDisk:
 
     def open(self, path: str) -> BinaryIO:
         return open(path, "rb")
+
+    def stamp(self, path: str) -> Stamp:
+        found = os.stat(path)
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def device(self, path: str) -> int:
+        try:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+                return device_of(path, mounts)
+        except OSError:
+            return 0
+
+
+def device_of(path: str, mounts: Iterable[str]) -> int:
+    """The device of the nearest mount point above the path, given the lines of ``mountinfo``; 0 if there is none."""
+    best, device = "", 0
+    for line in mounts:
+        fields = line.split(" ", 5)
+        point = fields[4].replace("\\040", " ") if len(fields) > 5 else ""
+        if len(point) >= len(best) and point and (path == point or path.startswith(point.rstrip("/") + "/")):
+            best, device = point, os.makedev(*map(int, fields[2].split(":")))
+    return device
 
 
 def _walk(root: str) -> Iterator[tuple[str | None, os.stat_result]]:

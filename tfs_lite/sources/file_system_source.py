@@ -9,39 +9,97 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.executor import Executor, PoolExecutor
+from tfs_lite.core.executor import Executor, Patience, PoolExecutor
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
-from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.sources.disk import Disk
+from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
+from tfs_lite.sources.disk import Disk, Stamp
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
+from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, Looked, LookQueue, hangs
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
-from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
+from tfs_lite.sources.watch_points import point_below, points_for
 
 __all__ = ["FileSystemStoragePathSource", "ServableToMonitor", "SourceConfig", "SourceReport"]
 
 logger = logging.getLogger(__name__)
+FULL_LOOK_SECONDS = 60.0
+"""A stream that seems to be at rest is looked at closely at least this often: not every file system keeps its times."""
+HASH_SECONDS, MOST_HASHES = 60.0, 4
+"""When the digests of one version take longer, another is hashed beside it; so many at most."""
+_Stamps = tuple[Stamp, ...]
+
+
+class _Stream(Looked):
+    """One stream of one config. The source's lock guards ``forced``; the rest belongs to the look."""
+
+    __slots__ = (
+        "_look",
+        "_on_hang",
+        "emitted",
+        "forced",
+        "full_at",
+        "inspected",
+        "memory",
+        "parts",
+        "servable",
+        "stamps",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        servable: ServableToMonitor,
+        memory: Stream,
+        look: Callable[[_Stream], None],
+        on_hang: Callable[[_Stream, str], None],
+    ) -> None:
+        super().__init__(servable.base_path)
+        self.servable, self.memory = servable, memory
+        self.forced = True  # the next look emits whatever it finds
+        self.parts: tuple[str, ...] = (servable.base_path,)  # the paths that its last look has depended on
+        self.stamps: _Stamps | None = None  # of these; None: nothing may be concluded from them
+        self.full_at = 0.0  # when it is looked at whatever they say
+        self.emitted: AspiredList | None = None
+        self.inspected: frozenset[str] = frozenset()  # version directories
+        self.timer: Timer | None = None  # of the look that a verdict has asked for
+        self._look, self._on_hang = look, on_hang
+
+    def look(self) -> None:
+        self._look(self)
+
+    def on_hang(self, what: str) -> None:
+        self._on_hang(self, what)
+
+    def on_answer(self, seconds: float) -> None:
+        logger.info("model %s: its disk answers again, after %.0f s (%s)", self.servable.name, seconds, self.path)
 
 
 class FileSystemStoragePathSource:
     """Emits (name, path of the version directory) of every version that the config wants and the disk has complete.
 
     Order: construct -> ``set_aspired_versions_callback`` (starts polling, the first poll at once) -> ``update_config``*
-    and ``wake``* -> ``close``. Each poll calls the callback once per stream, in alphabetical order, changed or not,
-    and ``on_report`` for each stream whose report has changed. Both are called on the thread that polls (the callback
-    also on the one that calls ``update_config``), one at a time, and must not call back into the source.
+    and ``wake``* -> ``close``. A look that was asked for, by ``wake``, ``poll`` or a changed config, calls the callback
+    whatever it finds; one at an interval or after an event does so if something has changed, and at least every
+    :data:`FULL_LOOK_SECONDS`. ``on_report`` is called for each stream whose report has changed. Both are called on the
+    thread that looks (the callback also on the one that calls ``update_config``), one at a time, and must not call back
+    into the source.
 
-    Threads: any thread may call any method. Polls never overlap. After ``close`` nothing is emitted.
+    Looks run one after the other. One that does not answer for ``disk_timeout`` seconds is left alone
+    (:mod:`tfs_lite.sources.look_queue`): the report of its stream says so (``Reason.DISK_HANGS``), and the stream is
+    taken up again when the disk answers.
+
+    Any thread may call any method. After ``close`` nothing is emitted.
     """
 
     def __init__(
@@ -52,6 +110,7 @@ class FileSystemStoragePathSource:
         on_report: Callable[[SourceReport], None] = lambda report: None,
         watch: bool = True,
         executor: Executor | None = None,
+        disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
         """``executor`` hashes the files of versions with a manifest; by default one thread of the source's own."""
         self._disk = disk
@@ -59,18 +118,23 @@ class FileSystemStoragePathSource:
         self._on_report = on_report
         self._watch = watch
         self._owns_executor = executor is None
-        self._executor: Executor = PoolExecutor("tfs-digests", 1) if executor is None else executor
-        self._lock = threading.Lock()  # guards the next six
+        hashing = Patience(HASH_SECONDS, MOST_HASHES, clock)
+        self._executor: Executor = PoolExecutor("tfs-digests", 1, hashing) if executor is None else executor
+        interval = config.poll_interval
+        self._is_threaded = interval is not None and interval >= 0
+        self._looks = LookQueue("tfs-look", disk, clock, disk_timeout, threaded=self._is_threaded)
+        self._lock = threading.Lock()  # guards the fields below
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, _Stream] = {}  # in alphabetical order
+        self._inspected: set[str] = set()  # the version directories that the inspector is to know
+        self._is_tidy = True  # whether it knows no others
         self._thread: PeriodicThread | None = None
         self._watcher: DirectoryWatcher | None = None
         self._closed = False
         self._emitting = threading.Lock()  # guards no field: held while lists go out, it keeps them in order
-        self._polling = threading.Lock()  # serialises polls; guards the next two
-        self._inspector = VersionInspector(disk, clock, self._executor, self.wake)
-        self._timer: Timer | None = None
+        self._inspector = VersionInspector(disk, clock, self._executor, self._on_hashed)
+        self._replace_streams(config)
 
     def set_aspired_versions_callback(self, callback: AspiredVersionsCallback[StoragePath]) -> None:
         """Starts the source. A second call is logged and ignored, unless there is no thread: then it replaces."""
@@ -79,17 +143,17 @@ class FileSystemStoragePathSource:
                 logger.error("the source is running or closed already: its callback stays as it is")
                 return
             self._callback = callback
-            interval = self._config.poll_interval
-            if interval is None or interval < 0:
+            if not self._is_threaded:
                 return
-            if interval > 0 and self._watch:
-                self._watcher = DirectoryWatcher(self.wake, self._clock)
-            self._thread = PeriodicThread("tfs-source", self.poll, interval or None)
+            interval = self._config.poll_interval
+            if interval and self._watch:
+                self._watcher = DirectoryWatcher(self._look_at, self._clock)
+            self._thread = PeriodicThread("tfs-source", self._sweep, interval or None)
             self._thread.start()
 
     def update_config(self, config: SourceConfig) -> None:
-        """Replaces the config, all or nothing, and polls at once. Streams that are gone get their empty list before
-        this returns; the others get none in between.
+        """Replaces the config, all or nothing, and looks at what has changed at once. Streams that are gone get their
+        empty list before this returns; the others get none in between.
 
         INVALID_ARGUMENT, which leaves everything as it was: a running source cannot change its interval.
         """
@@ -103,26 +167,26 @@ class FileSystemStoragePathSource:
                     )
                 self._config = config
                 callback = None if self._closed else self._callback
-                removed = sorted(old.by_name.keys() - config.by_name.keys())
-                for name in removed:
-                    self._streams.pop(name, None)
+                removed = sorted(self._streams.keys() - config.by_name.keys())
+                changed, watcher = self._replace_streams(config), self._watcher
             for name in removed:
                 _emit(callback, name, [])
+                if watcher is not None:
+                    watcher.update((), name)
         _log_moved(old, config)
-        self.wake()
+        self.wake(changed)
 
-    def wake(self) -> None:
-        """Polls soon, on the source's own thread. Without one it does nothing."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.wake()
+    def wake(self, names: Collection[str] | None = None) -> None:
+        """Looks soon at these streams (None: at all), on the source's own thread, and emits what it finds. Without a
+        thread it does nothing."""
+        if self._is_threaded:
+            self._look_at(names, forced=True)
 
     def found(self, name: str) -> FoundVersions:
         """What the last look at the stream has found; nothing before the first. Any thread."""
         with self._lock:
             stream = self._streams.get(name)
-        return stream.found if stream is not None else FoundVersions()
+        return stream.memory.found if stream is not None else FoundVersions()
 
     def checking(self) -> dict[ServableId, LoadProgress]:
         """How far the versions are whose digests are being checked before they are offered."""
@@ -139,90 +203,196 @@ class FileSystemStoragePathSource:
             and (version := parse_version(os.path.basename(path))) is not None
         }
 
+    def hanging(self) -> dict[str, float]:
+        """The streams whose look has not answered in time, and for how many seconds it has not."""
+        looks = self._looks.hanging()
+        return {item.servable.name: seconds for item, seconds in looks if isinstance(item, _Stream)}
+
     def poll(self) -> None:
-        """Looks at every stream once and emits. Stops early when the config is replaced meanwhile."""
-        with self._polling:
-            with self._lock:
-                config = self._config
-                if self._callback is None or self._closed:
-                    return
-            looks: list[tuple[ServableToMonitor, Look]] = []
-            for servable in config.by_name.values():
-                with self._lock:
-                    stream = self._streams.setdefault(servable.name, Stream())
-                look = self._look(servable, config, stream)
-                if not self._conclude(servable, look, stream, config):
-                    return
-                looks.append((servable, look))
-            self._prepare_next(looks)
+        """Asks for a look at every stream; without a thread, the looks have run when this returns."""
+        self._look_at(None, forced=True)
+        self._looks.run_pending()
+        self._tidy()
         self._executor.run_pending()
 
     def look_ahead(self, config: SourceConfig, disk: Disk | None = None) -> dict[str, Look]:
         """By name, what a poll for ``config`` would find now. It emits nothing, hashes nothing, and the polls do not
-        remember it. Waits for a poll in progress. ``disk`` may stand in for the source's own."""
-        with self._polling:
-            inspector = self._inspector.copy(disk or self._disk)
-            with self._lock:
-                streams = {name: replace(stream) for name, stream in self._streams.items()}
-        return {
-            name: look_at(servable, config, streams.get(name, Stream()), disk or self._disk, inspector)
-            for name, servable in config.by_name.items()
-        }
+        remember it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
+        inspector = self._inspector.copy(disk or self._disk)
+        with self._lock:
+            streams = dict(self._streams)
+        looks = {}
+        for name, servable in config.by_name.items():
+            known = streams.get(name)
+            report = known.memory.report if known is not None and known.servable == servable else None
+            if report is not None and _hangs(report):
+                looks[name] = Look(report)
+            else:
+                memory = known.memory.copy() if known is not None else Stream()
+                looks[name] = look_at(servable, config, memory, disk or self._disk, inspector)
+        return looks
 
     def close(self) -> None:
-        """Ends polling, watching and hashing; waits for a poll in progress. May be called more than once."""
+        """Ends polling, watching and hashing; waits for a look in progress, for a bounded time. May be called more than
+        once."""
         with self._emitting, self._lock:
             self._closed = True
             thread, watcher = self._thread, self._watcher
+            timers = [stream.timer for stream in self._streams.values() if stream.timer is not None]
+        for timer in timers:
+            timer.cancel()
         if thread is not None:
             thread.stop()
+        self._looks.close()
         if watcher is not None:
             watcher.close()
-        with self._polling:
-            self._inspector.close()
-            self._set_timer(None)
+        self._inspector.close()
         if self._owns_executor:
             self._executor.shutdown()
 
-    def _look(self, servable: ServableToMonitor, config: SourceConfig, stream: Stream) -> Look:
+    # When a stream is looked at.
+
+    def _replace_streams(self, config: SourceConfig) -> set[str]:
+        """Called with the lock held. Returns the streams that are new or differ. What still looks at a stream as it was
+        before has no effect any more."""
+        before, self._streams = self._streams, {}
+        changed = set()
+        for name, servable in config.by_name.items():
+            known = before.get(name)
+            if known is None or known.servable != servable:
+                changed.add(name)
+                memory = known.memory.copy() if known is not None else Stream()
+                self._streams[name] = _Stream(servable, memory, self._look, self._on_hang)
+            else:
+                self._streams[name] = known
+        gone = [stream for name, stream in before.items() if self._streams.get(name) is not stream]
+        self._looks.drop(gone)
+        self._is_tidy = self._is_tidy and not gone
+        return changed
+
+    def _sweep(self) -> None:
+        """What is done at each interval."""
+        self._look_at(None)
+        self._looks.run_pending()
+        self._tidy()
+        self._executor.run_pending()
+
+    def _look_at(self, names: Collection[str] | None, forced: bool = False) -> None:
+        with self._lock:
+            if self._callback is None or self._closed:
+                return
+            if names is None:
+                streams = list(self._streams.values())
+            else:
+                streams = [self._streams[name] for name in sorted(names) if name in self._streams]
+            if forced:
+                for stream in streams:
+                    stream.forced = True
+        self._looks.ask(streams)
+
+    def _on_hashed(self, path: str) -> None:
+        with self._lock:
+            names = [name for name, stream in self._streams.items() if path in stream.inspected]
+        self.wake(names)
+
+    def _tidy(self) -> None:
+        """The inspector forgets the versions that no stream asks about any more."""
+        with self._lock:
+            if self._is_tidy:
+                return
+            self._is_tidy = True
+            inspected = set[str]().union(*(stream.inspected for stream in self._streams.values()))
+            gone, self._inspected = self._inspected - inspected, inspected
+        self._inspector.forget(gone)
+
+    # One look, on a thread of the queue. All that asks the disk is here, and may hang.
+
+    def _look(self, stream: _Stream) -> None:
+        with self._lock:
+            forced, stream.forced, config = stream.forced, False, self._config
+        now = self._clock.monotonic()
+        stamps = self._stamp(stream.parts)
+        if not forced and stream.stamps == stamps and now < stream.full_at and not _hangs(stream.memory.report):
+            return
+        look = self._look_closely(stream, config)
+        if self._conclude(stream, look, forced or now >= stream.full_at, stamps):
+            stream.device = stamps[0][0] if stamps[0] else 0
+            stream.full_at = now + FULL_LOOK_SECONDS * random.uniform(0.5, 1.0)  # not all at once
+            self._prepare_next(stream, look)
+
+    def _stamp(self, paths: Iterable[str]) -> _Stamps:
+        return tuple(map(self._stamp_of, paths))
+
+    def _stamp_of(self, path: str) -> Stamp:
         try:
-            return look_at(servable, config, stream, self._disk, self._inspector, self._clock.monotonic())
+            return self._disk.stamp(path)
+        except OSError as error:
+            return (0, error.errno or 0)
+
+    def _look_closely(self, stream: _Stream, config: SourceConfig) -> Look:
+        servable = stream.servable
+        try:
+            return look_at(servable, config, stream.memory, self._disk, self._inspector, self._clock.monotonic())
         except Exception:
             logger.exception("model %s: looking at %s failed", servable.name, servable.base_path)
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")
             return Look(SourceReport(servable.name, problem))
 
-    def _conclude(self, servable: ServableToMonitor, look: Look, stream: Stream, config: SourceConfig) -> bool:
-        """Sends out what was found; False if the config that was polled for is no longer the current one."""
+    def _conclude(self, stream: _Stream, look: Look, forced: bool, stamps: _Stamps) -> bool:
+        """Sends out what was found; False if the stream is not looked at any more. When a look has found nothing new,
+        the stamps from before it stand for what it has found."""
+        paths = [part for path in look.inspected for part in self._inspector.parts(path)]
+        parts = (stream.path, *look.beside, *paths)
+        settled = not (look.retry_in or look.unfinished) and (look.report, parts) == (stream.memory.report, stream.parts)
         with self._emitting:
             with self._lock:
                 callback = self._callback
-                if self._closed or self._config is not config:
+                if self._closed or self._streams.get(stream.servable.name) is not stream:
                     return False
-            if look.report != stream.report:
-                _log_report(servable, look.report, stream.report)
-                stream.report = look.report
-                _report(self._on_report, look.report)
-            if look.aspired is not None:
-                _emit(callback, servable.name, look.aspired)
+                inspected = frozenset(look.inspected)
+                self._is_tidy = self._is_tidy and inspected == stream.inspected
+                self._inspected |= inspected
+                stream.inspected = inspected
+                stream.parts = parts
+                stream.stamps = stamps if settled and look.aspired == stream.emitted else None
+            self._tell(stream, look.report)
+            if look.aspired is not None and (forced or look.aspired != stream.emitted):
+                stream.emitted = look.aspired
+                _emit(callback, stream.servable.name, look.aspired)
         return True
 
-    def _prepare_next(self, looks: list[tuple[ServableToMonitor, Look]]) -> None:
-        self._inspector.keep_only({path for _, look in looks for path in look.inspected})
-        self._set_timer(min((delay for _, look in looks for delay in look.retry_in), default=None))
-        if self._watcher is not None and self._watcher.update(_watch_points(looks)):
-            self.wake()
+    def _tell(self, stream: _Stream, report: SourceReport) -> None:
+        """Called while nothing else goes out."""
+        before = stream.memory.report
+        if report != before:
+            _log_report(stream.servable, report, before)
+            stream.memory.report = report
+            _report(self._on_report, report)
 
-    def _set_timer(self, delay: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if delay is None else self._clock.call_later(delay, self.wake)
+    def _on_hang(self, stream: _Stream, what: str) -> None:
+        """The last report stays true as far as anybody knows."""
+        name = stream.servable.name
+        with self._emitting:
+            with self._lock:
+                if self._closed or self._streams.get(name) is not stream:
+                    return
+            before = stream.memory.report or SourceReport(name)
+            self._tell(stream, replace(before, problem=hangs(name, what)))
+
+    def _prepare_next(self, stream: _Stream, look: Look) -> None:
+        if stream.timer is not None:
+            stream.timer.cancel()
+        name = stream.servable.name
+        delay = min(look.retry_in, default=None)
+        stream.timer = self._clock.call_later(delay, lambda: self.wake({name})) if delay is not None else None
+        if self._watcher is not None:
+            points = (*points_for(stream.path), *map(point_below, look.unfinished))
+            if self._watcher.update(points, name):
+                self._look_at({name})
 
 
-def _watch_points(looks: list[tuple[ServableToMonitor, Look]]) -> Iterator[WatchPoint]:
-    for servable, look in looks:
-        yield from points_for(servable.base_path)
-        yield from map(point_below, look.unfinished)
+def _hangs(report: SourceReport | None) -> bool:
+    return report is not None and report.problem.reason is Reason.DISK_HANGS
 
 
 def _emit(callback: AspiredVersionsCallback[StoragePath] | None, name: str, versions: AspiredList) -> None:

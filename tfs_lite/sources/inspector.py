@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, PoolExecutor, Task
 from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
@@ -33,6 +34,7 @@ class _Record:
     fingerprint: str
     first_seen: float
     evidence: Evidence
+    names: tuple[str, ...]
 
 
 _Key = tuple[str, str]
@@ -42,20 +44,20 @@ _Key = tuple[str, str]
 class VersionInspector:
     """Says of a version directory whether it is complete.
 
-    ``inspect`` and ``keep_only`` are called by one thread at a time (the poll); ``close`` by any. ``on_progress`` is
-    called on the executor's thread when hashing has ended and another look will find a verdict.
+    Any thread may call any method; two looks at one version at a time find the same. ``on_progress`` is called on the
+    executor's thread, with the version's path, when hashing has ended and another look will find a verdict.
     """
 
     def __init__(
-        self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[], None] = lambda: None
+        self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[str], None] = ignore
     ) -> None:
         self._disk = disk
         self._clock = clock
         self._executor = executor
         self._on_progress = on_progress
-        self._records: dict[str, _Record] = {}  # by path; only the poll touches it
-        self._configs = BaseConfigs(disk)  # like it
-        self._lock = threading.Lock()  # guards the two below
+        self._configs = BaseConfigs(disk)
+        self._lock = threading.Lock()  # guards the three below
+        self._records: dict[str, _Record] = {}  # by path
         self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
         self._meters: dict[str, LoadMeter] = {}  # by path, while its files are hashed
 
@@ -76,12 +78,21 @@ class VersionInspector:
 
     def copy(self, disk: Disk) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
-        and what it finds out is not known here. Called by the thread that polls, or between polls."""
+        and what it finds out is not known here."""
         other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
-        other._records = {path: replace(record) for path, record in self._records.items()}
         with self._lock:
+            other._records = {path: replace(record) for path, record in self._records.items()}
             other._hashed = dict(self._hashed)
         return other
+
+    def parts(self, path: str) -> list[str]:
+        """The paths whose stamps say whether the version at ``path`` may have changed since it was inspected: its
+        directories and files."""
+        with self._lock:
+            record = self._records.get(path)
+        names = record.names if record is not None else ()
+        inner = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+        return [path, *(f"{path}/{name}" for name in (*sorted(inner), *names))]
 
     @property
     def hashing(self) -> dict[str, LoadProgress]:
@@ -89,14 +100,19 @@ class VersionInspector:
         with self._lock:
             return {path: meter.progress for path, meter in self._meters.items()}
 
-    def keep_only(self, paths: set[str]) -> None:
-        """Forgets every other version and stops hashing it."""
-        self._records = {path: record for path, record in self._records.items() if path in paths}
-        self._configs.keep_only({os.path.dirname(path) for path in paths})
+    def forget(self, paths: Set[str] | None = None) -> None:
+        """Forgets these versions (None: all) and stops hashing them."""
         with self._lock:
-            for path, fingerprint in list(self._hashed):
-                if path not in self._records or self._records[path].fingerprint != fingerprint:
-                    del self._hashed[path, fingerprint]
+            gone = self._records.keys() | {path for path, _ in self._hashed} if paths is None else paths
+            self._forget(gone)
+        self._configs.forget({os.path.dirname(path) for path in gone})
+
+    def _forget(self, paths: Set[str]) -> None:
+        """Called with the lock held."""
+        for path in list(paths):
+            self._records.pop(path, None)
+        for key in [key for key in self._hashed if key[0] in paths]:
+            del self._hashed[key]
 
     def close(self) -> None:
         """Stops hashing; the executor itself is its owner's."""
@@ -106,11 +122,15 @@ class VersionInspector:
     def _record(self, path: str, tree: Tree) -> _Record:
         now, wall = self._clock.monotonic(), self._clock.time()
         fingerprint = tree.fingerprint
-        known = self._records.get(path)
+        with self._lock:
+            known = self._records.get(path)
         if known is None or known.fingerprint != fingerprint:
             manifest, problem = self._manifest(path, tree)
             evidence = Evidence(manifest, problem, seen_changing=known is not None)
-            self._records[path] = known = _Record(fingerprint, now, evidence)
+            names = tuple(file.name for file in tree.files)
+            with self._lock:
+                self._forget({path})
+                self._records[path] = known = _Record(fingerprint, now, evidence, names)
         needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
         known.evidence = replace(
             known.evidence, wall_time=wall, unchanged_for=now - known.first_seen, needs_files=needs_files
@@ -179,7 +199,7 @@ class VersionInspector:
                 if wanted:
                     self._hashed[key] = problems[0] if error is None else _as_os_error(error)
             if wanted:
-                self._on_progress()
+                self._on_progress(key[0])
 
         return Task(f"digests of {os.path.basename(key[0])}", lambda: self._is_wanted(key), work, done)
 

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
@@ -43,6 +43,10 @@ class Stream:
     report: SourceReport | None = None  # the last one that was sent
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
+    def copy(self) -> Stream:
+        """Another one that a look may change."""
+        return replace(self, offered=dict(self.offered))
+
 
 @dataclass(slots=True)
 class Look:
@@ -53,6 +57,7 @@ class Look:
     inspected: list[str] = field(default_factory=list)  # version directories
     unfinished: list[str] = field(default_factory=list)  # those of them that are not complete
     retry_in: list[float] = field(default_factory=list)  # when a verdict may change by itself
+    beside: list[str] = field(default_factory=list)  # paths of the files beside the versions that count
 
 
 def look_at(
@@ -76,6 +81,7 @@ def look_at(
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
     beside, configs = _states_of_files(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
+    look.beside = [os.path.join(servable.base_path, entry.name) for entry in _files_that_count(entries)]
     unfinished: dict[int, float | None] = {}
 
     def usable(version: int, child: str) -> bool:
@@ -116,9 +122,13 @@ def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
 def _states_of_files(entries: Iterable[DirectoryEntry]) -> tuple[str, str]:
     """What the files beside the versions add to every revision: those that a config may name, and the configs. A
     version that failed deserves another try when one is changed. Empty without such files."""
-    files = [entry for entry in entries if not entry.is_directory and not entry.name.startswith(".")]
+    files = _files_that_count(entries)
     configs = [entry for entry in files if entry.name in MODEL_SETTINGS_FILES]
     return _digest(entry for entry in files if entry not in configs), _digest(configs)
+
+
+def _files_that_count(entries: Iterable[DirectoryEntry]) -> list[DirectoryEntry]:
+    return [entry for entry in entries if not entry.is_directory and not entry.name.startswith(".")]
 
 
 def _digest(files: Iterable[DirectoryEntry]) -> str:

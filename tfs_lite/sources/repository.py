@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -72,7 +72,7 @@ class ModelRepository:
         self._sent: dict[str, str] | None = None
         self._problem = OK
         self._closed = threading.Event()
-        self._watcher = DirectoryWatcher(self.wake, clock) if watch else None
+        self._watcher = DirectoryWatcher(lambda owners: self.wake(), clock) if watch else None
         self._thread = PeriodicThread("tfs-repository", self.poll, poll_interval or None)
 
     def start(self) -> None:

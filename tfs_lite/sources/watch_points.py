@@ -61,7 +61,7 @@ class WatchTarget:
     directory: str
     names: frozenset[str] | None
     recursive: bool
-    identity: tuple[int, int, bool]
+    identity: tuple[int, int]
 
 
 def targets_of(points: Iterable[WatchPoint]) -> dict[str, WatchTarget]:
@@ -80,9 +80,7 @@ def targets_of(points: Iterable[WatchPoint]) -> dict[str, WatchTarget]:
             status = os.stat(point.directory)
         except OSError:
             continue
-        merged[point.directory] = WatchTarget(
-            point.directory, names, recursive, (status.st_dev, status.st_ino, recursive)
-        )
+        merged[point.directory] = WatchTarget(point.directory, names, recursive, (status.st_dev, status.st_ino))
     return merged
 
 

@@ -28,7 +28,7 @@ ensemble_scheduling {
 def inspector(disk: MemoryDisk, clock: VirtualClock) -> Iterator[VersionInspector]:
     disk.mkdir(f"{BASE}/1")
     hashing = ManualExecutor(1)
-    found = VersionInspector(disk, clock, hashing, lambda: None)
+    found = VersionInspector(disk, clock, hashing)
     yield found
     found.close()
     hashing.shutdown()
@@ -66,7 +66,7 @@ def test_config_is_read_again_only_when_it_has_changed(disk: MemoryDisk, clock: 
     disk.remove(f"{BASE}/config.pbtxt")
     assert configs.needs_files(BASE)
     assert len(disk.opened) == 2
-    configs.keep_only(set())
+    configs.forget([BASE])
     disk.write(f"{BASE}/config.pbtxt", ENSEMBLE)
     assert not configs.needs_files(BASE)
 

@@ -27,7 +27,7 @@ class InspectorFixture:
         self.progress = 0
         self.inspector = VersionInspector(disk, clock, self.hashing, self.on_progress)
 
-    def on_progress(self) -> None:
+    def on_progress(self, path: str) -> None:
         self.progress += 1
 
     def look(self, path: str = PATH) -> Complete | Waiting:
@@ -109,11 +109,11 @@ def test_hashing_stops_when_the_version_is_of_no_interest_any_more(fixture: Insp
     fixture.publish()
     fixture.look()
     fixture.hashing.start()
-    fixture.inspector.keep_only(set())
+    fixture.inspector.forget({PATH})
     fixture.hashing.finish()
     assert fixture.progress == 0
     fixture.look()
-    fixture.inspector.keep_only(set())
+    fixture.inspector.forget({PATH})
     assert not fixture.hashing.start()
 
 
@@ -125,7 +125,6 @@ def test_hashing_of_a_state_that_is_gone_is_not_taken_for_the_new_one(fixture, c
     clock.advance(1)
     fixture.publish(data=DATA.upper())
     fixture.look()
-    fixture.inspector.keep_only({PATH})
     fixture.hashing.finish()
     assert isinstance(fixture.look(), Waiting)
     fixture.hashing.run_all()
@@ -165,7 +164,6 @@ def test_archives_are_not_opened_again_while_nothing_changes(fixture, clock, arc
     for _ in range(3):
         assert isinstance(fixture.look(), Complete)
         assert isinstance(fixture.look("/models/m/2"), Waiting)
-        fixture.inspector.keep_only({PATH, "/models/m/2"})
     assert fixture.disk.opened == [f"{PATH}/model.pt2", "/models/m/2/model.pt2"]
 
 

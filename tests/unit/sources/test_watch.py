@@ -31,12 +31,13 @@ class Watch:
         self.called = threading.Event()
         self.watcher = DirectoryWatcher(self.on_change, self.clock)
 
-    def on_change(self) -> None:
+    def on_change(self, owners: frozenset[str]) -> None:
         self.calls += 1
+        self.owners = owners
         self.called.set()
 
-    def on(self, *points: WatchPoint) -> bool:
-        return self.watcher.update(points)
+    def on(self, *points: WatchPoint, owner: str = "") -> bool:
+        return self.watcher.update(points, owner)
 
     def notices(self, change: Callable[[], object]) -> bool:
         self.called.clear()
@@ -162,7 +163,7 @@ def test_a_directory_without_permission_or_existence_is_left_out(watch: Watch, t
 
 def test_closing_ends_the_threads_and_later_updates_do_nothing(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    watcher = DirectoryWatcher(lambda: None, VirtualClock())
+    watcher = DirectoryWatcher(lambda owners: None, VirtualClock())
     watcher.update(points_for(str(tmp_path)))
     watcher.close()
     watcher.close()
@@ -184,15 +185,42 @@ def test_watch_that_is_given_up_while_events_come_is_no_error(tmp_path: Path, ca
 
 def test_a_burst_of_changes_makes_one_call_at_once_and_one_later(tmp_path: Path) -> None:
     clock, calls = VirtualClock(), []
-    throttle = watching._Throttle(lambda: calls.append(clock.monotonic()), clock)
+    throttle = watching._Throttle(lambda owners: calls.append(clock.monotonic()), clock)
     for _ in range(100):
-        throttle.call()
+        throttle.call(frozenset({""}))
     assert len(calls) == 1
     clock.advance(watching.MIN_GAP)
     assert len(calls) == 2
     clock.advance(1)
-    throttle.call()
-    throttle.call()
+    throttle.call(frozenset({""}))
+    throttle.call(frozenset({""}))
     throttle.close()
     clock.advance(1)
     assert len(calls) == 3
+
+
+def test_a_change_is_told_to_those_whom_it_concerns_and_to_no_others(watch: Watch, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        watch.on(*points_for(str(tmp_path / name)), owner=name)
+    assert watch.notices(lambda: (tmp_path / "a" / "1").mkdir())
+    assert watch.owners == {"a"}
+    assert watch.notices(lambda: (tmp_path / "b").rename(tmp_path / "c"))
+    assert watch.owners == {"b"}
+
+
+def test_owners_that_share_a_directory_are_all_told_until_they_give_it_up(watch: Watch, tmp_path: Path) -> None:
+    for name in "abc":
+        watch.on(WatchPoint(str(tmp_path)), owner=name)
+    watch.on(owner="b")
+    assert watch.notices(lambda: (tmp_path / "1").mkdir())
+    assert watch.owners == {"a", "c"}
+
+
+def test_changes_of_several_that_come_together_are_told_together(tmp_path: Path) -> None:
+    clock, calls = VirtualClock(), []
+    throttle = watching._Throttle(calls.append, clock)
+    for name in "abcab":
+        throttle.call(frozenset({name}))
+    clock.advance(watching.MIN_GAP)
+    assert calls == [{"a"}, {"a", "b", "c"}]

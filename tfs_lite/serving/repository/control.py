@@ -364,7 +364,7 @@ class ManifestCheck:
                 self._executor.run_pending()
                 verdict = self._inspector.inspect(path, 0.0)
         finally:
-            self._inspector.keep_only(set())
+            self._inspector.forget()
         return Status(StatusCode.UNAVAILABLE, verdict.reason) if isinstance(verdict, Waiting) else OK
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from tfs_lite.core.manifest import MANIFEST_NAME
-from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, Disk, Tree
+from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, Disk, Stamp, Tree
 
 
 class UnpublishedVersion:
@@ -47,3 +47,9 @@ class UnpublishedVersion:
 
     def open(self, path: str) -> BinaryIO:
         return self._disk.open(self.real_path(path))
+
+    def stamp(self, path: str) -> Stamp:
+        return self._disk.stamp(self.real_path(path))
+
+    def device(self, path: str) -> int:
+        return self._disk.device(self.real_path(path))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, FileStat, Tree
+from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, FileStat, Stamp, Tree
 
 
 @dataclass(slots=True)
@@ -116,6 +116,14 @@ class MemoryDisk:
                 raise IsADirectoryError(21, os.strerror(21), path)
             self.opened.append(path)
             return io.BytesIO(node.data)
+
+    def stamp(self, path: str) -> Stamp:
+        with self._lock:
+            node = self._node(path)
+            return (1, node.inode, len(node.data or b""), node.mtime_ns, node.ctime_ns)
+
+    def device(self, path: str) -> int:
+        return 1
 
     def _mkdir(self, path: str) -> None:
         if path not in self._nodes:

@@ -1,6 +1,6 @@
 """An executor whose every step is taken by the test.
 
-Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done). A test, or hypothesis, calls them one
+Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done), and may become overdue in between. A test, or hypothesis, calls them one
 by one, in any order among the running tasks, and so chooses the interleaving that threads would leave to chance.
 """
 
@@ -10,15 +10,19 @@ import threading
 from collections import deque
 
 from tfs_lite.core.executor import Task
+from tfs_lite.core.threads import JOIN_SECONDS
+
+MOST_OVERDUE = 4
 
 
 class RunningTask:
     """A task between ``start`` and ``finish``."""
 
-    __slots__ = ("error", "task", "worked")
+    __slots__ = ("error", "overdue", "task", "worked")
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.overdue = False
         self.worked = False
         self.error: BaseException | None = None
 
@@ -60,7 +64,13 @@ class ManualExecutor:
     @property
     def can_start(self) -> bool:
         """Whether a task waits and a thread is free."""
-        return bool(self.queued) and len(self._running) < self.num_threads
+        overdue = sum(running.overdue for running in self._running)
+        return bool(self.queued) and len(self._running) - min(overdue, MOST_OVERDUE) < self.num_threads
+
+    @property
+    def hanging(self) -> list[str]:
+        """The names of the running tasks that are overdue."""
+        return [running.task.name for running in self._running if running.overdue]
 
     def submit(self, task: Task) -> None:
         with self._lock:
@@ -87,6 +97,13 @@ class ManualExecutor:
             raise RuntimeError("its work is done")
         self._running[index].work()
 
+    def pass_time(self, index: int = 0) -> None:
+        """A running task has run for so long that it is overdue; nothing happens to one that is already."""
+        running = self._running[index]
+        if not running.overdue:
+            running.overdue = True
+            running.task.overdue()
+
     def finish(self, index: int = 0) -> None:
         """Runs the ``done`` of a running task, after its ``work`` if that was not run yet."""
         running = self._running[index]
@@ -111,7 +128,10 @@ class ManualExecutor:
         while self.num_threads == 0 and self.run_one():
             pass
 
-    def shutdown(self) -> None:
+    def renew(self) -> None:
+        """A task is overdue when the test says so."""
+
+    def shutdown(self, seconds: float = JOIN_SECONDS) -> None:
         with self._lock:
             self._closed = True
         self.run_all()

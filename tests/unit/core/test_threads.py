@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 
 FOREVER = 3600.0
 

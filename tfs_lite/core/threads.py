@@ -1,0 +1,117 @@
+"""Threads: how they are started and joined, and one that does one thing again and again.
+
+No start may be taken for granted (a system that is short of processes refuses it for a moment), and no join may wait
+without a limit (a thread may hang in a call that never answers). :func:`join` bounds the wait and remembers the thread
+that has not ended, so that whoever ends the process can say what was left behind.
+
+:class:`PeriodicThread` is used by the file-system source (polls), the aspired-versions manager (ticks) and the
+config-file poller, so that there is one loop to get right: runs never overlap, the interval counts from start to start,
+a late run is followed at once by the next, and stopping never waits for an interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from tfs_lite.core.status import ServingError, StatusCode
+
+logger = logging.getLogger(__name__)
+JOIN_SECONDS = 5.0
+"""The longest wait for the end of one thread, or of the threads of one pool, when something is closed."""
+_left: list[tuple[str, threading.Thread]] = []
+_lock = threading.Lock()  # guards _left
+
+
+def start(thread: threading.Thread) -> None:
+    """Starts it. UNAVAILABLE if the system refuses another thread; the same thread may be started again later."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ServingError(StatusCode.UNAVAILABLE, f"the thread {thread.name} cannot be started: {error}") from None
+
+
+def join(thread: threading.Thread, seconds: float = JOIN_SECONDS) -> bool:
+    """Waits for the end of a thread that was told to end. False: it has not ended and is left behind, which is logged.
+    A thread that was never started has ended, and nothing waits for itself."""
+    if thread is threading.current_thread() or not thread.is_alive():
+        return True
+    thread.join(seconds)
+    if not thread.is_alive():
+        return True
+    leave_behind({thread.name: thread})
+    return False
+
+
+def leave_behind(found: Mapping[str, threading.Thread]) -> None:
+    """Notes and logs what has not ended in time, by name, with the thread that it hangs in."""
+    with _lock:
+        new = {name: thread for name, thread in found.items() if (name, thread) not in _left}
+        _left.extend(new.items())
+    if new:
+        logger.warning("has not ended in time and is left behind: %s", ", ".join(new))
+
+
+def left_behind() -> list[str]:
+    """What was left behind in this process and still goes on, by name."""
+    with _lock:
+        return [name for name, thread in _left if thread.is_alive()]
+
+
+class PeriodicThread:
+    """Runs ``action`` at once, then every ``interval`` seconds and whenever :meth:`wake` is called.
+
+    With ``interval`` None it runs once at the start and then only when woken. An action that raises is logged, and the
+    loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread, ``stop`` not from the action itself.
+    """
+
+    def __init__(self, name: str, action: Callable[[], None], interval: float | None) -> None:
+        self._action = action
+        self._interval = interval
+        self._changed = threading.Condition()  # guards _woken and _stopped
+        self._woken = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """UNAVAILABLE if the system refuses another thread."""
+        start(self._thread)
+
+    def wake(self) -> None:
+        """The next run begins as soon as the current one has ended. Many wakes before a run count as one."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        """No further run begins. Returns at once."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def stop(self, seconds: float = JOIN_SECONDS) -> None:
+        """Waits for a run in progress, for that long at most; no run begins any more. May be called more than once."""
+        self.end()
+        join(self._thread, seconds)
+
+    def _run(self) -> None:
+        while True:
+            started = time.monotonic()
+            try:
+                self._action()
+            except Exception:
+                logger.exception("%s: a run failed; the next one comes as planned", self._thread.name)
+            if not self._wait(started):
+                return
+
+    def _wait(self, started: float) -> bool:
+        with self._changed:
+            while not (self._stopped or self._woken):
+                left = None if self._interval is None else started + self._interval - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            self._woken = False
+            return not self._stopped
