@@ -18,7 +18,7 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
