@@ -18,9 +18,9 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.threads import PeriodicThread
 
 YOUNG = 10_000
 """Objects allocated, less those freed, between two collections of the youngest generation."""

@@ -224,6 +224,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._manager.list_available_servable_ids()
 
+    def available_versions(self, name: str) -> set[int]:
+        """The versions of the model that can be had now."""
+        return self._manager.available_versions(name)
+
     def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
         return self._manager.get_available_servable_handles()
 

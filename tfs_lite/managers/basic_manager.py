@@ -251,6 +251,10 @@ class BasicManager:
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._serving_map.ids()
 
+    def available_versions(self, name: str) -> set[int]:
+        """The versions of the model that can be had now."""
+        return self._serving_map.versions(name)
+
     def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
         """One handle to every ready version; the caller releases each."""
         return self._serving_map.handles()

@@ -307,7 +307,19 @@ class ServerCore:
 
     def wait_for_all(self) -> None:
         """Returns when every model of the config is available, or on :meth:`stop_waiting`."""
-        self._wait_until(lambda: all(report.available for report in self.models()))
+        missing = ""  # the first model that was not available
+
+        def is_available(name: str) -> bool:
+            return self.states.report(name).available
+
+        def holds() -> bool:
+            nonlocal missing
+            if missing and self.states.is_configured(missing) and not is_available(missing):
+                return False
+            missing = next((name for name in self.states.configured if not is_available(name)), "")
+            return not missing
+
+        self._wait_until(holds)
 
     def wait_for_available(self, names: Iterable[str]) -> None:
         """Returns when each of these models has a version that is available, or on :meth:`stop_waiting`."""
@@ -541,7 +553,7 @@ class ServerCore:
 
     def available_versions(self, name: str) -> set[int]:
         """The versions of the model that answer requests now."""
-        return {item.version for item in self.available_ids() if item.name == name}
+        return self._manager.available_versions(name)
 
     def live_versions(self, name: str) -> set[int]:
         """The versions that have begun and not ended: being loaded, serving, or on their way out."""
@@ -648,7 +660,7 @@ class ServerCore:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
-        self.changes.notify()
+        self.changes.notify(attempt.id.name)
 
     def _on_warm_up(self, report: WarmupReport) -> None:
         metrics = self.request_metrics.tensorflow
@@ -668,4 +680,4 @@ class ServerCore:
                 self._cluster.version_gone(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
-        self.changes.notify()
+        self.changes.notify(event.id.name)
