@@ -25,7 +25,7 @@ CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
-    """The sub directories that are models, given what lies in each of them.
+    """The sub directories that are models, given what lies in each of them that is not ``known``.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
     exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
@@ -102,7 +102,8 @@ class ModelRepository:
             self._watcher.close()
 
     def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
-        """What lies in each sub directory; None when the directory itself cannot be read."""
+        """What lies in each sub directory that is not known as a model yet; nothing for the others. None when the
+        directory itself cannot be read."""
         try:
             children = self._disk.list_directory(self._path)
         except OSError as error:
@@ -110,7 +111,8 @@ class ModelRepository:
             return None
         self._set_problem(OK)
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        return {name: self._list_child(name) for name in names}
+        known = self._sent or {}
+        return {name: () if name in known else self._list_child(name) for name in names}
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:
