@@ -4,7 +4,8 @@
     -> pass the models to the servable factory -> warm up the servable
 
 A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
-Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all. When only
+Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all. Who loads
+and unloads returns the memory to the system (:class:`tfs_lite.adapters.memory.MemoryReturn`). When only
 the instance groups of a config change, ``resize`` opens and closes single instances: it compares the placements of the
 old and the new config.
 """
@@ -161,8 +162,6 @@ class ArtifactLoader(Loader):
             return
         self._forget_place()
         # By now the error is freed, and with it its stack, which held what had been built.
-        if not failure.status.waits:
-            memory.release_memory()
         raise failure
 
     def resize(self, settings: ModelSettings) -> bool:
@@ -186,7 +185,6 @@ class ArtifactLoader(Loader):
             logger.exception("closing a model failed")
         del servable
         self._forget_place()
-        memory.release_memory()
 
     @property
     def servable(self) -> Servable | None:

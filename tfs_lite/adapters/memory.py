@@ -11,17 +11,24 @@ import ctypes
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from tfs_lite.adapters.cuda.memory import empty_caches
+from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.threads import PeriodicThread
 
 YOUNG = 10_000
 """Objects allocated, less those freed, between two collections of the youngest generation."""
 FIXED_BYTES = 1 << 20
+COLLECT_PAUSE = 1.0
+"""Seconds from a request for a collection until it happens; many requests meanwhile count as one."""
+COLLECT_SHARE = 0.05
+"""Of the time, at most, that collections may take which nobody waits for."""
 logger = logging.getLogger(__name__)
 
 
@@ -65,11 +72,79 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
 
 
 def release_memory() -> None:
-    """Frees cycles, and returns the heap's free pages and torch's unused GPU memory to the system."""
+    """Frees cycles, and returns what is free to the system. A collection looks at the objects of every version that is
+    loaded, and holds up every request meanwhile: see :class:`MemoryReturn`."""
     gc.collect()
+    return_free_memory()
+
+
+def return_free_memory() -> None:
+    """Returns the heap's free pages and torch's unused GPU memory to the system."""
     trim_heap()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         empty_caches()
+
+
+class MemoryReturn:
+    """When memory goes back to the system after unloads and failed loads: cheaply after each, and by a collection once
+    for all of a moment. Any thread may call any method."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        release: Callable[[], None] = release_memory,
+        return_free: Callable[[], None] = return_free_memory,
+    ) -> None:
+        self.return_free = return_free
+        self._clock = clock
+        self._release = release
+        self._lock = threading.Lock()  # guards the fields below
+        self._due: Timer | None = None
+        self._pause = COLLECT_PAUSE
+        self._closed = False
+        self._wanted = threading.Event()
+        self._thread = PeriodicThread("tfs-memory", self._collect_if_wanted, None)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def collect(self) -> None:
+        """Collects now, on this thread, for everybody who has asked before."""
+        with self._lock:
+            due, self._due = self._due, None
+            if self._closed:
+                return
+        if due is not None:
+            due.cancel()
+        began = self._clock.monotonic()
+        self._release()
+        took = self._clock.monotonic() - began
+        with self._lock:
+            self._pause = max(COLLECT_PAUSE, took / COLLECT_SHARE)
+
+    def collect_soon(self) -> None:
+        """Collects a moment later, once for all that ask until then, on a thread of its own."""
+        with self._lock:
+            if self._due is None and not self._closed:
+                self._due = self._clock.call_later(self._pause, self._wake)
+
+    def close(self) -> None:
+        """From now on nothing is collected: the process ends."""
+        with self._lock:
+            self._closed = True
+            due, self._due = self._due, None
+        if due is not None:
+            due.cancel()
+        self._thread.stop()
+
+    def _wake(self) -> None:
+        self._wanted.set()
+        self._thread.wake()
+
+    def _collect_if_wanted(self) -> None:
+        if self._wanted.is_set():
+            self._wanted.clear()
+            self.collect()
 
 
 def trim_heap() -> None:

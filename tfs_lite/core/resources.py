@@ -65,6 +65,28 @@ class ResourceAllocation:
 NO_RESOURCES = ResourceAllocation()
 
 
+class RunningTotal:
+    """The sum of allocations that come and go, entry by entry. Not locked."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Resource, int] = {}
+
+    def add(self, allocation: ResourceAllocation) -> None:
+        for resource, quantity in allocation.entries.items():
+            self._sums[resource] = self._sums.get(resource, 0) + quantity
+
+    def take(self, allocation: ResourceAllocation) -> None:
+        """One that was added before."""
+        for resource, quantity in allocation.entries.items():
+            left = self._sums.pop(resource, 0) - quantity
+            if left:
+                self._sums[resource] = left
+
+    @property
+    def value(self) -> ResourceAllocation:
+        return ResourceAllocation(self._sums)
+
+
 def main_ram(quantity: int) -> ResourceAllocation:
     """``quantity`` bytes of main memory."""
     return ResourceAllocation({Resource(MAIN, RAM, 0): quantity})

@@ -29,8 +29,8 @@ class Admission(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Estimates of all other versions: those that stay (ready, approved, loading), those that are leaving, and the
-    loads parked ahead. ``in_flight``: whether anything may still free memory."""
+    """Estimates of all other versions, or sums of them: those that stay (ready, approved, loading), those that are
+    leaving, and the loads parked ahead. ``in_flight``: whether anything may still free memory."""
 
     staying: Sequence[ResourceAllocation]
     leaving: Sequence[ResourceAllocation]

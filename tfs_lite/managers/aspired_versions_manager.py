@@ -7,18 +7,17 @@ next tick at once, so ten models do not wait ten intervals; an interval is only 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
@@ -58,9 +57,13 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._options = options
         self._manager = BasicManager(replace(options, on_change=self._on_change))
         self.get_servable_handle = self._manager.get_servable_handle
-        self._pending_lock = threading.Lock()  # guards _pending
+        self._pending_lock = threading.Lock()  # guards the next two
         self._pending: dict[str, Sequence[ServableData[Loader]]] = {}
-        self._ticking = threading.Lock()  # serialises ticks, guards no field; only ticks wait for it
+        self._arrived: set[str] = set()  # streams with a list that no tick has looked at
+        self._ticking = threading.Lock()  # serialises ticks, guards the fields below; only ticks wait for it
+        self._waiting: set[str] = set()  # streams whose newest list has to wait
+        self._changed: set[str] = set()  # streams that the next tick has to look at, whatever happens meanwhile
+        self._asked: dict[ActionKind, dict[str, Action]] = {kind: {} for kind in ActionKind}  # its answers, by stream
         interval = options.tick_interval
         self._thread = PeriodicThread("tfs-manager", self._run_tick, interval) if interval and interval > 0 else None
 
@@ -89,6 +92,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
             logger.error("the list for %s names a version twice; the first mention counts", name)
         with self._pending_lock:
             self._pending[name] = [item for item in versions if first[item.id] is item]
+            self._arrived.add(name)
         self._wake()
 
     # The tick.
@@ -99,10 +103,11 @@ class AspiredVersionsManager(TargetBase[Loader]):
         With executors of size 0 the action is done when this returns. Ticks never overlap.
         """
         with self._ticking:
-            self._flush()
-            waiting = self._accept_pending()
+            changed, self._changed = self._changed | self._manager.take_changed_streams(), set()
+            self._flush(changed)
+            self._accept_pending(changed)
             self._manager.renew_exhausted()
-            action = self._act(waiting)
+            action = self._act(changed)
         self._manager.run_pending()
         return action
 
@@ -117,28 +122,28 @@ class AspiredVersionsManager(TargetBase[Loader]):
         if self._thread is not None:
             self._thread.wake()
 
-    def _flush(self) -> None:
-        """Drops what is not wanted and holds nothing."""
-        for snapshot in self._manager.get_managed_servable_state_snapshots():
-            if not snapshot.is_aspired and snapshot.state in REMOVABLE:
-                self._manager.stop_managing_servable(snapshot.id)
+    def _flush(self, changed: set[str]) -> None:
+        """Drops what is not wanted and holds nothing, of the streams that have changed."""
+        for name in sorted(changed):
+            for snapshot in self._snapshots(name):
+                if not snapshot.is_aspired and snapshot.state in REMOVABLE:
+                    self._manager.stop_managing_servable(snapshot.id)
 
-    def _accept_pending(self) -> set[str]:
-        """Returns the streams whose newest list has to wait."""
+    def _accept_pending(self, changed: set[str]) -> None:
+        """Looks at the lists that are new, and at those that wait for a stream which has changed."""
         with self._pending_lock:
-            names = sorted(self._pending)
-        streams = self._streams()
-        waiting = set()
-        for name in names:
-            managed = {snapshot.id: snapshot for snapshot in streams.get(name, ())}
+            names, self._arrived = self._arrived, set()
+        for name in sorted(names | (self._waiting & changed)):
+            managed = {snapshot.id: snapshot for snapshot in self._snapshots(name)}
             with self._pending_lock:
                 versions = self._pending[name]
                 if any(_on_its_way_out(managed.get(item.id)) for item in versions):
-                    waiting.add(name)
+                    self._waiting.add(name)
                     continue
                 del self._pending[name]
+                self._arrived.discard(name)
+            self._waiting.discard(name)
             self._accept(versions, managed)
-        return waiting
 
     def _accept(
         self, versions: Sequence[ServableData[Loader]], managed: dict[ServableId, ServableStateSnapshot]
@@ -170,35 +175,41 @@ class AspiredVersionsManager(TargetBase[Loader]):
             return True
         return item.status.ok and not known.has_loader
 
-    def _act(self, waiting: Container[str]) -> Action | None:
+    def _act(self, changed: set[str]) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
         out of date, and the newest one may want what is ready, or need it to bridge the gap."""
-        asked = [self._ask(name, versions) for name, versions in self._streams().items()]
-        actions = [
-            action
-            for action in asked
-            if action is not None and not (action.kind is ActionKind.UNLOAD and action.id.name in waiting)
-        ]
-        if not actions:
+        self._changed = self._manager.take_changed_streams()  # by the steps of this tick
+        for name in changed | self._changed:
+            self._ask(name)
+        unloads, loads = self._asked[ActionKind.UNLOAD], self._asked[ActionKind.LOAD]
+        unload = min((name for name in unloads if name not in self._waiting), default=None)
+        load = min(loads, default=None)
+        action = unloads[unload] if unload is not None else loads[load] if load is not None else None
+        if action is None:
             return None
-        action = next((action for action in actions if action.kind is ActionKind.UNLOAD), actions[0])
+        self._changed.add(action.id.name)
         if action.kind is ActionKind.LOAD:
             self._manager.load_servable(action.id, lambda status: _log(action, status))
         else:
             self._manager.unload_servable(action.id, lambda status: _log(action, status))
         return action
 
-    def _ask(self, name: str, versions: Sequence[ServableStateSnapshot]) -> Action | None:
+    def _ask(self, name: str) -> None:
+        """Asks the policy again about a stream that has changed; its answer stands until the next change."""
+        for answers in self._asked.values():
+            answers.pop(name, None)
+        versions = self._snapshots(name)
         try:
-            return self._options.policy.next_action(versions)
+            action = self._options.policy.next_action(versions) if versions else None
         except Exception:
             logger.exception("the policy failed on %s; the other models go on", name)
-            return None
+            self._changed.add(name)
+            return
+        if action is not None:
+            self._asked[action.kind][name] = action
 
-    def _streams(self) -> dict[str, list[ServableStateSnapshot]]:
-        """Every managed version, by stream; both in order."""
-        snapshots = self._manager.get_managed_servable_state_snapshots()
-        return {name: list(group) for name, group in itertools.groupby(snapshots, lambda s: s.id.name)}
+    def _snapshots(self, name: str) -> list[ServableStateSnapshot]:
+        return self._manager.get_managed_servable_state_snapshots(name)
 
     # What the manager below offers.
 
@@ -212,6 +223,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._manager.list_available_servable_ids()
+
+    def available_versions(self, name: str) -> set[int]:
+        """The versions of the model that can be had now."""
+        return self._manager.available_versions(name)
 
     def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
         return self._manager.get_available_servable_handles()

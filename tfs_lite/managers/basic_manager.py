@@ -80,6 +80,7 @@ class BasicManager:
         self.get_servable_handle = self._serving_map.lookup
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
+        self._renewed_at = 0  # the registry's ``releases`` at the last renewal; guarded by its lock
         self._unloads = UnloadFlow(
             self._registry,
             self._serving_map,
@@ -123,7 +124,7 @@ class BasicManager:
             if data.id in self._registry.harnesses:
                 raise failed_precondition(f"Servable {data.id} is already being managed")
             harness = LoaderHarness(data.id, loader, data.revision, self._registry.queue_end)
-            self._registry.harnesses[data.id] = harness
+            self._registry.add(harness)
             if loader is not None:
                 self._registry.queue_event(harness, ManagerState.START)
             else:
@@ -141,7 +142,7 @@ class BasicManager:
             if harness is None or harness.state not in REMOVABLE:
                 state = "not being managed" if harness is None else harness.state.value
                 raise failed_precondition(f"Cannot stop managing {servable_id}: it is {state}")
-            del self._registry.harnesses[servable_id]
+            self._registry.remove(servable_id)
             harness.error(Status(StatusCode.CANCELLED, f"{servable_id} is no longer wanted"))
         self._registry.publish_events()
         self._registry.changed()
@@ -166,32 +167,34 @@ class BasicManager:
         ids."""
         renewed = []
         with self._registry.lock:
-            for servable_id, old in list(self._registry.harnesses.items()):
+            if self._registry.releases == self._renewed_at:
+                return []
+            self._renewed_at = self._registry.releases
+            for old in list(self._registry.exhausted):
                 if old.loader is None or not self._may_fit_now(old):
                     continue
-                new = LoaderHarness(servable_id, old.loader, old.revision, self._registry.queue_end)
-                self._registry.harnesses[servable_id] = new
+                new = LoaderHarness(old.id, old.loader, old.revision, self._registry.queue_end)
+                self._registry.add(new)
                 self._registry.queue_event(new, ManagerState.START)
-                renewed.append(servable_id)
+                renewed.append(old.id)
         if renewed:
             self._registry.publish_events()
             self._registry.changed()
         return renewed
 
     def _may_fit_now(self, harness: LoaderHarness) -> bool:
-        return (
-            harness.is_aspired
-            and harness.state is HarnessState.ERROR
-            and harness.status.code is StatusCode.RESOURCE_EXHAUSTED
-            and harness.releases_seen < self._registry.releases
-            and not self._registry.closing
-        )
+        return harness.is_aspired and harness.releases_seen < self._registry.releases and not self._registry.closing
 
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         """Every managed version of the stream, or of all streams, in the order of their ids."""
         with self._registry.lock:
-            harnesses = [h for h in self._registry.harnesses.values() if name is None or h.id.name == name]
-            return sorted((h.snapshot() for h in harnesses), key=lambda snapshot: snapshot.id)
+            harnesses = self._registry.harnesses.values() if name is None else self._registry.stream(name)
+            return sorted((harness.snapshot() for harness in harnesses), key=lambda snapshot: snapshot.id)
+
+    def take_changed_streams(self) -> set[str]:
+        """The streams of which a snapshot may have changed since the last call."""
+        with self._registry.lock:
+            return self._registry.take_changed_streams()
 
     def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
         with self._registry.lock:
@@ -261,6 +264,10 @@ class BasicManager:
     def list_available_servable_ids(self) -> list[ServableId]:
         return self._serving_map.ids()
 
+    def available_versions(self, name: str) -> set[int]:
+        """The versions of the model that can be had now."""
+        return self._serving_map.versions(name)
+
     def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
         """One handle to every ready version; the caller releases each."""
         return self._serving_map.handles()
@@ -296,7 +303,7 @@ class BasicManager:
             self.run_pending()
             with self._registry.lock:
                 left = deadline - self._options.clock.monotonic()
-                if left <= 0 or not any(harness.is_awaited for harness in self._registry.in_memory()):
+                if left <= 0 or not any(harness.is_awaited for harness in self._registry.moving):
                     break
                 if self._registry.changes == seen:
                     self._registry.lock.wait(left)
@@ -316,9 +323,9 @@ class BasicManager:
         for servable_id in in_use:
             logger.warning("%s is still in use; it will be unloaded after its last request", servable_id)
 
-    def _in_states(self, states: frozenset[HarnessState] | set[HarnessState]) -> list[ServableId]:
-        """Called with the lock held."""
-        return [harness.id for harness in self._registry.in_memory() if harness.state in states]
+    def _in_states(self, states: set[HarnessState]) -> list[ServableId]:
+        """Those that are moving and in one of these states. Called with the lock held."""
+        return [harness.id for harness in self._registry.moving if harness.state in states]
 
     def _after_change(self) -> None:
         self._loads.reconsider()

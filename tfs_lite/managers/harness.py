@@ -15,6 +15,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
@@ -99,24 +100,26 @@ class LoaderHarness:
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
     and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
     counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to come first.
-    ``is_overdue``: its load or unload runs for longer than the executor's patience. Nobody waits for it any more, and
-    what it holds counts as held for good. ``on_error`` is called once, when the harness ends in ERROR.
+    ``is_overdue``: its load or unload runs for longer than the executor's patience; nothing waits for it any more;
+    what it holds counts as held. ``on_error`` is called once, when the harness ends in ERROR; ``on_change``
+    after each change of what the registry counts by: the state, and the properties below.
     """
 
     __slots__ = (
+        "_estimate",
+        "_is_aspired",
+        "_is_overdue",
         "_on_error",
+        "_waits",
         "attempts",
         "cancelled",
-        "estimate",
         "id",
-        "is_aspired",
-        "is_overdue",
         "loader",
+        "on_change",
         "releases_seen",
         "revision",
         "state",
         "status",
-        "waits",
     )
 
     def __init__(
@@ -129,17 +132,54 @@ class LoaderHarness:
         self.id = servable_id
         self.loader = loader
         self.revision = revision
-        self.is_aspired = True
-        self.is_overdue = False
         self.state = HarnessState.NEW
         self.status = OK
         self.cancelled = False
         self.attempts = 0
-        self.estimate: ResourceAllocation = NO_RESOURCES
         self.releases_seen = 0
         """The registry's ``releases`` when this version ended in error."""
-        self.waits: Reason | None = None
+        self.on_change: Callable[[LoaderHarness], None] = ignore
+        self._is_aspired = True
+        self._is_overdue = False
+        self._estimate: ResourceAllocation = NO_RESOURCES
+        self._waits: Reason | None = None
         self._on_error = on_error
+
+    @property
+    def is_aspired(self) -> bool:
+        return self._is_aspired
+
+    @is_aspired.setter
+    def is_aspired(self, is_aspired: bool) -> None:
+        self._is_aspired = is_aspired
+        self.on_change(self)
+
+    @property
+    def is_overdue(self) -> bool:
+        return self._is_overdue
+
+    @is_overdue.setter
+    def is_overdue(self, is_overdue: bool) -> None:
+        self._is_overdue = is_overdue
+        self.on_change(self)
+
+    @property
+    def estimate(self) -> ResourceAllocation:
+        return self._estimate
+
+    @estimate.setter
+    def estimate(self, estimate: ResourceAllocation) -> None:
+        self._estimate = estimate
+        self.on_change(self)
+
+    @property
+    def waits(self) -> Reason | None:
+        return self._waits
+
+    @waits.setter
+    def waits(self, reason: Reason | None) -> None:
+        self._waits = reason
+        self.on_change(self)
 
     def transition(self, to: HarnessState) -> None:
         """Enters ``to``, or raises.
@@ -150,6 +190,7 @@ class LoaderHarness:
         """
         if self.state in LEGAL_FROM[to]:
             self.state = to
+            self.on_change(self)
             return
         if to in _REFUSALS:
             raise failed_precondition(f"{_REFUSALS[to]} {self.id} (state: {self.state.value})")
@@ -165,6 +206,7 @@ class LoaderHarness:
             return
         self.state, self.status = HarnessState.ERROR, status
         self._on_error(self)
+        self.on_change(self)
 
     @property
     def in_flight(self) -> bool:

@@ -293,7 +293,8 @@ class LoadFlow:
             harness.transition(HarnessState.READY)
             closing = self._registry.closing
             self._served += 1
-            waiting = [other for other in self._active.values() if other.harness.waits is Reason.WAITS_FOR_MODELS]
+            waits = [other.id for other in self._registry.moving if other.waits is Reason.WAITS_FOR_MODELS]
+            waiting = [other for servable_id in waits if (other := self._active.get(servable_id)) is not None]
             for other in waiting:
                 other.harness.waits = None
         logger.info("%s is available", harness.id)

@@ -113,7 +113,7 @@ class ReplaceFlow:
             harness.is_overdue = False
         if error is not None:
             with self._registry.lock:
-                self._registry.beside.discard(harness)
+                self._registry.drop_beside(harness)
                 harness.error(status_of(error))
             call_done(replacement.done, harness.status)
             self._registry.changed()
@@ -133,9 +133,7 @@ class ReplaceFlow:
         """Called with the lock held. The new one cannot be unloaded before it is READY, which it is not yet."""
         old, new = replacement.old, replacement.harness
         new.is_aspired = old.is_aspired
-        self._registry.harnesses[new.id] = new
-        self._registry.beside.discard(new)
-        self._registry.beside.add(old)
+        self._registry.change_places(new, old)
         old.transition(HarnessState.UNLOAD_REQUESTED)
         old.transition(HarnessState.QUIESCING)
 

@@ -7,11 +7,12 @@ about a load is :func:`tfs_lite.managers.admission.decide`; this class gathers w
 from __future__ import annotations
 
 import logging
+
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation, RunningTotal
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.admission import Admission, Demand, decide
-from tfs_lite.managers.harness import HOLDS_RESOURCES, HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
 from tfs_lite.managers.resource_tracker import ResourceTracker
 
@@ -24,7 +25,10 @@ class Reservations:
     def __init__(self, registry: Registry, tracker: ResourceTracker | None) -> None:
         self._registry = registry
         self._tracker = tracker
-        self._parked: list[LoaderHarness] = []  # guarded by the registry's lock; first come, first served
+        # Guarded by the registry's lock:
+        self._parked: dict[LoaderHarness, None] = {}  # first come, first served
+        self._ahead = RunningTotal()  # of the parked loads
+        self._decided_at = -1  # the registry's ``room_changes`` when the parked loads were decided last
 
     def estimate(self, loader: Loader) -> ResourceAllocation:
         """What the version will need. Nothing without a tracker. Raises what the loader raises, and INVALID_ARGUMENT
@@ -49,7 +53,8 @@ class Reservations:
         if admission is Admission.ADMIT:
             harness.transition(HarnessState.LOAD_APPROVED)
         elif admission is Admission.PARK:
-            self._parked.append(harness)
+            self._parked[harness] = None
+            self._ahead.add(harness.estimate)
         else:
             harness.error(self._exhausted(harness))
         return admission
@@ -60,17 +65,23 @@ class Reservations:
         if self._tracker is not None and decide(self._tracker, self._demand(), harness.estimate) is not Admission.ADMIT:
             refusal = self._exhausted(harness)
             raise ServingError(refusal.code, refusal.message)
-        self._registry.beside.add(harness)
+        self._registry.keep_beside(harness)
 
     def decide_parked(self) -> list[LoaderHarness]:
-        """Decides the parked loads again, in order. Returns those that are no longer parked."""
-        candidates, self._parked = self._parked, []
+        """Decides the parked loads again, in order, if anything has changed that they may wait for. Returns those that
+        are no longer parked."""
+        if not self._parked or self._decided_at == self._registry.room_changes:
+            return []
+        self._decided_at = self._registry.room_changes
+        candidates, self._parked, self._ahead = list(self._parked), {}, RunningTotal()
         return [harness for harness in candidates if self.decide(harness) is not Admission.PARK]
 
     def forget(self, harness: LoaderHarness) -> None:
         """Takes a load that is no longer wanted from the parked ones."""
         if harness in self._parked:
-            self._parked.remove(harness)
+            del self._parked[harness]
+            self._ahead.take(harness.estimate)
+            self._decided_at = -1
 
     def is_parked(self, harness: LoaderHarness) -> bool:
         """Whether the load waits for memory."""
@@ -78,19 +89,14 @@ class Reservations:
 
     def _demand(self) -> Demand:
         return Demand(
-            staying=self._held(leaving=False),
-            leaving=self._held(leaving=True),
-            ahead=[harness.estimate for harness in self._parked],
-            in_flight=any(harness.in_flight for harness in self._registry.in_memory()),
+            staying=[self._registry.staying.value],
+            leaving=[self._registry.leaving.value],
+            ahead=[self._ahead.value] if self._parked else [],
+            in_flight=self._registry.in_flight,
         )
-
-    def _held(self, *, leaving: bool) -> list[ResourceAllocation]:
-        holders = (harness for harness in self._registry.in_memory() if harness.state in HOLDS_RESOURCES)
-        return [harness.estimate for harness in holders if harness.is_leaving is leaving]
 
     def _exhausted(self, harness: LoaderHarness) -> Status:
         assert self._tracker is not None  # without a tracker every load is admitted
-        held = [*self._held(leaving=False), *self._held(leaving=True)]
-        figures = self._tracker.explain(held, harness.estimate)
+        figures = self._tracker.explain(self._demand().used, harness.estimate)
         message = f"Insufficient resources to load servable {harness.id}: {figures}"
         return Status(StatusCode.RESOURCE_EXHAUSTED, message)

@@ -140,6 +140,11 @@ class ServingMap:
         with self._lock:
             return sorted(entry.id for stream in self._streams.values() for entry in stream.versions.values())
 
+    def versions(self, name: str) -> set[int]:
+        """Those of one name that can be had now."""
+        with self._lock:
+            return set(self._versions(name))
+
     def handles(self) -> dict[ServableId, ServableHandle]:
         """One handle to every version that can be had now, in the order of their ids. The caller releases each."""
         with self._lock:

@@ -113,7 +113,7 @@ class UnloadFlow:
             harness.is_overdue = False
             self._registry.releases += 1
             if harness in self._registry.beside:  # the version goes on without it
-                self._registry.beside.discard(harness)
+                self._registry.drop_beside(harness)
             else:
                 self._registry.queue_event(harness, ManagerState.END, final)
         self._registry.publish_events()

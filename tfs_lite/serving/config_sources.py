@@ -17,14 +17,14 @@ from pathlib import Path
 
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
-from tfs_lite.config.text import read_model_server_config
+from tfs_lite.config.text import MODEL_SETTINGS_FILES, parse_model_server_config, read_text
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
-from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
+from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
@@ -48,7 +48,11 @@ def read_first_config(options: ServerOptions) -> ModelServerConfig:
 
 def read_config_file(path: str, directory: Path) -> ModelServerConfig:
     """A config file of this server. The error of a mistake, an unsupported platform too, names its place."""
-    return read_model_server_config(path, directory, served_platforms())
+    return parse_config(read_text(directory / path, path), path, directory)
+
+
+def parse_config(text: str, path: str, directory: Path) -> ModelServerConfig:
+    return parse_model_server_config(text, path, directory, served_platforms())
 
 
 def working_directory(options: ServerOptions) -> Path:
@@ -106,6 +110,7 @@ class ConfigFileWatcher:
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
+        self._parsed: tuple[str, ModelServerConfig] | None = None  # the last text that was read, and what it says
         self._apply = apply
         self._on_refused = on_refused
         self._on_looked = on_looked
@@ -124,10 +129,10 @@ class ConfigFileWatcher:
         with acting(Origin(Cause.CONFIG_FILE)):
             try:
                 config = self._read()
-                if config != self._applied:
+                if config is not self._applied and config != self._applied:
                     self._applied = None
                     self._apply(config)
-                    self._applied = config
+                self._applied = config
                 self._logged_error = ""
                 self._on_looked(None)
             except ServingError as error:
@@ -137,8 +142,12 @@ class ConfigFileWatcher:
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
     def _read(self) -> ModelServerConfig:
+        """The text is understood anew only if it has changed."""
         try:
-            return read_config_file(self._path, self._working_directory)
+            text = read_text(self._working_directory / self._path, self._path)
+            if self._parsed is None or self._parsed[0] != text:
+                self._parsed = (text, parse_config(text, self._path, self._working_directory))
+            return self._parsed[1]
         except ServingError as error:
             self._on_refused(without_path(error.status, self._path))
             raise
@@ -357,9 +366,12 @@ class RepositoryPolicies:
 def _stamp(base: str) -> _Stamp:
     """Differs whenever a config beside the versions was changed."""
     found = []
-    for name in config_files(base):
+    for name in MODEL_SETTINGS_FILES:
+        path = f"{base}/{name}"
+        if not os.access(path, os.F_OK):  # once a second for each model: half as dear as a stat that fails
+            continue
         try:
-            stat = os.stat(os.path.join(base, name))
+            stat = os.stat(path)
         except FileNotFoundError:
             continue
         found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))

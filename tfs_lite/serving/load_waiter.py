@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.clock import Clock
@@ -144,6 +144,46 @@ class WaitResult:
 _UNDECIDED = Status(StatusCode.DEADLINE_EXCEEDED, "no version had been loaded, nor had failed, when the wait ended")
 
 
+class _Outcomes:
+    """What has become of each model, and since when. Of one waiting thread. While any model is pending, a look costs
+    as much as there are models that have changed."""
+
+    def __init__(self, names: Iterable[str], judge: Callable[[str], ModelOutcome]) -> None:
+        self.found = dict.fromkeys(names, ModelOutcome(Outcome.PENDING))
+        self._judge = judge
+        self._pending = set(self.found)
+        self._waiting: set[str] = set()  # failed, and may yet be loaded while others are pending
+        self._held: dict[str, tuple[Outcome, float]] = {}  # since when the outcome is what it is
+
+    def look(self, changed: Collection[str] | None, now: float) -> float | None:
+        """Judges these models again (None: all). Seconds until every outcome counts: 0 for at once, None while any
+        model is pending."""
+        names = list(self.found) if changed is None else [name for name in changed if name in self.found]
+        for name in names:
+            found = self.found[name] = self._judge(name)
+            _keep(self._pending, name, found.outcome is Outcome.PENDING)
+            _keep(self._waiting, name, found.waits)
+            if self._held.get(name, (None, now))[0] is not found.outcome:
+                self._held[name] = (found.outcome, now)
+        if self._pending:
+            for name in self._waiting:  # they count as pending, too
+                self._held.pop(name, None)
+            return None
+        return max((self._pause(name, now) for name in self.found), default=0.0)
+
+    def _pause(self, name: str, now: float) -> float:
+        found = self.found[name]
+        begun = self._held.setdefault(name, (found.outcome, now))[1]
+        return max(begun + found.holds_after - now, 0.0)
+
+
+def _keep(names: set[str], name: str, belongs: bool) -> None:
+    if belongs:
+        names.add(name)
+    else:
+        names.discard(name)
+
+
 class ModelWaiter:
     """Blocks its caller, which must not be the event loop. :meth:`close` ends every wait, also later ones."""
 
@@ -157,17 +197,19 @@ class ModelWaiter:
         self, names: Iterable[str], timeout: float | None, *, since: float, first_attempt_counts: bool = False
     ) -> WaitResult:
         """The outcomes once all are final, or as they stand after ``timeout`` seconds or when closed."""
+        outcomes = _Outcomes(names, lambda name: outcome_of(name, self._snapshot(name), rules))
         rules = WaitRules(since, first_attempt_counts)
         ends = None if timeout is None else self._clock.monotonic() + timeout
-        names, held = tuple(names), dict[str, tuple[Outcome, float]]()
+        count, changed = self._changes.count, None
         while True:
-            count, now = self._changes.count, self._clock.monotonic()
-            outcomes = combined({name: outcome_of(name, self._snapshot(name), rules) for name in names})
-            pauses = [self._pause(name, found, held, now) for name, found in outcomes.items()]
-            if all(pause == 0 for pause in pauses) or self._closed.is_set() or (ends is not None and now >= ends):
-                return WaitResult(outcomes)
-            limits = [pause for pause in pauses if pause] + ([ends - now] if ends is not None else [])
+            now = self._clock.monotonic()
+            pause = outcomes.look(changed, now)
+            if pause == 0 or self._closed.is_set() or (ends is not None and now >= ends):
+                return WaitResult(combined(outcomes.found))
+            limits = [limit for limit in (pause, ends - now if ends is not None else None) if limit is not None]
             self._changes.wait_since(count, min(limits, default=None))
+            before, count = count, self._changes.count
+            changed = self._changes.changed_since(before)
 
     def close(self) -> None:
         self._closed.set()
@@ -176,18 +218,6 @@ class ModelWaiter:
     @property
     def closed(self) -> bool:
         return self._closed.is_set()
-
-    @staticmethod
-    def _pause(name: str, found: ModelOutcome, held: dict[str, tuple[Outcome, float]], now: float) -> float | None:
-        """Seconds until the outcome counts: 0 for at once, None for a model that is pending."""
-        if found.outcome is Outcome.PENDING:
-            held.pop(name, None)
-            return None
-        before, begun = held.get(name, (None, now))
-        if before is not found.outcome:
-            begun = now
-        held[name] = (found.outcome, begun)
-        return max(begun + found.holds_after - now, 0.0)
 
     def _snapshot(self, name: str) -> Snapshot:
         aspired, report = self._states.aspired(name), self._states.source_report(name)

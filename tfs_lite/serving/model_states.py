@@ -70,7 +70,7 @@ class ModelStates:
         self._changes = changes
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
-        self._configured: tuple[str, ...] = ()
+        self._configured: dict[str, None] = {}  # in the order of the config; replaced as a whole
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
         self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
@@ -82,7 +82,7 @@ class ModelStates:
     @property
     def configured(self) -> tuple[str, ...]:
         """The served models, in the order of the config."""
-        return self._configured
+        return tuple(self._configured)
 
     def is_configured(self, name: str) -> bool:
         return name in self._configured
@@ -90,7 +90,7 @@ class ModelStates:
     def configure(self, names: Iterable[str]) -> None:
         """These models are served now. What was known from the source about other models is forgotten."""
         with self._lock:
-            self._configured = tuple(names)
+            self._configured = dict.fromkeys(names)
             kept: dict[str, Any]
             for kept in (self._source, self._since, self._arrived, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
@@ -110,7 +110,7 @@ class ModelStates:
             arrived = self._arrived.get(report.name, {})
             self._arrived[report.name] = {version: arrived.get(version, now) for version in report.on_disk}
             self._source[report.name] = report
-        self._changes.notify()
+        self._changes.notify(report.name)
 
     def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
         """A callback that notes which versions are wanted and passes each list on."""
@@ -122,7 +122,7 @@ class ModelStates:
                 self._aspired[name] = wanted
             callback(name, versions)
             if changed:
-                self._changes.notify()
+                self._changes.notify(name)
 
         return note
 
@@ -138,7 +138,7 @@ class ModelStates:
             if not of_model:
                 del self._remarks[servable_id.name]
         if before != status:
-            self._changes.notify()
+            self._changes.notify(servable_id.name)
 
     # What is known.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
@@ -117,7 +118,10 @@ class ServerCore:
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
         self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
-        self._accounts = MemoryAccounts(lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked))
+        self._memory = MemoryReturn(self.clock)
+        self._accounts = MemoryAccounts(
+            lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked), memory=self._memory
+        )
         self._recorder = Recorder(self.history, self._accounts, self.states.is_configured)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
@@ -278,6 +282,7 @@ class ServerCore:
         self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})
         if self._cluster is not None:
             self._cluster.start()
+        self._memory.start()
         self._manager.start()
         self.sources.start()
 
@@ -302,7 +307,19 @@ class ServerCore:
 
     def wait_for_all(self) -> None:
         """Returns when every model of the config is available, or on :meth:`stop_waiting`."""
-        self._wait_until(lambda: all(report.available for report in self.models()))
+        missing = ""  # the first model that was not available
+
+        def is_available(name: str) -> bool:
+            return self.states.report(name).available
+
+        def holds() -> bool:
+            nonlocal missing
+            if missing and self.states.is_configured(missing) and not is_available(missing):
+                return False
+            missing = next((name for name in self.states.configured if not is_available(name)), "")
+            return not missing
+
+        self._wait_until(holds)
 
     def wait_for_available(self, names: Iterable[str]) -> None:
         """Returns when each of these models has a version that is available, or on :meth:`stop_waiting`."""
@@ -333,6 +350,7 @@ class ServerCore:
             self._cluster.stop_deciding()
         self.sources.close()
         self.services.close()
+        self._memory.close()
         self._manager.close(drain_timeout)
         self._opener.close()
         if self._cluster is not None:
@@ -535,7 +553,7 @@ class ServerCore:
 
     def available_versions(self, name: str) -> set[int]:
         """The versions of the model that answer requests now."""
-        return {item.version for item in self.available_ids() if item.name == name}
+        return self._manager.available_versions(name)
 
     def live_versions(self, name: str) -> set[int]:
         """The versions that have begun and not ended: being loaded, serving, or on their way out."""
@@ -642,7 +660,7 @@ class ServerCore:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
-        self.changes.notify()
+        self.changes.notify(attempt.id.name)
 
     def _on_warm_up(self, report: WarmupReport) -> None:
         metrics = self.request_metrics.tensorflow
@@ -662,4 +680,4 @@ class ServerCore:
                 self._cluster.version_gone(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
-        self.changes.notify()
+        self.changes.notify(event.id.name)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
@@ -25,7 +25,7 @@ CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
-    """The sub directories that are models, given what lies in each of them.
+    """The sub directories that are models, given what lies in each of them that is not ``known``.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
     exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
@@ -102,7 +102,8 @@ class ModelRepository:
             self._watcher.close()
 
     def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
-        """What lies in each sub directory; None when the directory itself cannot be read."""
+        """What lies in each sub directory that is not known as a model yet; nothing for the others. None when the
+        directory itself cannot be read."""
         try:
             children = self._disk.list_directory(self._path)
         except OSError as error:
@@ -110,7 +111,8 @@ class ModelRepository:
             return None
         self._set_problem(OK)
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        return {name: self._list_child(name) for name in names}
+        known = self._sent or {}
+        return {name: () if name in known else self._list_child(name) for name in names}
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:

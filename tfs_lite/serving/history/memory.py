@@ -5,6 +5,9 @@
 A version leaks what its load has taken and its unload has not given back. The figures are those of the whole process,
 so two loads at once make both accounts wrong: they are then ``disturbed``, their figures stand, and no verdict follows
 from them. What versions take in processes of their own is read from those, and exact.
+
+The account also decides when a collection is worth its cost, which grows with all that is loaded: at once where an
+unload has left much behind, else once for all unloads of a moment.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from tfs_lite.adapters.device import gpu_use
 from tfs_lite.adapters.measured import Measured, total
@@ -31,6 +34,8 @@ LEAK_BYTES, LEAK_SHARE = 64 << 20, 0.1
 """Less than this, or than this share of what the version takes, is no leak: memory is taken and returned in blocks."""
 GPU_LEAK_BYTES, GPU_LEAK_SHARE = 32 << 20, 0.02
 """The same on a GPU, where weights and graphs have blocks of their own."""
+KEPT_BYTES = 16 << 20
+"""What an unload or a failed load may leave behind until the next collection."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -107,6 +112,14 @@ class VersionMemory:
         """What the load has taken and the unload has not given back, at least 0."""
         taken, given_back = self.taken(device), self.given_back(device)
         return None if taken is None or given_back is None else max(0, taken - given_back)
+
+    @property
+    def leaves_much(self) -> bool:
+        """Whether more than :data:`KEPT_BYTES` are still there, or may be: the figures of a disturbed account do not
+        tell."""
+        if self.disturbed:
+            return any(max(self.taken(d) or 0, self.measured.get(d, 0)) > KEPT_BYTES for d in self.devices)
+        return any((self.leaked(device) or 0) > KEPT_BYTES for device in self.devices)
 
     @property
     def leaks(self) -> dict[str, int]:
@@ -204,6 +217,17 @@ class _Account:
         )
 
 
+class GivesBack(Protocol):
+    """See :class:`tfs_lite.adapters.memory.MemoryReturn`."""
+
+    @property
+    def return_free(self) -> Callable[[], None]: ...
+
+    def collect(self) -> None: ...
+
+    def collect_soon(self) -> None: ...
+
+
 class MemoryAccounts:
     """The accounts of all versions. Any thread may call any method."""
 
@@ -211,9 +235,11 @@ class MemoryAccounts:
         self,
         on_leak: Callable[[ServableId, Mapping[str, int]], None] = lambda servable_id, leaked: None,
         read: Callable[[], Moment] = read_moment,
+        memory: GivesBack | None = None,
     ) -> None:
         """``on_leak`` is told, outside the lock, when two unloads of a model in a row have leaked: the bytes of the
-        second one, by device."""
+        second one, by device. ``memory`` gives back what is free; None: nothing does."""
+        self._memory = memory
         self._on_leak = on_leak
         self._read = read
         self._lock = threading.Lock()  # guards the fields below
@@ -234,6 +260,8 @@ class MemoryAccounts:
             yield
             account.measured, account.held, account.loaded = by_device(loader), _held(loader), self._read()
         finally:
+            if account.loaded is None:
+                self._give_back_failed(account)
             with self._lock:
                 self._under_way.discard(account)
                 if account.loaded is None:
@@ -248,13 +276,15 @@ class MemoryAccounts:
                 self._begin(account)
         if account is None:
             yield
+            if self._memory is not None:
+                self._memory.collect_soon()
             return
         account.measured, account.held = by_device(loader) or account.measured, _held(loader) or account.held
         account.leaving = self._read()
         try:
             yield
         finally:
-            account.unloaded = self._read()
+            self._give_back(account)
             with self._lock:
                 self._under_way.discard(account)
                 self._keep_latest(servable_id.name)
@@ -299,6 +329,31 @@ class MemoryAccounts:
             self._leaked.pop(name, None)
             for account in [found for found in self._accounts.get(name, {}).values() if found.unloaded is not None]:
                 self._drop(account)
+
+    def _give_back(self, account: _Account) -> None:
+        """After an unload: returns what is free, and collects where that was not enough."""
+        account.unloaded = self._read()
+        if self._memory is None:
+            return
+        if account.value().leaves_much:
+            self._memory.return_free()
+            account.unloaded = self._read()
+        if account.value().leaves_much:
+            self._memory.collect()
+            account.unloaded = self._read()
+        else:
+            self._memory.collect_soon()
+
+    def _give_back_failed(self, account: _Account) -> None:
+        """After a failed load, of which nothing has to stay."""
+        now = self._read()
+        if self._memory is None or account.before is None:
+            return
+        failed = VersionMemory(account.id.version, False, before=account.before, loaded=now, leaving=now, unloaded=now)
+        if failed.leaves_much:
+            self._memory.collect()
+        else:
+            self._memory.collect_soon()
 
     def _begin(self, account: _Account) -> None:
         """Called with the lock held."""
