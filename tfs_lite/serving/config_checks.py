@@ -46,6 +46,7 @@ def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceCo
         servables=tuple(ServableToMonitor(m.name, m.base_path, scan_policy(m)) for m in config.models),
         poll_interval=interval if interval >= 0 else None,
         quiet_period=options.version_quiet_period_seconds,
+        versions_always_present=options.servable_versions_always_present,
     )
 
 

@@ -654,6 +654,7 @@ class ServerCore:
         self._recorder.on_state(timed)
         self._metrics.on_event(event)
         self.services.on_event(event)
+        self.sources.on_event(event)
         if self._follower is not None:
             self._follower.on_event(event)
         if event.state is ManagerState.END:

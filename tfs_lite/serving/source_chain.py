@@ -9,7 +9,7 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
+from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
@@ -34,7 +35,7 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
-from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import NOTHING_FAILS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import SourceReport
 
@@ -131,6 +132,11 @@ class SourceChain:
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake()
 
+    def on_event(self, event: ServableState) -> None:
+        """Of the manager: what has become of a version."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.on_state(event)
+
     def found(self, name: str) -> FoundVersions | None:
         """What the source has found of the model; None where it does not look at the disk."""
         return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
@@ -153,12 +159,17 @@ class SourceChain:
 
     # Without effects.
 
-    def look_ahead(self, config: ModelServerConfig, disk: Disk | None = None) -> dict[str, Look]:
+    def look_ahead(
+        self,
+        config: ModelServerConfig,
+        disk: Disk | None = None,
+        failing: Mapping[str, Collection[int]] = NOTHING_FAILS,
+    ) -> dict[str, Look]:
         """By model, what the source would find now with this config; see
         :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
-        return self._source.look_ahead(source_config(config, self._options), disk)
+        return self._source.look_ahead(source_config(config, self._options), disk, failing)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
         """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""
