@@ -16,7 +16,7 @@ from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, entry
-from tfs_lite.testing.servers.models import TaggedArchives
+from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 from tfs_lite.testing.servers.probe import Traffic
 from tfs_lite.testing.servers.process import wait_until
 
@@ -85,7 +85,7 @@ SPECIFIC_2 = "model_version_policy { specific { versions: 2 } }"
 
 def wait_half(served: ServerFixture) -> None:
     """Version 2 is half there, and quiet; version 1 answers, and says so."""
-    wait_reason(served, 2, "archive")
+    wait_reason(served, 2, "truncated")
     assert served.states() == {1: AVAILABLE, 2: START}
     wait_reason(served, 1, "it stays until version 2 is available")
 
@@ -179,6 +179,17 @@ def test_older_version_serves_after_a_restart_when_the_newest_is_corrupt(models:
         models.good("m", 3)
         served.wait_states({2: END, 3: AVAILABLE})
         assert served.version() == 3
+
+
+def test_older_version_serves_after_a_restart_while_the_newest_is_tried_again(models: Models) -> None:
+    models.good("m", 1)
+    source = write_python_version(models.root / "source", 2, "raise RuntimeError('not today')")
+    publish(str(source), str(models.root / "m"), 2)
+    fields = {"trusted_model_base_paths": (str(models.root / "m"),)}
+    with default_server(models, model_name="m", model_base_path=str(models.root / "m"), **fields) as served:
+        assert served.version() == 1  # as soon as the server is ready
+        assert served.states() == {1: AVAILABLE, 2: VersionState.LOADING}
+        assert "stands in for version 2" in served.status()[1].status.message
 
 
 def test_corrupt_version_unloads_none_of_the_two_that_are_wanted(models: Models) -> None:

@@ -101,6 +101,7 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
             fresh = fresh and timed.time >= rules.since and servable_id.version in snapshot.given_up
         elif attempt and not attempt.status.ok:
             reasons.append((str(servable_id), attempt.status))
+            fresh = fresh and servable_id.version in snapshot.given_up
             it_waits = attempt.status.waits
             decided, waits = decided and (rules.first_attempt_counts or it_waits), waits or it_waits
         else:
@@ -192,6 +193,7 @@ class ModelWaiter:
         return max(begun + found.holds_after - now, 0.0)
 
     def _snapshot(self, name: str) -> Snapshot:
+        given_up = self._states.given_up(name)  # before the list that it belongs to
         aspired, report = self._states.aspired(name), self._states.source_report(name)
         attempts = {item.version: self._states.last_attempt(item) for item in aspired}
         return Snapshot(
@@ -202,5 +204,5 @@ class ModelWaiter:
             problem=report.problem if report else OK,
             waiting=report.waiting if report else {},
             settling=report.settling if report else frozenset(),
-            given_up=report.failed if report else frozenset(),
+            given_up=given_up,
         )

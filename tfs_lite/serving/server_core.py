@@ -640,6 +640,8 @@ class ServerCore:
         self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
+            if not attempt.status.ok:
+                self.sources.on_failed_attempt(attempt.id)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify()

@@ -137,6 +137,11 @@ class SourceChain:
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.on_state(event)
 
+    def on_failed_attempt(self, servable_id: ServableId) -> None:
+        """A load of the version has failed; it may be tried again."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.on_failed_attempt(servable_id)
+
     def found(self, name: str) -> FoundVersions | None:
         """What the source has found of the model; None where it does not look at the disk."""
         return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None

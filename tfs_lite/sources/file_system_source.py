@@ -129,15 +129,23 @@ class FileSystemStoragePathSource:
         return stream.found if stream is not None else FoundVersions()
 
     def on_state(self, state: ServableState) -> None:
-        """What has become of a version that was offered. One that has failed for good takes nobody's place until it is
-        available: the next look, which this causes, has others stand in for it. Any thread; short."""
-        failed = state.state is ManagerState.END and not state.health.ok
-        if not (failed or state.state is ManagerState.AVAILABLE) or state.health.code is StatusCode.CANCELLED:
-            return
-        version = frozenset((state.id.version,))
+        """What has become of a version that was offered. Any thread; short."""
+        if state.state is ManagerState.AVAILABLE:
+            self._mark(state.id, failed=False)
+        elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
+            self._mark(state.id, failed=True)
+
+    def on_failed_attempt(self, servable_id: ServableId) -> None:
+        """A load of a version that was offered has failed, for good or not. Any thread; short."""
+        self._mark(servable_id, failed=True)
+
+    def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
+        """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
+        others stand in for it."""
+        version = frozenset((servable_id.version,))
         with self._lock:
-            stream = self._streams.get(state.id.name)
-            if stream is None or failed is (state.id.version in stream.failed):
+            stream = self._streams.get(servable_id.name)
+            if stream is None or failed is (servable_id.version in stream.failed):
                 return
             stream.failed = stream.failed | version if failed else stream.failed - version
         self.wake()

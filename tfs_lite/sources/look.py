@@ -43,7 +43,7 @@ class Stream:
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
-    failed: frozenset[int] = frozenset()  # for good, and not available since; replaced as a whole, by any thread
+    failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
     report: SourceReport | None = None  # the last one that was sent
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
