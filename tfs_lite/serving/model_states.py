@@ -61,11 +61,9 @@ def visible_versions(
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 
-def remarks_of_source(
-    states: Mapping[int, TimedState], aspired: Iterable[int], report: SourceReport
-) -> dict[int, Status]:
-    """What is to be said of versions that are available: why one that is wanted no more stays, and what one stands in
-    for."""
+def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: SourceReport) -> dict[int, str]:
+    """By version, of those that are available: why one that is wanted no more stays, and what one stands in for. The
+    words follow on "it" or "version 1"."""
     available = {version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE}
     wanted = set(report.waiting if report.keeps else aspired)
     found: dict[int, str] = {}
@@ -73,12 +71,12 @@ def remarks_of_source(
         found = dict.fromkeys(available, _why_it_stays(wanted, report.waiting))
     for version in available & report.stand_ins:
         failed = ", ".join(str(each) for each in sorted(report.failed) if each > version)
-        found[version] = f"it stands in for version {failed}, whose load failed"
-    return {version: Status(StatusCode.UNAVAILABLE, text) for version, text in found.items()}
+        found[version] = f"stands in for version {failed}, whose load failed"
+    return found
 
 
 def _why_it_stays(wanted: Collection[int], waiting: Mapping[int, str]) -> str:
-    text = f"it stays until version {' or '.join(map(str, sorted(wanted)[:MOST_SHOWN]))} is available"
+    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_SHOWN]))} is available"
     (one, *more) = wanted
     return f"{text}, which waits: {waiting[one]}" if one in waiting and not more else text
 
@@ -199,6 +197,12 @@ class ModelStates:
         with self._lock:
             return dict(self._remarks.get(name, {}))
 
+    def places(self, name: str) -> dict[int, str]:
+        """Why versions serve that would not, if those that are wanted did; see :func:`places_of`."""
+        report = self.source_report(name)
+        wanted = [servable_id.version for servable_id in self.aspired(name)]
+        return places_of(self.version_states(name), wanted, report) if report is not None else {}
+
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
         return self._monitor.get_version_states(name)
@@ -224,16 +228,16 @@ class ModelStates:
     def report(self, name: str) -> ModelReport:
         source = self.source_report(name)
         states, remarks = self.version_states(name), self.remarks(name)
-        if source is not None:
-            wanted = [servable_id.version for servable_id in self.aspired(name)]
-            remarks = remarks_of_source(states, wanted, source) | remarks
+        said = {v: Status(StatusCode.UNAVAILABLE, f"it {text}") for v, text in self.places(name).items()}
         versions = visible_versions(
             states,
             source.waiting if source else {},
             lambda version: self.last_attempt(ServableId(name, version)),
-            remarks,
+            said | remarks,
         )
-        return ModelReport(name, versions, source.problem if source else OK)
+        passed_over = source.passed_over.items() if source else ()
+        remark = "; ".join(f"{other} beside the versions is passed over: {why}" for other, why in passed_over)
+        return ModelReport(name, versions, source.problem if source else OK, remark)
 
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
@@ -242,11 +246,13 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What clients may know of one model: its versions, the highest first, and why it has none to offer."""
+    """What clients may know of one model: its versions, the highest first, why it has none to offer, and a remark about
+    what lies beside the versions."""
 
     name: str
     versions: tuple[VersionStatus, ...] = ()
     problem: Status = OK
+    remark: str = ""
 
     @property
     def available(self) -> bool:

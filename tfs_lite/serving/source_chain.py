@@ -9,7 +9,7 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -35,7 +35,7 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
-from tfs_lite.sources.file_system_source import NOTHING_FAILS, FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import SourceReport
 
@@ -165,16 +165,13 @@ class SourceChain:
     # Without effects.
 
     def look_ahead(
-        self,
-        config: ModelServerConfig,
-        disk: Disk | None = None,
-        failing: Mapping[str, Collection[int]] = NOTHING_FAILS,
+        self, config: ModelServerConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
     ) -> dict[str, Look]:
         """By model, what the source would find now with this config; see
         :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
-        return self._source.look_ahead(source_config(config, self._options), disk, failing)
+        return self._source.look_ahead(source_config(config, self._options), disk, outcomes)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
         """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""

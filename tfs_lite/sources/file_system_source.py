@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -34,7 +34,7 @@ from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
 __all__ = ["FileSystemStoragePathSource", "ServableToMonitor", "SourceConfig", "SourceReport"]
 
 logger = logging.getLogger(__name__)
-NOTHING_FAILS: Mapping[str, Collection[int]] = MappingProxyType({})
+NOTHING_ENDS: Mapping[ServableId, bool] = MappingProxyType({})
 
 
 class FileSystemStoragePathSource:
@@ -184,11 +184,11 @@ class FileSystemStoragePathSource:
         self._executor.run_pending()
 
     def look_ahead(
-        self, config: SourceConfig, disk: Disk | None = None, failing: Mapping[str, Collection[int]] = NOTHING_FAILS
+        self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
     ) -> dict[str, Look]:
-        """By name, what a poll for ``config`` would find now, if the versions that are ``failing`` had failed. It emits
-        nothing, hashes nothing, and the polls do not remember it. Waits for a poll in progress. ``disk`` may stand in
-        for the source's own."""
+        """By name, what a poll for ``config`` would find now, if the ``outcomes`` were that versions had become
+        available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember it.
+        Waits for a poll in progress. ``disk`` may stand in for the source's own."""
         with self._polling:
             inspector = self._inspector.copy(disk or self._disk)
             with self._lock:
@@ -196,7 +196,8 @@ class FileSystemStoragePathSource:
         looks, now = dict[str, Look](), self._clock.monotonic()
         for name, servable in config.by_name.items():
             stream = streams.get(name, Stream())
-            stream.failed |= frozenset(failing.get(name, ()))
+            ended = {id.version: works for id, works in outcomes.items() if id.name == name}
+            stream.failed = stream.failed - ended.keys() | {version for version, works in ended.items() if not works}
             looks[name] = look_at(servable, config, stream, disk or self._disk, inspector, now)
         return looks
 
