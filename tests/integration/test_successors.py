@@ -14,6 +14,7 @@ import pytest
 
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
+from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, entry
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
@@ -40,7 +41,9 @@ class Models:
         artefact.write_bytes(whole[: len(whole) // 2])
 
     def finish(self, base: str, version: int) -> None:
-        self._archives.write(version, self.root / base / str(version) / "model.pt2")
+        """The rest, with a manifest: no time has to pass."""
+        self.good("finished", version)
+        shutil.copytree(self.root / "finished" / str(version), self.root / base / str(version), dirs_exist_ok=True)
 
     def corrupt(self, base: str, version: int) -> None:
         with zipfile.ZipFile(self.root / "corrupt.pt2", "w") as archive:
@@ -84,8 +87,8 @@ SPECIFIC_2 = "model_version_policy { specific { versions: 2 } }"
 
 
 def wait_half(served: ServerFixture) -> None:
-    """Version 2 is half there, and quiet; version 1 answers, and says so."""
-    wait_reason(served, 2, "truncated")
+    """Version 2 is half there; version 1 answers, and says so."""
+    wait_reason(served, 2, "")
     assert served.states() == {1: AVAILABLE, 2: START}
     wait_reason(served, 1, "it stays until version 2 is available")
 
@@ -104,6 +107,7 @@ def test_version_stays_while_the_only_one_that_is_wanted_is_half_there(models: M
         models.half("m", 2)
         served.reload(entry("m", SPECIFIC_2))
         wait_half(served)
+        wait_reason(served, 1, "truncated")
         models.finish("m", 2)
         served.wait_states({1: END, 2: AVAILABLE})
 
@@ -205,3 +209,94 @@ def test_corrupt_version_unloads_none_of_the_two_that_are_wanted(models: Models)
         wait_reason(served, 1, "stands in for version 3")
         unloaded = [e for e in served.server.core.history.of_model("m") if e.kind.value == "UNLOAD_BEGUN"]
         assert unloaded == []
+
+
+def test_base_paths_without_versions_are_refused_where_versions_are_always_present(models: Models) -> None:
+    (models.root / "m").mkdir()
+    fields = {"model_name": "m", "model_base_path": str(models.root / "m"), "servable_versions_always_present": True}
+    with pytest.raises(ServingError, match="model m: its base path holds no version"), default_server(models, **fields):
+        pass
+    models.good("m", 1)
+    with default_server(models, **fields) as served:
+        with pytest.raises(ServingError, match="model n: its base path holds no version"):
+            served.reload(entry("m"), entry("n"))
+        shutil.rmtree(models.root / "m" / "1")
+        wait_until(lambda: "holds no version" in served.problem(), "it is seen gone", TIMEOUT)
+        assert served.server.core.states.source_report("m").keeps.endswith("--servable_versions_always_present is set")
+        assert served.version() == 1
+
+
+def test_repository_that_is_lost_and_one_whose_models_are_replaced_go_on_serving(models: Models) -> None:
+    models.good("models/m", 1)
+    (models.root / "models" / "m" / "config.pbtxt").write_text("version_policy { specific { versions: 1 } }")
+    with default_server(models, model_repository=str(models.root / "models")) as served:
+        served.wait_states({1: AVAILABLE})
+        with Traffic(served.target, "m", threads=1) as traffic:
+            os.rename(models.root / "models" / "m", models.root / "m")
+            wait_until(lambda: "does not exist" in served.problem(), "it is seen gone", TIMEOUT)
+            os.rename(models.root / "m", models.root / "models" / "m")
+            wait_until(lambda: not served.problem(), "it is seen again", TIMEOUT)
+            os.rename(models.root / "models", models.root / "away")
+            (models.root / "models").mkdir()
+            core = served.server.core
+            wait_until(lambda: core.refused_config is not None, "it says why nothing happens", TIMEOUT)
+            assert "has become another directory" in core.refused_config.config.status.message
+            os.rmdir(models.root / "models")
+            os.rename(models.root / "away", models.root / "models")
+            wait_until(lambda: core.refused_config is None, "it is fine again", TIMEOUT)
+            models.good("models/m", 2)
+            assert served.states() == {1: AVAILABLE}
+        assert traffic.failures == []
+
+
+def test_label_that_moves_with_the_policy_to_a_version_that_is_half_there_goes_on_answering(models: Models) -> None:
+    def labelled(version: int) -> str:
+        policy = f"model_version_policy {{ specific {{ versions: {version} }} }}"
+        return entry("m", f'{policy} version_labels {{ key: "stable" value: {version} }}')
+
+    models.good("m", 1)
+    config = models.root / "config"
+    config.write_text(f"model_config_list {{ {labelled(1)} }}".replace("ROOT", str(models.root)))
+    fields = {"model_config_file": str(config), "allow_version_labels_for_unavailable_models": True}
+    with default_server(models, **fields) as served:
+        models.half("m", 2)
+        with pytest.raises(ServingError, match='label "stable" to version 2'):
+            served.reload(labelled(2))
+        assert served.version(label="stable") == 1
+
+
+@pytest.mark.parametrize("policy", ["availability", "resource"])
+def test_policy_in_the_config_of_a_model_of_the_repository_moves_to_a_version_that_is_half_there(
+    models: Models, policy: str
+) -> None:
+    models.good("m", 1)
+    (models.root / "m" / "config.pbtxt").write_text("version_policy { specific { versions: 1 } }")
+    repository = models.root
+    with default_server(models, model_repository=str(repository), aspired_version_policy=policy) as served:
+        served.wait_states({1: AVAILABLE})
+        models.half("m", 2)
+        (models.root / "m" / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")
+        wait_half(served)
+        models.finish("m", 2)
+        served.wait_states({1: END, 2: AVAILABLE})
+
+
+def test_version_that_a_config_file_moves_away_from_stays_while_the_next_one_is_copied(models: Models) -> None:
+    models.good("m", 1)
+    models.half("n", 2)
+    config = models.root / "config"
+
+    def write(base: str) -> None:
+        text = f"model_config_list {{ {entry('m', path=f'ROOT/{base}')} }}".replace("ROOT", str(models.root))
+        (models.root / "config.new").write_text(text)
+        os.replace(models.root / "config.new", config)
+
+    write("m")
+    fields = {"model_config_file": str(config), "model_config_file_poll_wait_seconds": 0.2}
+    with default_server(models, **fields) as served:
+        served.wait_states({1: AVAILABLE})
+        write("n")
+        wait_half(served)
+        shutil.rmtree(models.root / "m")
+        models.finish("n", 2)
+        served.wait_states({1: END, 2: AVAILABLE})
