@@ -83,7 +83,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class ServableStateSnapshot:
-    """One version as policies and observers see it."""
+    """One version as policies and observers see it. ``given_up``: as its source has said of it last."""
 
     id: ServableId
     state: HarnessState
@@ -92,21 +92,23 @@ class ServableStateSnapshot:
     status: Status = OK
     has_loader: bool = True
     is_overdue: bool = False
+    given_up: bool = False
 
 
 class LoaderHarness:
     """One managed version. Not locked: the manager's lock guards every field.
 
-    ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
-    and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
-    counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to come first.
-    ``is_overdue``: its load or unload runs for longer than the executor's patience; nothing waits for it any more;
-    what it holds counts as held. ``on_error`` is called once, when the harness ends in ERROR; ``on_change``
+    ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``given_up`` are set by the manager of
+    aspired versions and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what
+    the version counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to
+    come first. ``is_overdue``: its load or unload runs for longer than the executor's patience; nothing waits for it
+    any more; what it holds counts as held. ``on_error`` is called once, when the harness ends in ERROR; ``on_change``
     after each change of what the registry counts by: the state, and the properties below.
     """
 
     __slots__ = (
         "_estimate",
+        "_given_up",
         "_is_aspired",
         "_is_overdue",
         "_on_error",
@@ -141,6 +143,7 @@ class LoaderHarness:
         self.on_change: Callable[[LoaderHarness], None] = ignore
         self._is_aspired = True
         self._is_overdue = False
+        self._given_up = False
         self._estimate: ResourceAllocation = NO_RESOURCES
         self._waits: Reason | None = None
         self._on_error = on_error
@@ -161,6 +164,15 @@ class LoaderHarness:
     @is_overdue.setter
     def is_overdue(self, is_overdue: bool) -> None:
         self._is_overdue = is_overdue
+        self.on_change(self)
+
+    @property
+    def given_up(self) -> bool:
+        return self._given_up
+
+    @given_up.setter
+    def given_up(self, given_up: bool) -> None:
+        self._given_up = given_up
         self.on_change(self)
 
     @property
@@ -226,5 +238,5 @@ class LoaderHarness:
     def snapshot(self) -> ServableStateSnapshot:
         has_loader = self.loader is not None
         return ServableStateSnapshot(
-            self.id, self.state, self.is_aspired, self.revision, self.status, has_loader, self.is_overdue
+            self.id, self.state, self.is_aspired, self.revision, self.status, has_loader, self.is_overdue, self.given_up
         )

@@ -2,7 +2,8 @@
 
 Polling is the truth, file-system events only shorten the wait. Each stream is looked at and emitted on its own: a base
 path that cannot be read emits nothing and does not disturb the others. A version is offered once it is complete; from
-then on it stays offered for as long as its directory exists, whatever happens to the files in it.
+then on it stays offered for as long as its directory exists, whatever happens to the files in it. A list is an order: a
+look that finds nothing to offer while something that is wanted is still to come emits none.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, Patience, PoolExecutor
@@ -20,6 +22,7 @@ from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import Disk, Stamp
@@ -85,6 +88,9 @@ class _Stream(Looked):
         logger.info("model %s: its disk answers again, after %.0f s (%s)", self.servable.name, seconds, self.path)
 
 
+NOTHING_ENDS: Mapping[ServableId, bool] = MappingProxyType({})
+
+
 class FileSystemStoragePathSource:
     """Emits (name, path of the version directory) of every version that the config wants and the disk has complete.
 
@@ -123,7 +129,7 @@ class FileSystemStoragePathSource:
         interval = config.poll_interval
         self._is_threaded = interval is not None and interval >= 0
         self._looks = LookQueue("tfs-look", disk, clock, disk_timeout, threaded=self._is_threaded)
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = threading.Lock()  # guards the fields below, and the ``failed`` of each stream
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._streams: dict[str, _Stream] = {}  # in alphabetical order
@@ -188,6 +194,29 @@ class FileSystemStoragePathSource:
             stream = self._streams.get(name)
         return stream.memory.found if stream is not None else FoundVersions()
 
+    def on_state(self, state: ServableState) -> None:
+        """What has become of a version that was offered. Any thread; short."""
+        if state.state is ManagerState.AVAILABLE:
+            self._mark(state.id, failed=False)
+        elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
+            self._mark(state.id, failed=True)
+
+    def on_failed_attempt(self, servable_id: ServableId) -> None:
+        """A load of a version that was offered has failed, for good or not. Any thread; short."""
+        self._mark(servable_id, failed=True)
+
+    def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
+        """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
+        others stand in for it."""
+        version = frozenset((servable_id.version,))
+        with self._lock:
+            stream = self._streams.get(servable_id.name)
+            if stream is None or failed is (servable_id.version in stream.memory.failed):
+                return
+            known = stream.memory.failed
+            stream.memory.failed = known | version if failed else known - version
+        self.wake({servable_id.name})
+
     def checking(self) -> dict[ServableId, LoadProgress]:
         """How far the versions are whose digests are being checked before they are offered."""
         found = self._inspector.hashing
@@ -215,21 +244,26 @@ class FileSystemStoragePathSource:
         self._tidy()
         self._executor.run_pending()
 
-    def look_ahead(self, config: SourceConfig, disk: Disk | None = None) -> dict[str, Look]:
-        """By name, what a poll for ``config`` would find now. It emits nothing, hashes nothing, and the polls do not
-        remember it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
+    def look_ahead(
+        self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
+    ) -> dict[str, Look]:
+        """By name, what a poll for ``config`` would find now, if the ``outcomes`` were that versions had become
+        available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember it.
+        ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
         inspector = self._inspector.copy(disk or self._disk)
         with self._lock:
             streams = dict(self._streams)
-        looks = {}
+        looks, now = dict[str, Look](), self._clock.monotonic()
         for name, servable in config.by_name.items():
             known = streams.get(name)
             report = known.memory.report if known is not None and known.servable == servable else None
             if report is not None and _hangs(report):
                 looks[name] = Look(report)
-            else:
-                memory = known.memory.copy() if known is not None else Stream()
-                looks[name] = look_at(servable, config, memory, disk or self._disk, inspector)
+                continue
+            memory = known.memory.copy() if known is not None else Stream()
+            ended = {id.version: works for id, works in outcomes.items() if id.name == name}
+            memory.failed = memory.failed - ended.keys() | {version for version, works in ended.items() if not works}
+            looks[name] = look_at(servable, config, memory, disk or self._disk, inspector, now)
         return looks
 
     def close(self) -> None:
@@ -352,6 +386,8 @@ class FileSystemStoragePathSource:
                 callback = self._callback
                 if self._closed or self._streams.get(stream.servable.name) is not stream:
                     return False
+                if look.report.on_disk:
+                    stream.memory.failed &= look.report.on_disk
                 inspected = frozenset(look.inspected)
                 self._is_tidy = self._is_tidy and inspected == stream.inspected
                 self._inspected |= inspected
@@ -419,6 +455,14 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.warning("%s (%s)", new.problem.message, servable.base_path)
     elif old is not None and not old.problem.ok:
         logger.info("model %s: its base path is fine again (%s)", servable.name, servable.base_path)
+    if new.keeps and (old is None or new.keeps != old.keeps):
+        logger.info("model %s: the versions that serve stay: %s", servable.name, new.keeps)
+    for name, why in new.passed_over.items():
+        if old is None or old.passed_over.get(name) != why:
+            logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)
+    for version in sorted(new.stand_ins - (old.stand_ins if old is not None else frozenset())):
+        failed = ", ".join(str(each) for each in sorted(new.failed) if each > version)
+        logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)
