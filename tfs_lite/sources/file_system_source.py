@@ -108,7 +108,6 @@ class FileSystemStoragePathSource:
                     self._streams.pop(name, None)
             for name in removed:
                 _emit(callback, name, [])
-        _log_moved(old, config)
         self.wake()
 
     def wake(self) -> None:
@@ -250,12 +249,3 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)
 
-
-def _log_moved(old: SourceConfig, new: SourceConfig) -> None:
-    for name, servable in new.by_name.items():
-        before = old.by_name.get(name)
-        if before is not None and before.base_path != servable.base_path:
-            logger.warning(
-                "model %s: base path changed from %s to %s; versions with the same number keep the old data",
-                *(name, before.base_path, servable.base_path),
-            )

@@ -52,13 +52,20 @@ class VersionInspector:
     """
 
     def __init__(
-        self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[], None] = lambda: None
+        self,
+        disk: Disk,
+        clock: Clock,
+        executor: Executor,
+        on_progress: Callable[[], None] = lambda: None,
+        trusts_stamps: bool = False,
     ) -> None:
+        """``trusts_stamps``: the disk's clock is taken to be ours, for one look that nobody repeats."""
         self._disk = disk
         self._clock = clock
         self._executor = executor
         self._on_progress = on_progress
         self._records: dict[str, _Record] = {}  # by path; only the poll touches it
+        self._trusts_stamps = trusts_stamps
         self._configs = BaseConfigs(disk)  # like it
         self._lags: dict[int, float] = {}  # by device, how far its clock may be behind ours; like it
         self._lock = threading.Lock()  # guards the two below
@@ -147,7 +154,7 @@ class VersionInspector:
         """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age."""
         if tree.changed_ns:
             self.see_clock(tree.device, max(wall - tree.changed_ns / 1e9, 0.0))
-        return self._lags.get(tree.device, math.inf)
+        return 0.0 if self._trusts_stamps else self._lags.get(tree.device, math.inf)
 
     def see_clock(self, device: int, age: float) -> None:
         """A time stamp of that age, in seconds, was given by the disk itself: its clock is not further behind."""

@@ -21,8 +21,8 @@ from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.serving.server_core import Burden, StandingRefusal
+from tfs_lite.serving.version_follower import CHANGED
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 

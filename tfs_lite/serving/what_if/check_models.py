@@ -146,7 +146,7 @@ def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -
 def _look(servable: ServableToMonitor, quiet_period: float) -> Look:
     """The result of a server's first poll, with all digests computed."""
     executor = PoolExecutor("tfs-check", 0)
-    inspector = VersionInspector(RealDisk(), SystemClock(), executor, on_progress=lambda: None)
+    inspector = VersionInspector(RealDisk(), SystemClock(), executor, trusts_stamps=True)
     config = SourceConfig((servable,), quiet_period=quiet_period)
     stream = Stream()
     look_at(servable, config, stream, RealDisk(), inspector)

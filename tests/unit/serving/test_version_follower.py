@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tfs_lite.serving.config_follower import CHANGED, ConfigFollower, FollowerEffects, FollowerOptions
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
@@ -13,7 +14,6 @@ from tfs_lite.core.source import UnarySourceAdapter, connect
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.retrier import RetryPolicy
-from tfs_lite.serving.config_follower import CHANGED, ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
