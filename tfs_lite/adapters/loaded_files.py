@@ -18,6 +18,8 @@ from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.core.version_files import Tree, read_tree, state_of, state_of_file
 
 MAX_SHOWN = 8
+GONE = "its directory is gone"
+CHANGED = "its files have changed since it was loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class SeenFiles:
         try:
             tree = read_tree(directory)
         except FileNotFoundError:
-            raise not_found(f"version {os.path.basename(directory)}: its directory is gone") from None
+            raise not_found(f"version {os.path.basename(directory)}: {GONE}") from None
         except OSError as error:
             raise ServingError(StatusCode.UNAVAILABLE, f"its files cannot be read: {error.strerror}") from None
         found = ((name, state_of_file(os.path.join(base, name))) for name in files_beside(settings))
@@ -83,7 +85,7 @@ class LoadedFiles:
         """UNAVAILABLE if they are others now, or cannot be read, NOT_FOUND if they are gone: what is opened from them
         would not be what serves. Does nothing while the version is loaded: the end of the load tells."""
         if self._loaded and (changed := self.changes()):
-            raise ServingError(StatusCode.UNAVAILABLE, f"its files have changed since it was loaded ({shown(changed)})")
+            raise ServingError(StatusCode.UNAVAILABLE, f"{CHANGED} ({shown(changed)})")
 
 
 def shown(names: Sequence[str]) -> str:

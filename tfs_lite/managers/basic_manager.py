@@ -148,8 +148,8 @@ class BasicManager:
             self._loads.cancel(servable_id)
 
     def end_retries(self, servable_id: ServableId) -> bool:
-        """Ends a load that waits for its next attempt, with its last failure. False, and nothing has changed, if it does
-        not wait for one."""
+        """Ends a load that waits for its next attempt, with its last failure. False, and nothing has changed, if it
+        does not wait for one."""
         return self._loads.end_retries(servable_id)
 
     def renew_exhausted(self) -> list[ServableId]:

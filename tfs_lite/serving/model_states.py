@@ -34,6 +34,7 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
+FILES_OF_BEFORE = "it goes on with the files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -163,9 +164,10 @@ class ModelStates:
             return dict(self._arrived.get(name, {}))
 
     def remarks(self, name: str) -> Mapping[int, Status]:
-        """What is said of versions that serve."""
+        """What is said of versions that serve; also that their files are others now, and not complete."""
         with self._lock:
-            return dict(self._remarks.get(name, {}))
+            source = self._source.get(name)
+            return {**_remarks_about_files(source), **self._remarks.get(name, {})}
 
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
@@ -190,9 +192,7 @@ class ModelStates:
         return self._journal.last(servable_id)
 
     def report(self, name: str) -> ModelReport:
-        source = self.source_report(name)
-        with self._lock:
-            remarks = dict(self._remarks.get(name, {}))
+        source, remarks = self.source_report(name), self.remarks(name)
         versions = visible_versions(
             self.version_states(name),
             source.waiting if source else {},
@@ -204,6 +204,11 @@ class ModelStates:
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
         return [self.report(name) for name in self._configured]
+
+
+def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
+    changing = source.changing if source is not None else {}
+    return {version: Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {why}") for version, why in changing.items()}
 
 
 @dataclass(frozen=True, slots=True)

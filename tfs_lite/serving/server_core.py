@@ -153,7 +153,7 @@ class ServerCore:
         settings = adapter_settings(
             options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs, batching.batch_rows
         )
-        self._follower = None if options.is_explicit else self._make_follower()
+        self._follower = self._make_follower() if options.follows_changes else None
         self.sources = SourceChain(
             options,
             self._manager,
@@ -256,7 +256,6 @@ class ServerCore:
                 beside=options.aspired_version_policy == "availability",
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval_micros / 1e6),
                 may_be_retried=may_be_retried,
-                disk_counts=options.follows_changes,
             ),
             self._manager,
             FollowerEffects(
@@ -276,8 +275,7 @@ class ServerCore:
 
     def _loaded_as(self, servable: Servable) -> LoadedAs:
         files = self._serving_settings.files_of(servable)
-        directory, state = ("", "") if files is None else (files.directory, files.state)
-        return LoadedAs(self._serving_settings.of(servable), directory, state)
+        return LoadedAs(self._serving_settings.of(servable), files.state if files is not None else "")
 
     # From start to close.
 

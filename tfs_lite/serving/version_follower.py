@@ -1,6 +1,6 @@
 """A version that changes while it serves, in the control mode poll: it is loaded anew as it is now.
 
-    list of the source -> has a version that serves another revision? -> quiet for a while -> compare with what was loaded
+    list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
         -> the same files, and the config says the same   nothing happens
         -> other instances only            they are opened and closed in place
         -> else, availability policy       loaded beside what serves, which it then replaces without a gap
@@ -10,7 +10,7 @@
 A stage between the source and the router. A version is what lies at its path: another base path is another state of it,
 other files are, and another config is. What counts is what the version was loaded from and with, not when a file was
 written. The source offers a new state only once it is complete. A change that fails is tried again as a load is, and
-when the version is changed again. In the control mode none the disk does not count, but the base path of a config does.
+when the version is changed again.
 """
 
 from __future__ import annotations
@@ -53,22 +53,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``quiet_period``: seconds for which nothing must have changed. ``beside``: a version is loaded beside the one that
-    it replaces. ``disk_counts``: False if only another path makes another state of a version."""
+    """``quiet_period``: seconds for which nothing must have changed. ``beside``: a version is loaded beside the one
+    that it replaces."""
 
     quiet_period: float
     beside: bool
     retry: RetryPolicy
     may_be_retried: Callable[[Status], bool]
-    disk_counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedAs:
-    """What a servable was loaded with, and from: the directory, and the state that its files had."""
+    """What a servable was loaded with, and the state of the files that it was loaded from, its path included."""
 
     settings: ModelSettings
-    directory: str
     state: str
 
 
@@ -116,11 +114,6 @@ class _Change:
 
 
 _HAVE = {"config": "config has", "files": "files have"}
-
-
-def goes_on_with(what: str) -> str:
-    """How the status of a version begins whose ``config`` or ``files`` have changed and cannot be loaded."""
-    return f"it goes on with the {what} of before"
 
 
 class VersionFollower:
@@ -225,19 +218,16 @@ class VersionFollower:
 
     def _consider(self, change: _Change, *, is_due: bool) -> None:
         """Raises the error of a config that is wrong, and of an instance that cannot be opened."""
-        item, servable_id = change.item, change.item.id
+        servable_id = change.item.id
         try:
             with self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)) as handle:
                 loaded, old = self._effects.loaded_as(handle.servable), weakref.ref(handle.servable)
         except ServingError:
             return  # the next list says what has become of it
-        same_files = self._has_same_files(item, loaded)
+        same_files = has_state(change.item.revision, loaded.state)
         change.what = "config" if same_files else "files"
-        if same_files and not self._options.disk_counts:
-            self._settle(change)
-            return
         try:
-            wanted = self._effects.read(item.payload, servable_id.name)
+            wanted = self._effects.read(change.item.payload, servable_id.name)
         except ServingError:
             if is_due:
                 raise
@@ -249,11 +239,14 @@ class VersionFollower:
             return
         if not change.logged:
             self._remark(change, CHANGED if same_files else CHANGED_FILES)
-        if not is_due:
-            return
-        if not same_files and not self._is_still(item, wanted):
-            self._postpone(change, self._options.quiet_period)  # the source will offer what they become
-        elif alike and self._effects.resize(servable_id, wanted) is not None:
+        if is_due:
+            self._follow(change, wanted, old, in_place=alike)
+
+    def _follow(self, change: _Change, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
+        item, servable_id = change.item, change.item.id
+        if not has_state(item.revision, self._effects.state_of(item.payload, wanted)):
+            self._postpone(change, self._options.quiet_period)  # the source offers what they become
+        elif in_place and self._effects.resize(servable_id, wanted) is not None:
             logger.info("%s has the instances of its changed config", servable_id)
             self._settle(change)
         elif self._options.beside:
@@ -263,15 +256,6 @@ class VersionFollower:
             with self._lock:
                 change.withheld = True
             self._effects.wake_source()
-
-    def _has_same_files(self, item: Item, loaded: LoadedAs) -> bool:
-        if not self._options.disk_counts:
-            return item.payload == loaded.directory
-        return has_state(item.revision, loaded.state)
-
-    def _is_still(self, item: Item, wanted: ModelSettings) -> bool:
-        """Whether the files are those that the source has found complete."""
-        return not self._options.disk_counts or has_state(item.revision, self._effects.state_of(item.payload, wanted))
 
     def _postpone(self, change: _Change, delay: float) -> None:
         with self._lock:
@@ -321,7 +305,7 @@ class VersionFollower:
             is_known, change.logged = change.logged == status.message, status.message
         if not is_known:
             logger.warning("%s goes on with the %s of before: %s", change.item.id, change.what, status.message)
-        self._remark(change, replace(status, message=f"{goes_on_with(change.what)}: {status.message}"))
+        self._remark(change, replace(status, message=f"it goes on with the {change.what} of before: {status.message}"))
         if delay is not None:
             self._clock.call_later(delay, self._thread.wake)
 

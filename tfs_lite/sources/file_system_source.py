@@ -248,4 +248,3 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)
-

@@ -77,6 +77,7 @@ def look_at(
     configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
     unfinished: dict[int, float | None] = {}
+    changing: dict[int, str] = {}
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -91,6 +92,8 @@ def look_at(
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
+        if offered:
+            changing[version] = _printable(verdict.reason)
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = _printable(verdict.reason)
         settling.update({version} if verdict.settling and not offered else ())
@@ -100,7 +103,7 @@ def look_at(
     on_disk = frozenset(existing)
     stream.found = FoundVersions(on_disk, unfinished)
     problem = _empty_problem(servable, existing)
-    look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
+    look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk, changing)
     look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
 

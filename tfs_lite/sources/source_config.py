@@ -64,6 +64,7 @@ class SourceReport:
     ``waiting``: versions that are wanted and not offered yet -> the reason.
     ``settling``: those of them that will be offered soon if nothing else happens to their files.
     ``on_disk``: the versions that have a directory, wanted or not.
+    ``changing``: versions that have been offered, and whose files are not complete as they are now -> why.
     """
 
     name: str
@@ -71,3 +72,4 @@ class SourceReport:
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
     on_disk: frozenset[int] = frozenset()
+    changing: Mapping[int, str] = field(default_factory=dict)

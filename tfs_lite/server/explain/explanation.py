@@ -62,6 +62,7 @@ class Cause(enum.Enum):
     QUEUE_FULL = "as many requests wait as may"
     SLOW = "requests wait longer than they run"
     CONFIG_NOT_APPLIED = "a changed config is not in force"
+    FILES_NOT_LOADED = "changed files are not served yet"
     LABEL_UNKNOWN = "no such label"
     LABEL_TO_MISSING = "the label points to a version that does not answer"
     CONTROL_MODE = "the control mode forbids it"
