@@ -14,7 +14,14 @@ from tfs_lite.core.source import UnarySourceAdapter, connect
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.retrier import RetryPolicy
-from tfs_lite.serving.version_follower import CHANGED, FollowerEffects, FollowerOptions, LoadedAs, VersionFollower
+from tfs_lite.serving.version_follower import (
+    CHANGED,
+    CHANGED_FILES,
+    FollowerEffects,
+    FollowerOptions,
+    LoadedAs,
+    VersionFollower,
+)
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
