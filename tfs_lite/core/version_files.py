@@ -129,6 +129,11 @@ def revision_of(state: str, configs: str) -> str:
     return f"{state}/{configs}"
 
 
+def have_same_configs(revision: str, other: str) -> bool:
+    """Whether two revisions of a version differ in files alone, if at all."""
+    return revision.partition("/")[2] == other.partition("/")[2]
+
+
 def has_state(revision: str, state: str) -> bool:
     """Whether a version with this revision in a list has its files in this state."""
     return revision.partition("/")[0] == state

@@ -33,7 +33,7 @@ from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePa
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.core.version_files import has_state
+from tfs_lite.core.version_files import has_state, have_same_configs
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``quiet_period``: seconds for which nothing must have changed. ``beside``: a version is loaded beside the one
-    that it replaces."""
+    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded beside the
+    one that it replaces."""
 
     quiet_period: float
     beside: bool
@@ -179,14 +179,17 @@ class VersionFollower:
         if item.revision == served.revision:
             self._forget(item.id)
         elif not known:
-            self._note(_Change(item, served.revision, self._clock.monotonic() + self._options.quiet_period))
+            self._note(item, served)
         return item
 
-    def _note(self, change: _Change) -> None:
+    def _note(self, item: Item, served: ServableStateSnapshot) -> None:
+        """The source has waited until the files were quiet, but not for configs beside the versions."""
+        delay = 0.0 if have_same_configs(item.revision, served.revision) else self._options.quiet_period
         with self._lock:
-            self._changes[change.item.id] = change
+            self._changes[item.id] = _Change(item, served.revision, self._clock.monotonic() + delay)
         self._thread.wake()
-        self._clock.call_later(self._options.quiet_period, self._thread.wake)
+        if delay:
+            self._clock.call_later(delay, self._thread.wake)
 
     def _forget(self, servable_id: ServableId) -> None:
         with self._lock:

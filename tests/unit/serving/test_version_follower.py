@@ -195,10 +195,9 @@ def test_config_that_was_written_again_as_it_was_changes_nothing(
 
 
 def test_changed_files_are_another_state_of_the_version(fixture: Fixture) -> None:
+    """The source has waited until they were quiet."""
     fixture.files = "other files"
     fixture.offer()
-    assert (fixture.count(), fixture.remarks) == (1, {ID: CHANGED_FILES})
-    fixture.pass_time(QUIET)
     assert (fixture.count(), fixture.remarks, fixture.replaced) == (2, {}, [ID])
     assert fixture.loaded_files[fixture.servable] == "other files"
     for _ in range(3):
