@@ -103,6 +103,9 @@ class _Fixture(ManagerFixture):
         self.follower.poll()
 
     def come_to_rest(self) -> None:
+        for executor in (self.loads, self.unloads):
+            while executor.running:
+                executor.finish()
         for _ in range(8):
             self.clock.advance(QUIET + 0.5)
             self.poll()

@@ -56,7 +56,7 @@ class BaseConfigs:
 
     def _in(self, base: str, folder: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
         try:
-            entries = self._disk.list_directory(os.path.join(base, folder))
+            entries = self._disk.list_directory(os.path.join(base, folder) if folder else base)
         except OSError:
             return
         for entry in entries:
