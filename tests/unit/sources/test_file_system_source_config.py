@@ -86,15 +86,23 @@ def test_a_stream_that_was_removed_and_added_again_starts_afresh(start, put, tar
     assert len(target.reports) == reports + 1
 
 
-def test_a_changed_base_path_is_logged_and_followed(start, put, target, disk, clock, archive, caplog) -> None:
+def test_a_changed_base_path_is_followed_and_another_state_of_the_same_number(
+    start, put, target, disk, clock, archive
+) -> None:
     put("m", 1)
-    disk.write("/other/2/model.pt2", archive)
+    disk.write("/other/1/model.pt2", archive)
     clock.advance(LONG_AGO)
     source = start(config(model()))
+    before = target.revision("m")
     source.update_config(config(ServableToMonitor("m", "/other")))
     source.poll()
-    assert target.lists["m"][0].payload == "/other/2"
-    assert "base path changed from /models/m to /other" in caplog.text
+    assert target.lists["m"][0].payload == "/other/1"
+    assert target.revision("m") != before
+    disk.rename("/other", "/renamed")  # the very same files
+    before = target.revision("m")
+    source.update_config(config(ServableToMonitor("m", "/renamed")))
+    source.poll()
+    assert target.revision("m") != before
 
 
 def refused(call: Callable[[], object]) -> ServingError:
