@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 
 from tfs_lite.adapters.inspect.archive import open_archive
+from tfs_lite.adapters.loaded_files import shown
 from tfs_lite.adapters.opening import Platform, VersionFiles
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
+from tfs_lite.core.version_files import is_litter, is_looked_at
 
-MAX_SHOWN = 8
 _ARCHIVES = (".pt2", ".pt")
 
 
@@ -18,8 +19,9 @@ def read_version(directory: str) -> VersionFiles:
     names, members, unpacked = set[str](), frozenset[str](), 0
     if not os.path.isdir(directory):
         raise not_found(f"version {os.path.basename(directory)}: its directory is gone")
-    for folder, _, files in os.walk(directory):
-        for name in files:
+    for folder, folders, files in os.walk(directory):
+        folders[:] = [name for name in folders if not is_litter(name)]
+        for name in filter(is_looked_at, files):
             size, found = _look_into(os.path.join(folder, name))
             unpacked += size
             if folder == directory:
@@ -72,6 +74,4 @@ def _look_into(path: str) -> tuple[int, frozenset[str]]:
 
 
 def _shown(files: VersionFiles) -> str:
-    names = sorted(files.names)
-    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + more if names else "no files"
+    return shown(sorted(files.names)) if files.names else "no files"

@@ -20,7 +20,7 @@ from typing import Any, cast
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
-from tfs_lite.adapters.failures import load_failure, story
+from tfs_lite.adapters.failures import label_of, load_failure, story
 from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.inspect.archive import unsafe
 from tfs_lite.adapters.instances import (
@@ -32,6 +32,7 @@ from tfs_lite.adapters.instances import (
     difference,
     placements,
 )
+from tfs_lite.adapters.loaded_files import LoadedFiles, shown
 from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
 from tfs_lite.adapters.memory import drop_file_caches
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
@@ -44,7 +45,7 @@ from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
@@ -251,6 +252,12 @@ class ArtifactLoader(Loader):
         named = [place.instance for place in self._placed.entries if place.device == GPU]
         return f"cuda:{picked if picked is not None else named[0] if named else 0}"
 
+    def _discard(self, servable: Servable) -> None:
+        """What was made is not taken."""
+        self._measured, self._opened = None, None
+        servable.close()
+        self._forget_place()
+
     def _forget_place(self) -> None:
         self._placed = None
         self._settings.gpus.release(self)
@@ -260,7 +267,30 @@ class ArtifactLoader(Loader):
         return (None if read is None else read(self._directory, model)) or ModelSettings()
 
     def _make(self, servable_id: ServableId, meter: LoadMeter) -> Servable:
-        request, platform = self._plan(servable_id, meter)
+        """UNAVAILABLE if the files have changed meanwhile: what was read may be of both. Code of the version may write
+        into its directory: what a second load finds changed as the first did is taken for that."""
+        before: list[str] = []
+        while True:
+            request, platform, files = self._plan(servable_id, meter)
+            servable = self._make_of(request, platform)
+            try:
+                changed = files.changes()
+                if changed == before:
+                    break
+                if before or not platform.needs_trust:
+                    names = shown(changed or before)
+                    raise ServingError(StatusCode.UNAVAILABLE, f"its files changed while it was loaded ({names})")
+            except ServingError:
+                self._discard(servable)
+                raise
+            self._discard(servable)
+            before = changed
+        if changed:
+            logger.warning("%s: its load writes %s into its own directory", label_of(servable_id), shown(changed))
+        files.note_loaded(accept=bool(changed))
+        return servable
+
+    def _make_of(self, request: OpenRequest, platform: Platform) -> Servable:
         models = [] if platform.composed else self._open(platform, request)
         try:
             measured = self._measure(models, platform, request)
@@ -366,8 +396,10 @@ class ArtifactLoader(Loader):
         """New instances, after the first requests, which a servable of their own has run."""
         more = request.settings.model_copy(update={"instance_group": change.add})
         beside = tuple(model for index, model in enumerate(opened.models) if index not in change.remove)
+        request.require_files()
         models = self._open(opened.platform, replace(request, settings=more, beside=beside))
         try:
+            request.require_files()
             self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
         except BaseException:
             _close(models)
@@ -385,11 +417,12 @@ class ArtifactLoader(Loader):
         finally:
             servable.close()
 
-    def _plan(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform]:
-        """What to open, and by which platform."""
+    def _plan(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform, LoadedFiles]:
+        """What to open, by which platform, and the files that it is opened from."""
         settings = self._read_settings(servable_id.name)
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')
+        loaded = LoadedFiles(self._directory, settings)
         files = read_version(self._directory)
         platform = choose_platform(files, self._platform or settings.platform, self._platforms)
         if platform.composed != (settings.ensemble_scheduling is not None):
@@ -401,13 +434,13 @@ class ArtifactLoader(Loader):
         check_gpus(settings.instance_group, usable_gpus(self._settings.device))
         device = self._find_place()
         trusted = self._settings.trusted.allows_all_of(self._directory)
-        request = OpenRequest(servable_id, files, device, trusted, settings, meter=meter)
+        request = OpenRequest(servable_id, files, device, trusted, settings, meter=meter, loaded_from=loaded)
         if request.on_gpu:
             request = replace(request, batch_rows=self._settings.batch_rows(request))
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
-        return request, platform
+        return request, platform, loaded
 
     def _logged_failure(self, servable_id: ServableId, error: Exception) -> ServingError:
         """The error for the manager. An unexpected error is logged with its stack, once, however often the load is

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfs_lite.adapters.opening import OpenRequest
-from tfs_lite.config.model_warmup import ModelWarmup, ModelWarmupInput
+from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, ModelWarmupInput
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -32,7 +32,6 @@ from tfs_lite.protocols.dtypes import FLOATING, Array, to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.v2.tensors import decode_raw, name_of
 
-FOLDER = "warmup"
 MAX_TEXT_BYTES = 256 << 20
 """The limit of a file with texts; a file with numbers is read as far as it is needed."""
 SEED = 0
@@ -72,7 +71,7 @@ def _inputs(model: Model, sample: ModelWarmup, request: OpenRequest) -> Mapping[
     """All rows of all inputs, checked as those of a client are."""
     signature = find_signature(model.signatures, DEFAULT_SIGNATURE)
     check_input_names(signature, sample.inputs)
-    folder = os.path.join(os.path.dirname(os.path.abspath(request.files.directory)), FOLDER)
+    folder = os.path.join(os.path.dirname(os.path.abspath(request.files.directory)), WARMUP_FOLDER)
     specs = {spec.name: spec for spec in signature.inputs}
     batched = request.settings.max_batch_size > 0
     rows = {
@@ -114,14 +113,14 @@ def _from_file(name: str, tensor: ModelWarmupInput, folder: str, file: str) -> A
     if tensor.data_type is DataType.STRING:
         data = _read(folder, file, MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
-            raise invalid_argument(f"{FOLDER}/{file} is larger than {MAX_TEXT_BYTES} bytes")
+            raise invalid_argument(f"{WARMUP_FOLDER}/{file} is larger than {MAX_TEXT_BYTES} bytes")
         data = _first_texts(data, count)
     else:
         data = _read(folder, file, count * to_numpy(tensor.data_type).itemsize)
     try:
         return decode_raw(name_of(tensor.data_type), tensor.dims, data, name)
     except ServingError as error:
-        raise ServingError(error.code, f"{FOLDER}/{file}: {error}") from None
+        raise ServingError(error.code, f"{WARMUP_FOLDER}/{file}: {error}") from None
 
 
 def _first_texts(data: bytes, count: int) -> bytes:
@@ -139,11 +138,11 @@ def _read(folder: str, file: str, size: int) -> bytes:
     root = os.path.realpath(folder)
     path = os.path.realpath(os.path.join(folder, file))
     if os.path.commonpath((root, path)) != root:
-        raise invalid_argument(f"{FOLDER}/{file} is a link that leads out of the folder")
+        raise invalid_argument(f"{WARMUP_FOLDER}/{file} is a link that leads out of the folder")
     if not os.path.isfile(path):
-        raise invalid_argument(f"there is no file {FOLDER}/{file} beside the versions")
+        raise invalid_argument(f"there is no file {WARMUP_FOLDER}/{file} beside the versions")
     try:
         with open(path, "rb") as source:
             return source.read(size)
     except OSError as error:
-        raise ServingError(StatusCode.UNAVAILABLE, f"{FOLDER}/{file} cannot be read: {error.strerror}") from None
+        raise ServingError(StatusCode.UNAVAILABLE, f"{WARMUP_FOLDER}/{file} cannot be read: {error.strerror}") from None

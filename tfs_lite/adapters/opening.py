@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tfs_lite.adapters.loaded_files import LoadedFiles
 from tfs_lite.adapters.measured import Measured
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadMeter
@@ -38,7 +39,8 @@ class VersionFiles:
 class OpenRequest:
     """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
     ``batch_rows``: the numbers of rows that its batches will mostly have, ascending; some models prepare for them.
-    ``beside`` are the instances of the version that are open already. ``threads``: how many threads an
+    ``beside`` are the instances of the version that are open already. ``loaded_from`` are the files as they were when
+    the load began; None in a process of the model, whose server knows. ``threads``: how many threads an
     instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
     bytes itself begins the phase READING with their number and adds what it has read."""
 
@@ -51,10 +53,17 @@ class OpenRequest:
     threads: int = 0
     batch_rows: tuple[int, ...] = (1,)
     meter: LoadMeter = field(default_factory=LoadMeter, repr=False, compare=False)
+    loaded_from: LoadedFiles | None = field(default=None, repr=False, compare=False)
 
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
+
+    def require_files(self) -> None:
+        """ServingError if the files are not those any more that the version was loaded from. Whoever opens a version
+        again asks before and after."""
+        if self.loaded_from is not None:
+            self.loaded_from.require()
 
 
 class NeedsProcess(Exception):

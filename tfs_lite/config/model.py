@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictI
 
 from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
-from tfs_lite.config.model_warmup import ModelWarmup, check_model_warmup
+from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
 from tfs_lite.config.replicas import AutoscalingConfig
 from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
 from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
@@ -111,6 +111,20 @@ def signature_of(settings: ModelSettings) -> Signature | None:
     outputs = [*_specs(settings.output, batch), *_scheduled_outputs(settings, batch)] if settings.output else []
     optional = frozenset(tensor.name for tensor in settings.input if tensor.optional)
     return Signature(tuple(inputs), tuple(outputs), optional=optional)
+
+
+FIELDS_WITH_FILES = ("label_filename", "input_data_file")
+"""Fields that may name a file beside the versions."""
+
+
+def files_beside(settings: ModelSettings) -> frozenset[str]:
+    """The files that a version may read beside it, by their paths below the base path: labels, which may be inside the
+    version instead, and the data of a warm-up."""
+    labels = [output.label_filename for output in settings.output]
+    labels += [signature.label_filename for signature in settings.signatures.values()]
+    inputs = [tensor for sample in settings.model_warmup for tensor in sample.inputs.values()]
+    data = [f"{WARMUP_FOLDER}/{tensor.input_data_file}" for tensor in inputs if tensor.input_data_file is not None]
+    return frozenset(filter(None, [*labels, *data]))
 
 
 def control_names(settings: ModelSettings) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from tfs_lite.config.tensors import ElementType
 
 MAX_WARMUP_ELEMENTS = 2**30
 """Of one input, all rows together."""
+WARMUP_FOLDER = "warmup"
+"""Beside the versions; it has the files that a warm-up names."""
 SOURCES = ("zero_data", "random_data", "input_data_file")
 
 

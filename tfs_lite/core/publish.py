@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_version, sha256_of
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, parse_version, sha256_of
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.version_files import file_stamp, is_litter
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Called often: what is done (``copying``, ``hashing``), how many bytes of it are done, and how many there are."""
@@ -47,10 +48,10 @@ def publish(source: str, base: str, version: int | None = None, on_progress: OnP
     """Copies ``source`` to ``base/<version>``; without a version, to the highest one there plus 1. ``on_progress`` is
     called on this thread.
 
-    A directory is copied with everything in it; a single file is stored as ``model`` plus its suffix, the name under
-    which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a plain file,
-    or with a link that leaves it), ALREADY_EXISTS (that version is there), ABORTED (source changed meanwhile);
-    OSError when the disk refuses.
+    A directory is copied with everything in it, litter aside; a single file is stored as ``model`` plus its suffix, the
+    name under which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a
+    plain file, or with a link that leaves it), ALREADY_EXISTS (that version is there), ABORTED (source changed
+    meanwhile); OSError when the disk refuses.
     """
     files = _files_of(source)
     with staging_directory(base, version) as staging:
@@ -116,10 +117,13 @@ def _files_of(source: str) -> dict[str, str]:
     root = os.path.realpath(source)
     files: dict[str, str] = {}
     for directory, subdirectories, names in os.walk(root, onerror=_raise):
+        subdirectories[:] = [name for name in subdirectories if not is_litter(name)]
         for name in subdirectories:
             if os.path.islink(os.path.join(directory, name)):
                 raise _refuse(root, directory, name, "a link to a directory")
         for name in names:
+            if is_litter(name):
+                continue
             path = os.path.join(directory, name)
             _check_file(root, directory, name)
             files[os.path.relpath(path, root).replace(os.sep, "/")] = path

@@ -46,8 +46,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     A version that ended in error stays so, visible in its state, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
-    unloaded: then it is tried again, once for each such change. A version that is not ready loads anew; a ready one
-    that is emitted with another revision is left alone.
+    unloaded: then it is tried again, once for each such change. Another revision also ends the wait between two
+    attempts: the version ends with its last failure and begins anew. A ready one is left alone.
     """
 
     def __init__(self, options: AspiredVersionsManagerOptions) -> None:
@@ -158,7 +158,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
                 self._manage(item)
             elif not known.is_aspired:
                 self._manager.set_aspired(item.id, True)  # still ready: it simply stays
-            elif self._is_to_be_renewed(item, known):
+            elif self._is_to_be_renewed(item, known) or self._ends_retries(item, known):
                 self._manager.stop_managing_servable(item.id)
                 self._manage(item)
             if known is not None and known.given_up is not item.given_up:
@@ -176,6 +176,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
         if item.revision != known.revision:
             return True
         return item.status.ok and not known.has_loader
+
+    def _ends_retries(self, item: ServableData[Loader], known: ServableStateSnapshot) -> bool:
+        """A load that waits for its next attempt waits for the files to be mended, and these are others."""
+        return item.revision != known.revision and self._manager.end_retries(item.id)
 
     def _act(self, changed: set[str]) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is

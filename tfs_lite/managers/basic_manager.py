@@ -169,6 +169,11 @@ class BasicManager:
             if harness is not None:
                 harness.given_up = given_up
 
+    def end_retries(self, servable_id: ServableId) -> bool:
+        """Ends a load that waits for its next attempt, with its last failure. False, and nothing has changed, if it
+        does not wait for one."""
+        return self._loads.end_retries(servable_id)
+
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
         was unloaded since, or a load that had waited has given memory back: once for each such change. Returns their

@@ -137,6 +137,16 @@ class LoadFlow:
             self._end(load, load.failure or cancelled)
         self._report_end(load)
 
+    def end_retries(self, servable_id: ServableId) -> bool:
+        """Ends a load that waits for its next attempt, with its last failure; False if it does not wait for one."""
+        with self._registry.lock:
+            load = self._active.get(servable_id)
+            if load is None or not load.waiting or load.failure is None:
+                return False
+            self._end(load, load.failure)
+        self._report_end(load)
+        return True
+
     def cancel_all(self) -> None:
         with self._registry.lock:
             ids = sorted(self._active)

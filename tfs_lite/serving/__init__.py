@@ -4,7 +4,7 @@ server_core         the core: which models are served, in which state, and a han
 options             every setting of a server, under the name of its flag
 source_chain        source -> router -> adapters -> manager, connected
 config_sources      where configs come from: flags, a file, a model repository, and what follows their changes
-config_follower     a config that changes while a version serves
+version_follower    a version that changes while it serves: its files, its path, its config
 reload, config_checks, load_waiter   a new config: checked whole, applied, waited for
 model_states        what is known about every version, as ``status`` shows it; also why a version waits
 load_journal        every attempt to load a version

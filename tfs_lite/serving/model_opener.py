@@ -131,6 +131,7 @@ class ModelOpener:
             preload=() if platform.program else self._preload,
             on_worker=partial(self._on_worker, request.id),
             sandbox=self._sandboxes.choose(platform, request),
+            require_files=request.require_files,
         )
         if reason := model.worker.reason:
             self._preload = platform.shared

@@ -36,6 +36,7 @@ _WIRE = {
 }
 MOST_SHOWN = 5
 """Versions in one text."""
+FILES_OF_BEFORE = "it goes on with the files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -193,9 +194,10 @@ class ModelStates:
             return dict(self._arrived.get(name, {}))
 
     def remarks(self, name: str) -> dict[int, Status]:
-        """What those who change versions that serve have said of them."""
+        """What is said of versions that serve; also that their files are others now, and not complete."""
         with self._lock:
-            return dict(self._remarks.get(name, {}))
+            source = self._source.get(name)
+            return {**_remarks_about_files(source), **self._remarks.get(name, {})}
 
     def places(self, name: str) -> dict[int, str]:
         """Why versions serve that would not, if those that are wanted did; see :func:`places_of`."""
@@ -242,6 +244,11 @@ class ModelStates:
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
         return [self.report(name) for name in self._configured]
+
+
+def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
+    changing = source.changing if source is not None else {}
+    return {version: Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {why}") for version, why in changing.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.adapters.labels import read_labels
+from tfs_lite.adapters.loaded_files import LoadedFiles
 from tfs_lite.adapters.loader import MakeServable
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest
 from tfs_lite.config.batching import BatchingParameters, combined, parameters_without_file, read_version_parameters
@@ -309,17 +310,21 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
 
 
 class ServingSettings:
-    """A servable factory that calls another one and remembers the settings of what it made. Any thread."""
+    """A servable factory that calls another one and remembers the settings of what it made, and from which files. Any
+    thread."""
 
     def __init__(self, make: MakeServable) -> None:
         self._make = make
-        self._lock = threading.Lock()  # guards _settings
+        self._lock = threading.Lock()  # guards the two below
         self._settings: weakref.WeakKeyDictionary[Servable, ModelSettings] = weakref.WeakKeyDictionary()
+        self._files: weakref.WeakKeyDictionary[Servable, LoadedFiles] = weakref.WeakKeyDictionary()
 
     def __call__(self, models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
         servable = self._make(models, request)
         with self._lock:
             self._settings[servable] = request.settings
+            if request.loaded_from is not None:
+                self._files[servable] = request.loaded_from
         return servable
 
     def changed(self, servable: Servable, settings: ModelSettings) -> None:
@@ -331,3 +336,8 @@ class ServingSettings:
         """Defaults for a servable that was not made here."""
         with self._lock:
             return self._settings.get(servable) or ModelSettings()
+
+    def files_of(self, servable: Servable) -> LoadedFiles | None:
+        """None for a servable that was not made here."""
+        with self._lock:
+            return self._files.get(servable)

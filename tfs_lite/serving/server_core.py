@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from tfs_lite.adapters.loaded_files import SeenFiles
 from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
@@ -45,7 +46,6 @@ from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
-from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.config_sources import RefusedConfig
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.history.file import EventFile
@@ -63,6 +63,7 @@ from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
+from tfs_lite.serving.version_follower import FollowerEffects, FollowerOptions, LoadedAs, VersionFollower
 from tfs_lite.serving.what_if.forecast import WhatIf
 from tfs_lite.serving.what_if.preview import Inside, Preview
 
@@ -251,9 +252,9 @@ class ServerCore:
             )
         )
 
-    def _make_follower(self) -> ConfigFollower:
+    def _make_follower(self) -> VersionFollower:
         options = self.options
-        return ConfigFollower(
+        return VersionFollower(
             FollowerOptions(
                 quiet_period=options.version_quiet_period_seconds,
                 beside=options.aspired_version_policy == "availability",
@@ -263,7 +264,8 @@ class ServerCore:
             self._manager,
             FollowerEffects(
                 read=self.model_configs,
-                loaded_with=self._serving_settings.of,
+                loaded_as=self._loaded_as,
+                state_of=lambda directory, settings: SeenFiles.look(directory, settings).state,
                 check=check_config,
                 make_loader=lambda item: self.sources.make_loader(item),
                 resize=self.resize,
@@ -274,6 +276,10 @@ class ServerCore:
             ),
             self.clock,
         )
+
+    def _loaded_as(self, servable: Servable) -> LoadedAs:
+        files = self._serving_settings.files_of(servable)
+        return LoadedAs(self._serving_settings.of(servable), files.state if files is not None else "")
 
     # From start to close.
 

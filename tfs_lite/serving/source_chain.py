@@ -1,6 +1,6 @@
 """The chain from the source of versions to the manager.
 
-    source -> [recorder and model states note what is wanted] -> [changed configs are followed]
+    source -> [recorder and model states note what is wanted] -> [changed versions are followed]
            -> router -> one adapter per platform -> [journal] -> manager
                      -> "no such platform"      ->
 
@@ -26,13 +26,13 @@ from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
-from tfs_lite.serving.config_follower import ConfigFollower
 from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
 from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
+from tfs_lite.serving.version_follower import VersionFollower
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
@@ -66,9 +66,9 @@ class SourceChain:
         accounts: MemoryAccounts,
         settings: AdapterSettings,
         clock: Clock,
-        follower: ConfigFollower | None = None,
+        follower: VersionFollower | None = None,
     ) -> None:
-        """``follower`` follows the configs of versions that serve; None: they are not followed."""
+        """``follower`` follows the changes of versions that serve; None: they are not followed."""
         self._options = options
         self._states = states
         self._journal = journal

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from dataclasses import dataclass
 
-from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.manifest import Manifest
-from tfs_lite.sources.disk import FileStat, Tree
+from tfs_lite.core.version_files import FileStat, Tree
 
 MIN_RETRY = 0.01
+RESTLESS_SECONDS = 30.0
+"""After so long without a quiet moment the reason names a file that goes on changing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,12 @@ class Evidence:
     digests: str | None = None
     needs_files: bool = True
     """Whether a version without files is one that waits for them. Asked for only when there are none."""
+    restless_for: float = 0.0
+    """Seconds for which polls have found them changed again and again, without a quiet moment."""
+    restless: str = ""
+    """A file that was changed last."""
+    clock_lag: float = 0.0
+    """Seconds by which the clock of the time stamps may be behind ours, as far as stamps of this disk show."""
 
 
 def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Waiting | Need:
@@ -81,28 +87,33 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
         return Waiting("no files yet") if evidence.needs_files else _complete(tree)
     left = quiet_left(tree, evidence, quiet_period)
     if left > 0:
-        return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY), settling=True)
+        reason = f"files changed less than {quiet_period:g} s ago"
+        if evidence.restless_for > RESTLESS_SECONDS:
+            reason += f", and have gone on changing for {RESTLESS_SECONDS:g} s and more: {evidence.restless}"
+        return Waiting(reason, max(left, MIN_RETRY), settling=True)
     if evidence.structure is None:
         return Need.STRUCTURE
     return Waiting(evidence.structure) if evidence.structure else _complete(tree)
 
 
 def has_files(tree: Tree) -> bool:
-    """Hidden files alone (a copying tool's temporary ones) make no version."""
-    return any(_counts(file) for file in tree.files)
+    """A copying tool's temporary files alone make no version."""
+    return any(not file.is_partial for file in tree.files)
 
 
 def quiet_left(tree: Tree, evidence: Evidence, quiet_period: float) -> float:
     """Seconds until the files count as quiet; 0 or less when they do.
 
-    A version that was there long before the first poll need not be watched: its time stamps tell. They count
-    only until the files have been seen changing, and not when they lie in the future (clocks that differ).
+    Quiet is what polls have watched, by our own clock. A version that was there long before the first poll need not be
+    watched, if its time stamps tell: until the files have been seen changing, not when they lie in the future, and only
+    as far as another stamp of that disk shows that its clock is not behind. The clock of a file server may be hours
+    behind, and then a copy that has just begun looks old.
     """
     by_watching = quiet_period - evidence.unchanged_for
     age = evidence.wall_time - tree.newest_ns / 1e9
     if evidence.seen_changing or age < 0:
         return by_watching
-    return min(by_watching, quiet_period - age)
+    return min(by_watching, quiet_period - (age - evidence.clock_lag))
 
 
 def unverified(tree: Tree, manifest: Manifest) -> Sequence[FileStat]:
@@ -121,12 +132,5 @@ def _judge_by_manifest(tree: Tree, evidence: Evidence, manifest: Manifest) -> Co
 
 
 def _complete(tree: Tree) -> Complete:
-    configs = tuple(file for file in tree.files if file.name in MODEL_SETTINGS_FILES)
-    if not configs:
-        return Complete(tree.fingerprint)
-    others = tuple(file for file in tree.files if file not in configs)
-    return Complete(replace(tree, files=others).fingerprint, replace(tree, files=configs).fingerprint)
-
-
-def _counts(file: FileStat) -> bool:
-    return not any(part.startswith(".") for part in PurePosixPath(file.name).parts)
+    configs = tree.configs
+    return Complete(tree.version.fingerprint, configs.fingerprint if configs.files else "")

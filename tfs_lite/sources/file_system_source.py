@@ -179,7 +179,6 @@ class FileSystemStoragePathSource:
                 _emit(callback, name, [])
                 if watcher is not None:
                     watcher.update((), name)
-        _log_moved(old, config)
         self.wake(changed)
 
     def wake(self, names: Collection[str] | None = None) -> None:
@@ -466,13 +465,3 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)
-
-
-def _log_moved(old: SourceConfig, new: SourceConfig) -> None:
-    for name, servable in new.by_name.items():
-        before = old.by_name.get(name)
-        if before is not None and before.base_path != servable.base_path:
-            logger.warning(
-                "model %s: base path changed from %s to %s; versions with the same number keep the old data",
-                *(name, before.base_path, servable.base_path),
-            )

@@ -8,6 +8,7 @@ A version without files is looked at through the config beside it, which may say
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence, Set
@@ -19,9 +20,10 @@ from tfs_lite.core.executor import Executor, PoolExecutor, Task
 from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
 from tfs_lite.core.status import ServingError
+from tfs_lite.core.version_files import FileStat, Tree
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, has_files, judge, unverified
-from tfs_lite.sources.disk import Disk, FileStat, Tree
+from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.structure import needs_look, structural_problem
 
 _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
@@ -29,12 +31,14 @@ _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of one version directory; valid for one fingerprint."""
+    """What is remembered of one version directory; valid for one fingerprint. ``restless_since``: since when it has
+    been found changed again and again."""
 
+    tree: Tree
     fingerprint: str
     first_seen: float
+    restless_since: float
     evidence: Evidence
-    names: tuple[str, ...]
 
 
 _Key = tuple[str, str]
@@ -49,15 +53,23 @@ class VersionInspector:
     """
 
     def __init__(
-        self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[str], None] = ignore
+        self,
+        disk: Disk,
+        clock: Clock,
+        executor: Executor,
+        on_progress: Callable[[str], None] = ignore,
+        trusts_stamps: bool = False,
     ) -> None:
+        """``trusts_stamps``: the disk's clock is taken to be ours, for one look that nobody repeats."""
         self._disk = disk
         self._clock = clock
         self._executor = executor
         self._on_progress = on_progress
+        self._trusts_stamps = trusts_stamps
         self._configs = BaseConfigs(disk)
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the four below
         self._records: dict[str, _Record] = {}  # by path
+        self._lags: dict[int, float] = {}  # by device, how far its clock may be behind ours
         self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
         self._meters: dict[str, LoadMeter] = {}  # by path, while its files are hashed
 
@@ -65,7 +77,7 @@ class VersionInspector:
         """The verdict about the version at ``path``, as of now. Never raises for what is on the disk."""
         try:
             tree = self._disk.stat_tree(path)
-            record = self._record(path, tree)
+            record = self._record(path, tree, quiet_period)
             verdict = judge(tree, record.evidence, quiet_period)
             while isinstance(verdict, Need):
                 if not self._gather(verdict, path, tree, record):
@@ -76,13 +88,26 @@ class VersionInspector:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
         return verdict
 
+    def named_beside(self, path: str, entries: Sequence[DirectoryEntry]) -> list[tuple[str, str]]:
+        """Names and states of the files beside the versions that the config of the version at ``path`` names, which is
+        its own or the one among ``entries``. Never raises for what is on the disk."""
+        base = os.path.dirname(path)
+        with self._lock:
+            record = self._records.get(path)
+        try:
+            if record is not None and record.tree.configs.files:
+                return self._configs.named(path, base, self._disk.list_directory(path))
+            return self._configs.named(base, base, entries)
+        except OSError:
+            return []
+
     def copy(self, disk: Disk) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
         and what it finds out is not known here."""
         other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
         with self._lock:
             other._records = {path: replace(record) for path, record in self._records.items()}
-            other._hashed = dict(self._hashed)
+            other._lags, other._hashed = dict(self._lags), dict(self._hashed)
         return other
 
     def parts(self, path: str) -> list[str]:
@@ -90,7 +115,7 @@ class VersionInspector:
         directories and files."""
         with self._lock:
             record = self._records.get(path)
-        names = record.names if record is not None else ()
+        names = [file.name for file in record.tree.files] if record is not None else []
         inner = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
         return [path, *(f"{path}/{name}" for name in (*sorted(inner), *names))]
 
@@ -105,7 +130,7 @@ class VersionInspector:
         with self._lock:
             gone = self._records.keys() | {path for path, _ in self._hashed} if paths is None else paths
             self._forget(gone)
-        self._configs.forget({os.path.dirname(path) for path in gone})
+        self._configs.forget({*gone, *map(os.path.dirname, gone)})
 
     def _forget(self, paths: Set[str]) -> None:
         """Called with the lock held."""
@@ -119,23 +144,43 @@ class VersionInspector:
         with self._lock:
             self._hashed.clear()
 
-    def _record(self, path: str, tree: Tree) -> _Record:
+    def _record(self, path: str, tree: Tree, quiet_period: float) -> _Record:
         now, wall = self._clock.monotonic(), self._clock.time()
         fingerprint = tree.fingerprint
         with self._lock:
             known = self._records.get(path)
         if known is None or known.fingerprint != fingerprint:
             manifest, problem = self._manifest(path, tree)
-            evidence = Evidence(manifest, problem, seen_changing=known is not None)
-            names = tuple(file.name for file in tree.files)
+            evidence, since = Evidence(manifest, problem, seen_changing=known is not None), now
+            if known is not None:
+                since = now if now - known.first_seen >= quiet_period else known.restless_since
+                evidence = replace(evidence, restless=next(iter(tree.differences(known.tree)), ""))
+            known = _Record(tree, fingerprint, now, since, evidence)
             with self._lock:
                 self._forget({path})
-                self._records[path] = known = _Record(fingerprint, now, evidence, names)
+                self._records[path] = known
         needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
         known.evidence = replace(
-            known.evidence, wall_time=wall, unchanged_for=now - known.first_seen, needs_files=needs_files
+            known.evidence,
+            wall_time=wall,
+            unchanged_for=now - known.first_seen,
+            restless_for=now - known.restless_since,
+            clock_lag=self._lag(tree, wall),
+            needs_files=needs_files,
         )
         return known
+
+    def _lag(self, tree: Tree, wall: float) -> float:
+        """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age."""
+        if tree.changed_ns:
+            self.see_clock(tree.device, max(wall - tree.changed_ns / 1e9, 0.0))
+        with self._lock:
+            return 0.0 if self._trusts_stamps else self._lags.get(tree.device, math.inf)
+
+    def see_clock(self, device: int, age: float) -> None:
+        """A time stamp of that age, in seconds, was given by the disk itself: its clock is not further behind."""
+        with self._lock:
+            self._lags[device] = min(self._lags.get(device, math.inf), age)
 
     def _manifest(self, path: str, tree: Tree) -> tuple[Manifest | None, str]:
         if all(file.name != MANIFEST_NAME for file in tree.files):

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
@@ -84,23 +84,29 @@ def look_at(
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
-    beside, configs = _states_of_files(entries)
+    configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
-    look.beside = [os.path.join(servable.base_path, entry.name) for entry in _files_that_count(entries)]
+    look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in MODEL_SETTINGS_FILES]
     unfinished: dict[int, float | None] = {}
+    changing: dict[int, str] = {}
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
         look.inspected.append(path)
         verdict = by.inspect(path, config.quiet_period)
         if isinstance(verdict, Complete):
-            stream.offered[version] = _revision(verdict.revision + beside, verdict.configs + configs)
+            named = by.named_beside(path, entries)
+            look.beside.extend(os.path.join(servable.base_path, name) for name, _ in named)
+            files = state_of(path, verdict.revision, named)
+            stream.offered[version] = revision_of(files, verdict.configs + configs)
             return True
         look.unfinished.append(path)
         unfinished[version] = None if verdict.retry_in is None else now + verdict.retry_in
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
+        if offered:
+            changing[version] = _printable(verdict.reason)
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = _printable(verdict.reason)
         settling.update({version} if verdict.settling and not offered else ())
@@ -126,6 +132,7 @@ def look_at(
         failed.intersection(numbers),
         stand_ins(numbers, servable.policy, failed),
         _passed_over(entries),
+        changing,
     )
     if not keeps:
         look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
@@ -171,30 +178,10 @@ def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
 
 
-def _states_of_files(entries: Iterable[DirectoryEntry]) -> tuple[str, str]:
-    """What the files beside the versions add to every revision: those that a config may name, and the configs. A
-    version that failed deserves another try when one is changed. Empty without such files."""
-    files = _files_that_count(entries)
-    configs = [entry for entry in files if entry.name in MODEL_SETTINGS_FILES]
-    return _digest(entry for entry in files if entry not in configs), _digest(configs)
-
-
-def _files_that_count(entries: Iterable[DirectoryEntry]) -> list[DirectoryEntry]:
-    return [entry for entry in entries if not entry.is_directory and not entry.name.startswith(".")]
-
-
-def _digest(files: Iterable[DirectoryEntry]) -> str:
-    lines = sorted(f"{file.name}\0{file.state}\n" for file in files)
-    return "-" + hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16] if lines else ""
-
-
-def _revision(files: str, configs: str) -> str:
-    return f"{files}/{configs}" if configs else files
-
-
-def same_files(revision: str, other: str) -> bool:
-    """Whether two revisions of a version differ in configs alone, if at all."""
-    return revision.partition("/")[0] == other.partition("/")[0]
+def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:
+    """The revision of the configs beside the versions; empty without any."""
+    configs = sorted(f"{e.name}\0{e.state}" for e in entries if not e.is_directory and e.name in MODEL_SETTINGS_FILES)
+    return hashlib.sha256("\n".join(configs).encode()).hexdigest()[:16] if configs else ""
 
 
 def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:

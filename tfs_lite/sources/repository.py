@@ -16,12 +16,12 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
 logger = logging.getLogger(__name__)
-CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
@@ -40,7 +40,7 @@ def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collecti
 def _marks_a_model(entry: DirectoryEntry) -> bool:
     if entry.is_directory:
         return parse_version(entry.name) is not None
-    return entry.name in CONFIG_NAMES
+    return entry.name in MODEL_SETTINGS_FILES
 
 
 class ModelRepository:

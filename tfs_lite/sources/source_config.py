@@ -70,6 +70,7 @@ class SourceReport:
     ``keeps``: why the last list goes on counting; empty where this look has given one, or could not read the base path.
     ``failed``: versions of the list that are known to have failed; ``stand_ins`` are wanted in their place.
     ``passed_over``: names beside the versions that look like versions and are none, each with the reason.
+    ``changing``: versions that have been offered, and whose files are not complete as they are now -> why.
     """
 
     name: str
@@ -81,3 +82,4 @@ class SourceReport:
     failed: frozenset[int] = frozenset()
     stand_ins: frozenset[int] = frozenset()
     passed_over: Mapping[str, str] = field(default_factory=dict)
+    changing: Mapping[int, str] = field(default_factory=dict)

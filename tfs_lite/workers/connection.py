@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.signature import Tensor
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena
@@ -25,7 +26,8 @@ class RemoteModel:
     process with ``arguments`` (JSON) and returns the model. ``memory_limit``, in bytes, bounds the inputs and the
     outputs of one run each; ``close_seconds`` is how long the model may take to close. ``item_channels`` is how many
     requests may be in ``preprocess`` and ``postprocess`` at once. ``preload`` are modules that the fork server imports
-    before it forks the process. The process enters ``sandbox`` before it calls the function.
+    before it forks the process. The process enters ``sandbox`` before it calls the function. ``require_files`` raises
+    ServingError if the model's files are others than they were at first; it is asked before and after each opening.
     """
 
     label: str
@@ -36,6 +38,7 @@ class RemoteModel:
     item_channels: int = 2
     preload: tuple[str, ...] = ()
     sandbox: Sandbox | None = None
+    require_files: Callable[[], None] = ignore
 
 
 class Lane:

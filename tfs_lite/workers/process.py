@@ -60,11 +60,13 @@ class _ProcessConnector:
         self._given_up = False
 
     def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
+        self._remote.require_files()
         try:
             connection = connect(self._supervisor, self._remote, lanes[0], self._set_opening)
         finally:
             self._set_opening(None)
         try:
+            self._remote.require_files()
             check(connection.description)
         except BaseException:
             connection.close()
@@ -96,13 +98,17 @@ def open_in_process(
     preload: tuple[str, ...] = (),
     on_worker: Callable[[str | None], None] = ignore,
     sandbox: Sandbox | None = None,
+    require_files: Callable[[], None] = ignore,
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
     ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
-    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`; the process enters ``sandbox``, if there
-    is one, before it calls the function. Any thread; several may be opened at once. Raises what the function raises, as
-    a ServingError of the same code and message; WorkerLost if the process died meanwhile.
+    those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`, for ``require_files``
+    :class:`RemoteModel`; the process enters ``sandbox``, if there is one, before it calls the function. Any thread;
+    several may be opened at once. Raises what the function raises, as a ServingError of the same code and message;
+    WorkerLost if the process died meanwhile.
     """
-    remote = RemoteModel(label, function, arguments, memory_limit, preload=preload, sandbox=sandbox)
+    remote = RemoteModel(
+        label, function, arguments, memory_limit, preload=preload, sandbox=sandbox, require_files=require_files
+    )
     return ProcessModel(supervisor, remote, on_worker=on_worker)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.core.manifest import MANIFEST_NAME, file_stamp, parse_manifest
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, parse_manifest
 from tfs_lite.core.publish import HIDDEN_PREFIX, Published, commit, publish, staging_directory
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.version_files import file_stamp
 
 
 @pytest.fixture
@@ -42,6 +43,25 @@ def test_a_directory_is_published_with_all_its_files(source: Path, base: Path) -
     assert (base / "7" / "model.py").read_bytes() == b"class Model: ..."
     assert (base / "7" / "assets" / "words.txt").read_bytes() == b"one two"
     assert os.listdir(base) == ["7"]
+
+
+def test_litter_is_left_behind_and_an_old_manifest_that_lists_some_still_fits(source: Path, base: Path) -> None:
+    for name in (
+        ".DS_Store",
+        "._model.py",
+        "model.py~",
+        "assets/Thumbs.db",
+        ".git/config",
+        "lost+found/x",
+        "train.log",
+    ):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(b"")
+    published = Path(publish(str(source), str(base)).path)
+    found = sorted(str(path.relative_to(published)) for path in published.rglob("*") if path.is_file())
+    assert found == ["assets/words.txt", "model.py", MANIFEST_NAME, "train.log"]
+    listed = Manifest({name: ManifestFile(1, "0" * 64) for name in (".gitattributes", "train.log", "a/.DS_Store")})
+    assert listed.size_problem({}) == ""
 
 
 def test_a_single_file_is_stored_under_the_name_that_platforms_look_for(tmp_path: Path, base: Path) -> None:

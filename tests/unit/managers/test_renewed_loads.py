@@ -44,6 +44,32 @@ def test_error_with_another_revision_is_loaded_anew(once: ManagerFixture) -> Non
     assert [loader.loads for loader in once.loaders[ServableId("m", 1)]] == [1, 1]
 
 
+def test_other_files_end_the_wait_between_two_attempts() -> None:
+    fixture = ManagerFixture(max_num_load_retries=5, load_retry_interval=60.0)
+    fixture.loading[ServableId("m", 1)] = {"failures": -1, "failure": BAD}
+    fixture.serve("m", 1, revision="half")
+    fixture.loading.clear()
+    fixture.serve("m", 1, revision="half")
+    assert fixture.state("m", 1) is S.LOADING
+    fixture.serve("m", 1, revision="whole")
+    assert fixture.history("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)", *LIFE]
+    fixture.clock.advance(600.0)
+    fixture.settle()
+    assert [loader.loads for loader in fixture.loaders[ServableId("m", 1)]] == [1, 0, 1]
+    assert not fixture.violations()
+
+
+def test_other_files_leave_an_attempt_that_runs_alone() -> None:
+    fixture = ManagerFixture(max_num_load_retries=5)
+    fixture.aspire("m", 1, revision="half")
+    fixture.tick()
+    fixture.loads.start()
+    fixture.serve("m", 1, revision="whole")
+    fixture.loads.finish()
+    fixture.settle()
+    assert fixture.history("m", 1) == LIFE
+
+
 def test_repair_of_one_version_leaves_its_ready_sibling_alone(once: ManagerFixture) -> None:
     once.loading[ServableId("m", 1)] = {"failures": -1}
     once.serve("m", 1, 2, revision="r1")

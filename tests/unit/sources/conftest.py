@@ -71,13 +71,15 @@ def target() -> Target:
 def start(
     disk: MemoryDisk, clock: VirtualClock, target: Target
 ) -> Iterator[Callable[[SourceConfig], FileSystemStoragePathSource]]:
-    """Makes a source whose every poll is a call of ``poll``; hashing happens inside it."""
+    """Makes a source whose every poll is a call of ``poll``; hashing happens inside it. It has seen that the disk's
+    clock is not behind."""
     sources = []
 
     def make(settings: SourceConfig) -> FileSystemStoragePathSource:
         source = FileSystemStoragePathSource(
             settings, disk, clock, target.reports.append, watch=False, executor=PoolExecutor("digests", 0)
         )
+        source._inspector.see_clock(0, 0.0)
         sources.append(source)
         source.set_aspired_versions_callback(target.aspire)
         source.poll()

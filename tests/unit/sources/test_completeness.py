@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.manifest import Manifest, ManifestFile
+from tfs_lite.core.version_files import FileStat, Tree
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
-from tfs_lite.sources.disk import FileStat, Tree
 
 NOW = 1_000_000.0
 QUIET = 1.0
@@ -43,7 +43,7 @@ def listed(size: int, stamp: str = "") -> Evidence:
         (MODEL, LOOKED, Complete(MODEL.fingerprint)),
         (FUTURE, replace(LOOKED, unchanged_for=QUIET), Complete(MODEL.fingerprint)),
         (tree(), LOOKED, Waiting("no files yet")),
-        (tree(file(".model.pt2.Xy12")), LOOKED, Waiting("no files yet")),
+        (tree(file(".model.pt2.Xy12zA")), LOOKED, Waiting("no files yet")),
         (tree(file(".cache/blob")), LOOKED, Waiting("no files yet")),
         (MODEL, replace(LOOKED, structure=None), Need.STRUCTURE),
         (MODEL, replace(LOOKED, structure="model.pt2 is truncated"), Waiting("model.pt2 is truncated")),

@@ -65,6 +65,7 @@ class Cause(enum.Enum):
     STANDS_IN = "a newer version has failed"
     NAME_PASSED_OVER = "something beside the versions looks like one and is none"
     CONFIG_NOT_APPLIED = "a changed config is not in force"
+    FILES_NOT_LOADED = "changed files are not served yet"
     LABEL_UNKNOWN = "no such label"
     LABEL_TO_MISSING = "the label points to a version that does not answer"
     CONTROL_MODE = "the control mode forbids it"

@@ -11,18 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
+from tfs_lite.adapters.loaded_files import GONE
 from tfs_lite.config.model_server import ModelConfig
-from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.config_follower import CHANGED
+from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.server_core import Burden, StandingRefusal
+from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
@@ -89,6 +92,12 @@ def worker_down(model: ModelSnapshot, found: VersionSnapshot, down: Sequence[Wor
         fix = f"it is tried again by itself: the next attempt is at {clock(when)}; "
         if FORK_SERVER_DIED in first.failure:
             fix += "if it has not come back within a minute, restart the server"
+        elif CHANGED_SINCE in first.failure or GONE in first.failure:
+            fix = (
+                "one version gives the answers of one model, so no process is started from other files. Once they are "
+                "complete the version is loaded anew from them, and swapped, by itself; with --model_control_mode="
+                "explicit after another load call, with none after a restart. Or put the files of before back"
+            )
         else:
             fix += "mend what the message says before then, or publish a version without the fault"
         return Link(Cause.WORKER_DOWN, text, fix)
@@ -120,8 +129,26 @@ def slow(pace: Pace, burden: Burden) -> Link:
     return Link(Cause.SLOW, text, fix, doc="batching.md")
 
 
+def files_not_loaded(remark: Status) -> Link:
+    if remark == CHANGED_FILES or remark.waits:
+        fix = "wait: they are loaded beside what serves, and swapped, by themselves"
+    elif remark.code is StatusCode.RESOURCE_EXHAUSTED:
+        fix = (
+            "make room for a second load beside it (unload another version), then touch a file of the version; or use "
+            "--aspired_version_policy=resource, which unloads the old one first"
+        )
+    else:
+        fix = (
+            "finish the copy or mend the files: once they are complete and quiet they are loaded beside what serves, "
+            "and swapped. Or publish a new version: tfs-lite publish DIR --base BASE"
+        )
+    return Link(Cause.FILES_NOT_LOADED, remark.message, fix, doc="serving.md")
+
+
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     remark = found.remark
+    if remark == CHANGED_FILES or remark.message.startswith(FILES_OF_BEFORE):
+        return files_not_loaded(remark)
     if remark == CHANGED or remark.waits:
         fix = "wait: it is loaded anew by itself"
     elif remark.code is StatusCode.INVALID_ARGUMENT:

@@ -239,7 +239,7 @@ class Cluster:
                 gpu_fraction=fraction if 0 < fraction < 1 else self._gpu_fraction,
             )
 
-        remote = RemoteModel(label_of(request.id), OPEN_VERSION, "")
+        remote = RemoteModel(label_of(request.id), OPEN_VERSION, "", require_files=request.require_files)
 
         def make_model(place: ReplicaPlace) -> ReplicaModel:
             return ReplicaModel(

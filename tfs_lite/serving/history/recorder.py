@@ -149,10 +149,11 @@ class Recorder:
             model.incomplete -= wanted.keys()
             changed = {version for version in wanted.keys() & before.keys() if wanted[version] != before[version]}
             by_call = origin.cause is Cause.REPOSITORY_CALL
+            of_files = FILES if origin is POLL else origin
             for version in wanted.keys() - before.keys():
                 self._settle(ServableId(name, version), origin)
             for version in changed:
-                self._settle(ServableId(name, version), origin if by_call else FILES)
+                self._settle(ServableId(name, version), of_files)
             for version in before.keys() - wanted.keys():
                 self._settle(ServableId(name, version), origin, wanted=False)
             if not wanted and not self._is_configured(name):
@@ -167,7 +168,7 @@ class Recorder:
                     append(EventKind.COMPLETE, name, version, origin=POLL)
                 append(EventKind.ASPIRED, name, version, origin=origin)
             elif version in changed and not by_call:
-                append(EventKind.FILES_CHANGED, name, version, origin=FILES)
+                append(EventKind.FILES_CHANGED, name, version, origin=of_files)
 
     def _settle(self, servable_id: ServableId, origin: Origin, wanted: bool = True) -> None:
         """Who wants the version now, or wants it no more. Called with the lock held."""

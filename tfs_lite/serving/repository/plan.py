@@ -1,8 +1,8 @@
 """What a load call finds on disk, and what has to happen for it to be served: decided from snapshots.
 
-A version is identified by its *state*, a digest that changes with every file that it may have read and with its config;
-the number of its instances is kept apart. :func:`plan_load` compares these; :func:`failures_of` tells from
-the manager's events whether the load is over.
+A version is identified by its *state*, a digest that changes with its path, with every file that it may have read and
+with its config; the number of its instances is kept apart. :func:`plan_load` compares these; :func:`failures_of` tells
+from the manager's events whether the load is over.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tfs_lite.adapters.loaded_files import SeenFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.core.servable import ServableData, StoragePath
@@ -20,8 +21,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argum
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_configs import settings_digest
-from tfs_lite.sources.disk import DirectoryEntry, Disk
-from tfs_lite.sources.repository import CONFIG_NAMES
+from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.version_scan import choose, parse_version
 
 
@@ -75,9 +75,8 @@ def find_versions(model: ModelConfig, settings: ModelSettings, disk: Disk) -> li
         entries = disk.list_directory(base)
         versions = [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
         chosen = choose(versions, scan_policy(model))
-        beside = _beside(base, entries, disk) + settings_digest(settings) if chosen else ""
         found = [(version, os.path.join(base, child)) for version, child in chosen]
-        states = [_digest([disk.stat_tree(path).fingerprint, path, beside]) for _, path in found]
+        states = [_state(path, settings) for _, path in found]
     except OSError as error:
         raise ServingError(StatusCode.UNAVAILABLE, f"its files cannot be read: {error.strerror}") from None
     if not found:
@@ -89,17 +88,9 @@ def find_versions(model: ModelConfig, settings: ModelSettings, disk: Disk) -> li
     return [FoundVersion(version, path, state, instances) for (version, path), state in zip(found, states, strict=True)]
 
 
-def _beside(base: str, entries: Iterable[DirectoryEntry], disk: Disk) -> str:
-    """The state of everything in the model's directory but versions and configs: labels, warm-up data, weights."""
-    lines = []
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in CONFIG_NAMES:
-            continue
-        if not entry.is_directory:
-            lines.append(f"{entry.name}\0{entry.state}")
-        elif parse_version(entry.name) is None:
-            lines.append(f"{entry.name}\0{disk.stat_tree(os.path.join(base, entry.name)).fingerprint}")
-    return _digest(sorted(lines))
+def _state(path: StoragePath, settings: ModelSettings) -> str:
+    seen = SeenFiles.look(path, settings)
+    return _digest([seen.state, seen.tree.configs.fingerprint, settings_digest(settings)])
 
 
 def _digest(lines: Iterable[str]) -> str:

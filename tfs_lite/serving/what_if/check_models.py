@@ -43,12 +43,13 @@ from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.settings import format_path
 from tfs_lite.config.signatures import short_method
-from tfs_lite.config.text import MODEL_SETTINGS_FILES, load_model_settings
+from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
@@ -160,7 +161,7 @@ def _look(servable: ServableToMonitor, quiet_period: float, refused: Collection[
     """The result of a server's first poll, with all digests computed, once the versions that are ``refused`` have
     failed."""
     executor = PoolExecutor("tfs-check", 0)
-    inspector = VersionInspector(RealDisk(), SystemClock(), executor)
+    inspector = VersionInspector(RealDisk(), SystemClock(), executor, trusts_stamps=True)
     config = SourceConfig((servable,), quiet_period=quiet_period)
     stream = Stream(failed=frozenset(refused))
     look_at(servable, config, stream, RealDisk(), inspector)

@@ -255,7 +255,7 @@ class _Telling:
             yield "its base path cannot be read: it keeps the versions that it has"
         elif before is not None and before.base_path != model.base_path and kept:
             numbers = ", ".join(map(str, kept))
-            yield f"version {numbers} is there in the new base path, too: the server keeps the data of the old one"
+            yield f"version {numbers} is there in the new base path, too: it is loaded anew from there, and swapped"
         for label, version in sorted(model.version_labels.items()):
             course = self.courses.get(ServableId(model.name, version))
             if course is None or course.fate not in _ANSWERS:

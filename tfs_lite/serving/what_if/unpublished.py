@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from tfs_lite.core.manifest import MANIFEST_NAME
-from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, Disk, Stamp, Tree
+from tfs_lite.core.version_files import MAX_FILES, Tree
+from tfs_lite.sources.disk import DirectoryEntry, Disk, Stamp
 
 
 class UnpublishedVersion:

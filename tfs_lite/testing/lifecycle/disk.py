@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, FileStat, Stamp, Tree
+from tfs_lite.core.version_files import MAX_FILES, FileStat, Tree, is_looked_at
+from tfs_lite.sources.disk import DirectoryEntry, Stamp
 
 
 @dataclass(slots=True)
@@ -100,18 +101,19 @@ class MemoryDisk:
         files: list[FileStat] = []
         with self._lock:
             self._children(path)
-            names = [name for name in self._below(path) if "/__pycache__" not in name[len(path) :]]
-            newest = 0
+            prefix = len(path.rstrip("/")) + 1
+            names = [name for name in self._below(path) if name == path or is_looked_at(name[prefix:])]
+            newest = changed = 0
             for name in names[: max_files + 1]:
                 self._raise_denied(name)
                 node = self._nodes[name]
                 newest = max(newest, node.mtime_ns)
                 if node.data is not None:
-                    newest = max(newest, node.ctime_ns)
+                    newest, changed = max(newest, node.ctime_ns), max(changed, node.ctime_ns)
                     relative = name[len(path) + 1 :]
                     files.append(FileStat(relative, len(node.data), node.mtime_ns, node.ctime_ns, node.inode))
         files.sort(key=lambda file: file.name)
-        return Tree(tuple(files), newest, overflow=len(names) > max_files + 1)
+        return Tree(tuple(files), newest, len(names) > max_files + 1, changed)
 
     def open(self, path: str) -> BinaryIO:
         with self._lock:

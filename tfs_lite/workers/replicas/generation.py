@@ -19,9 +19,9 @@ from typing import Any
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
-from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from tfs_lite.core.status import ServingError, not_found
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter, is_looked_at
 from tfs_lite.workers.replicas.facts import version_of
 
 DIGEST_DIGITS = 32
@@ -35,14 +35,15 @@ _OF_THE_SERVER_IN_GROUPS = {"name": "", "count": 1, "ready_replicas": None, "max
 
 def version_files(directory: str) -> dict[str, int]:
     """The bytes of each file of a version, by its path inside with ``/`` between the parts, in order. Config files are
-    settings, and not among them. NOT_FOUND if the directory or a file is gone."""
+    settings, and not among them, and what is not looked at neither. NOT_FOUND if the directory or a file is gone."""
     found: dict[str, int] = {}
     try:
         if not os.path.isdir(directory):
             raise FileNotFoundError
-        for folder, _, names in os.walk(directory):
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if not is_litter(name)]
             below = os.path.relpath(folder, directory).replace(os.sep, "/")
-            for name in names:
+            for name in filter(is_looked_at, names):
                 if below == "." and name in MODEL_SETTINGS_FILES:
                     continue
                 found[name if below == "." else f"{below}/{name}"] = os.stat(os.path.join(folder, name)).st_size

@@ -276,9 +276,14 @@ class _Opener:
         watch.on_end(channel.shut_down)
         try:
             arguments = self._remote.arguments
-            if self._prepare and _read_about(channel.ask(DESCRIBE)).get("state") == PLACED:
+            opens = self._prepare is not None and _read_about(channel.ask(DESCRIBE)).get("state") == PLACED
+            if self._prepare is not None and opens:
+                self._remote.require_files()
                 arguments = self._prepare(channel)
-            return _read_about(channel.ask(OPEN, [self._remote.function, arguments, self._remote.label]))
+            about = _read_about(channel.ask(OPEN, [self._remote.function, arguments, self._remote.label]))
+            if opens:
+                self._remote.require_files()
+            return about
         finally:
             channel.close()
 

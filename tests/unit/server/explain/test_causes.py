@@ -12,8 +12,8 @@ from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionVi
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.serving.server_core import Burden
+from tfs_lite.serving.version_follower import CHANGED
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy
 

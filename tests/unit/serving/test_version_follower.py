@@ -1,4 +1,5 @@
-"""Changed configs are followed: with a real manager, in virtual time. The lists and the configs are the test's."""
+"""Changed versions are followed: with a real manager, in virtual time. The lists, the files and the configs are the
+test's."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from tfs_lite.core.source import UnarySourceAdapter, connect
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.retrier import RetryPolicy
-from tfs_lite.serving.config_follower import CHANGED, ConfigFollower, FollowerEffects, FollowerOptions
+from tfs_lite.serving.version_follower import (
+    CHANGED,
+    CHANGED_FILES,
+    FollowerEffects,
+    FollowerOptions,
+    LoadedAs,
+    VersionFollower,
+)
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
@@ -25,16 +33,18 @@ BROKEN = Status(StatusCode.FAILED_PRECONDITION, "no such output")
 
 
 class Loading(FakeLoader):
-    """Remembers the config that was on disk when it loaded; instances can be changed in place."""
+    """Remembers the config and the files that were on disk when it loaded; instances can be changed in place."""
 
-    def __init__(self, fixture: Fixture, **loading: Any) -> None:
+    def __init__(self, fixture: Fixture, path: str, **loading: Any) -> None:
         super().__init__(**loading)
         self._fixture = fixture
+        self.path = path
 
     def load(self, servable_id: ServableId) -> None:
         super().load(servable_id)
         assert self._servable is not None
         self._fixture.loaded[self._servable] = self._fixture.read("", "m")
+        self._fixture.loaded_files[self._servable] = self._fixture.files
 
 
 class Fixture(ManagerFixture):
@@ -44,6 +54,7 @@ class Fixture(ManagerFixture):
         super().__init__(policy, max_num_load_retries=0)
         self.config: ModelSettings | ServingError = ONE
         self.loaded: dict[Any, ModelSettings] = {}
+        self.loaded_files: dict[Any, str] = {}
         self.next_loading: dict[str, Any] = {}
         self.resizable: bool | ServingError = True
         self.contradiction: ServingError | None = None
@@ -52,9 +63,11 @@ class Fixture(ManagerFixture):
         self.given_up: list[ServableId] = []
         self.wakes = 0
         self.files, self.configs = "files", "c1"
+        self.on_disk = ""  # the state of the files if it is not that of the list
         effects = FollowerEffects(
             read=self.read,
-            loaded_with=lambda servable: self.loaded[servable],
+            loaded_as=lambda servable: LoadedAs(self.loaded[servable], self.loaded_files[servable]),
+            state_of=lambda directory, settings: self.on_disk or self.files,
             check=self.check,
             make_loader=self.make_loader,
             resize=self.resize,
@@ -69,7 +82,7 @@ class Fixture(ManagerFixture):
             RetryPolicy(2, INTERVAL),
             lambda s: s.code is not StatusCode.INVALID_ARGUMENT,
         )
-        self.follower = ConfigFollower(options, self.manager, effects, self.clock)
+        self.follower = VersionFollower(options, self.manager, effects, self.clock)
         self.monitor.subscribe(lambda timed: self.follower.on_event(timed.state))
         adapter = UnarySourceAdapter[str, Any](self.make_loader)
         connect(adapter, self.manager)
@@ -87,7 +100,7 @@ class Fixture(ManagerFixture):
             raise self.contradiction
 
     def make_loader(self, item: ServableData[str]) -> Loading:
-        loader = Loading(self, **self.next_loading)
+        loader = Loading(self, item.payload, **self.next_loading)
         self.loaders.setdefault(item.id, []).append(loader)
         return loader
 
@@ -181,15 +194,55 @@ def test_config_that_was_written_again_as_it_was_changes_nothing(
     assert caplog.records == []
 
 
-def test_files_that_change_beside_the_config_are_left_alone_as_ever(
-    fixture: Fixture, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_files_are_another_state_of_the_version(fixture: Fixture) -> None:
+    """The source has waited until they were quiet."""
     fixture.files = "other files"
-    fixture.change(ONE, "c2")
+    fixture.offer()
+    assert (fixture.count(), fixture.remarks, fixture.replaced) == (2, {}, [ID])
+    assert fixture.loaded_files[fixture.servable] == "other files"
     for _ in range(3):
         fixture.offer()
-    assert fixture.count() == 1
-    assert caplog.text.count("changed on disk while it is served") == 1
+        fixture.pass_time(QUIET)
+    assert fixture.count() == 2
+
+
+def test_files_that_are_written_again_meanwhile_are_not_loaded_half(fixture: Fixture) -> None:
+    fixture.files, fixture.on_disk = "other files", "half of others"
+    fixture.offer()
+    for _ in range(3):
+        fixture.pass_time(QUIET)
+    assert (fixture.count(), fixture.remarks) == (1, {ID: CHANGED_FILES})
+    fixture.files, fixture.on_disk = "others", ""
+    fixture.offer()
+    fixture.pass_time(QUIET)
+    assert fixture.loaded_files[fixture.servable] == "others"
+
+
+def test_files_that_changed_before_the_load_read_them_are_not_loaded_again(fixture: Fixture) -> None:
+    """The list said one thing, and what was read is what the next list says."""
+    fixture.offer(())
+    fixture.list("m", [ServableData.ok(ID, "/m/1", "older files/c1")])
+    fixture.settle()
+    fixture.offer()
+    fixture.pass_time(QUIET)
+    assert (fixture.count(), fixture.remarks) == (2, {})
+
+
+def test_files_that_cannot_be_loaded_leave_what_serves_and_the_status_says_so(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.next_loading = {"failures": -1, "failure": BROKEN}
+    fixture.files = "bad files"
+    for _ in range(5):
+        fixture.offer()
+        fixture.pass_time(INTERVAL)
+    assert fixture.loaded_files[fixture.servable] == "files"
+    assert fixture.remarks[ID].message == "it goes on with the files of before: no such output"
+    assert caplog.text.count("goes on with the files of before") == 1
+    fixture.next_loading, fixture.files = {}, "good files"
+    fixture.offer()
+    fixture.pass_time(QUIET)
+    assert (fixture.loaded_files[fixture.servable], fixture.remarks) == ("good files", {})
 
 
 def test_list_from_before_the_version_was_replaced_is_no_other_state_of_it(
@@ -342,15 +395,25 @@ def test_version_that_goes_takes_its_change_with_it(fixture: Fixture) -> None:
     assert (fixture.state("m", 1), fixture.remarks) == (None, {})
 
 
-def test_version_at_another_base_path_keeps_what_it_has_and_the_log_says_so_once(
-    fixture: Fixture, caplog: pytest.LogCaptureFixture
-) -> None:
-    fixture.config = TWO
-    for _ in range(3):
-        fixture.list("m", [ServableData.ok(ID, "/elsewhere/1", "other/c2")])
-        fixture.pass_time(QUIET)
-    assert (fixture.serves_with, fixture.count()) == (ONE, 1)
-    assert caplog.text.count("changed on disk while it is served") == 1
+def test_version_at_another_base_path_is_loaded_from_there(fixture: Fixture) -> None:
+    fixture.files = "elsewhere"  # a source counts the path among the files
+    fixture.list("m", [ServableData.ok(ID, "/elsewhere/1", "elsewhere/c1")])
+    fixture.pass_time(QUIET)
+    assert fixture.loaders[ID][-1].path == "/elsewhere/1"
+    assert (fixture.loaded_files[fixture.servable], fixture.count(), fixture.remarks) == ("elsewhere", 2, {})
+
+
+def test_resource_policy_gives_the_old_files_up_first() -> None:
+    fixture = Fixture("resource")
+    fixture.offer()
+    fixture.files = "other files"
+    fixture.offer()
+    fixture.pass_time(QUIET)
+    fixture.offer()
+    fixture.offer()
+    assert (fixture.loaded_files[fixture.servable], fixture.count(), fixture.remarks) == ("other files", 2, {})
+    begins = ["Start", "Loading", "Available"]
+    assert fixture.history("m", 1) == [*begins, "Unloading", "End", *begins]
 
 
 def test_every_version_follows(fixture: Fixture) -> None:

@@ -1,15 +1,16 @@
-"""A config that changes while a version serves, in the control mode poll: the version is loaded anew with it.
+"""A version that changes while it serves, in the control mode poll: it is loaded anew as it is now.
 
-    list of the source -> has a config of a version that serves changed? -> quiet for a while -> read
-        -> says the same                   nothing happens
+    list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
+        -> the same files, and the config says the same   nothing happens
         -> other instances only            they are opened and closed in place
         -> else, availability policy       loaded beside what serves, which it then replaces without a gap
         -> else, resource policy           left out of the lists until it is being unloaded, then offered again
         -> wrong, or the load fails        what serves goes on; the log and the status of the version say why
 
-A stage between the source and the router. What counts is what the version was loaded with, not when a file was written.
-A change that fails is tried again as a load is, and when a config is changed again. Other files of a version that
-serves, or another directory, change nothing: the log says so once.
+A stage between the source and the router. A version is what lies at its path: another base path is another state of it,
+other files are, and another config is. What counts is what the version was loaded from and with, not when a file was
+written. The source offers a new state only once it is complete. A change that fails is tried again as a load is, and
+when the version is changed again.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.version_files import has_state, have_same_configs
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
 from tfs_lite.serving.model_configs import settings_digest
-from tfs_lite.sources.look import same_files
 
 Item = ServableData[StoragePath]
 CHANGED = Status(
     StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the config of before"
+)
+CHANGED_FILES = Status(
+    StatusCode.UNAVAILABLE, "its files have changed; until they are loaded, it goes on with the files of before"
 )
 RECHECK_SECONDS = 1.0
 """How soon a version is tried again that waits for other models, or for room."""
@@ -49,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``quiet_period``: seconds for which files must not have changed. ``beside``: a version is loaded beside the one
-    that it replaces."""
+    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded beside the
+    one that it replaces."""
 
     quiet_period: float
     beside: bool
@@ -59,10 +63,20 @@ class FollowerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedAs:
+    """What a servable was loaded with, and the state of the files that it was loaded from, its path included."""
+
+    settings: ModelSettings
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerEffects:
     """What the follower reads and does. Any thread may call any of them; ``resize`` and ``read`` may take a while.
 
-    ``read``: the config of a version on disk, by directory and model. ``loaded_with``: that of a servable.
+    ``read``: the config of a version on disk, by directory and model. ``loaded_as``: what a servable was made of.
+    ``state_of``: the state of the files in a directory, with the files that a config names. ServingError if they are
+    gone.
     ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a load.
     ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that takes
     another load. ``remark``: what the status of a version that serves is to say; None takes it back. ``wake_source``:
@@ -72,7 +86,8 @@ class FollowerEffects:
     """
 
     read: Callable[[str, str], ModelSettings]
-    loaded_with: Callable[[Servable], ModelSettings]
+    loaded_as: Callable[[Servable], LoadedAs]
+    state_of: Callable[[str, ModelSettings], str]
     check: Callable[[str, ModelSettings], None]
     make_loader: Callable[[Item], Loader]
     resize: Callable[[ServableId, ModelSettings], ModelSettings | None]
@@ -85,7 +100,8 @@ class FollowerEffects:
 @dataclass(slots=True, eq=False)
 class _Change:
     """Of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be followed.
-    ``settled``: what serves is what the config asks for. ``withheld``: it is left out of the lists."""
+    ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has changed:
+    ``config``, or ``files``."""
 
     item: Item
     serves: str
@@ -94,9 +110,13 @@ class _Change:
     withheld: bool = False
     failures: int = 0
     logged: str = ""
+    what: str = "config"
 
 
-class ConfigFollower:
+_HAVE = {"config": "config has", "files": "files have"}
+
+
+class VersionFollower:
     """``observe`` -> ``start`` -> lists, ``on_event`` and ``poll`` from any thread -> ``close``."""
 
     def __init__(
@@ -108,10 +128,9 @@ class ConfigFollower:
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below and every change; nothing is called under it
         self._changes: dict[ServableId, _Change] = {}
-        self._paths: dict[ServableId, StoragePath] = {}  # of the versions that serve, as they were loaded
         self._loading: set[ServableId] = set()
         self._polling = threading.Lock()  # serialises polls, guards no field
-        self._thread = PeriodicThread("tfs-model-configs", self.poll, None)
+        self._thread = PeriodicThread("tfs-version-changes", self.poll, None)
 
     def start(self) -> None:
         """From now on changes are followed, on a thread of the follower's own and on the manager's."""
@@ -134,7 +153,7 @@ class ConfigFollower:
         return look
 
     def on_event(self, event: ServableState) -> None:
-        """Of the manager. A version that is being unloaded, to be loaded with another config, is offered again."""
+        """Of the manager. A version that is being unloaded, to be loaded in another state, is offered again."""
         with self._lock:
             change = self._changes.get(event.id)
             withheld = change is not None and change.withheld
@@ -143,40 +162,34 @@ class ConfigFollower:
 
     def _keep_only(self, name: str, wanted: set[ServableId]) -> None:
         with self._lock:
-            gone = [found for found in self._paths if found.name == name and found not in wanted]
-            for servable_id in gone:
-                del self._paths[servable_id]
+            gone = [found for found in self._changes if found.name == name and found not in wanted]
         for servable_id in gone:
             self._forget(servable_id)
 
     def _pass(self, item: Item, served: ServableStateSnapshot | None) -> Item | None:
         """The item as the manager is to see it; None: it is left out."""
         if served is None or served.state is not HarnessState.READY or not item.status.ok:
-            with self._lock:
-                self._paths[item.id] = item.payload if item.status.ok else ""
             self._forget(item.id)
             return item
         with self._lock:
             change = self._changes.get(item.id)
-            moved = self._paths.setdefault(item.id, item.payload) != item.payload
             known = change is not None and (change.item.revision, change.serves) == (item.revision, served.revision)
         if change is not None and change.withheld:
             return None
         if item.revision == served.revision:
             self._forget(item.id)
         elif not known:
-            self._note(item, served, moved)
+            self._note(item, served)
         return item
 
-    def _note(self, item: Item, served: ServableStateSnapshot, moved: bool) -> None:
-        change = _Change(item, served.revision, self._clock.monotonic() + self._options.quiet_period)
+    def _note(self, item: Item, served: ServableStateSnapshot) -> None:
+        """The source has waited until the files were quiet, but not for configs beside the versions."""
+        delay = 0.0 if have_same_configs(item.revision, served.revision) else self._options.quiet_period
         with self._lock:
-            self._changes[item.id] = change
-        if moved:
-            self._settle(change)
-            return
+            self._changes[item.id] = _Change(item, served.revision, self._clock.monotonic() + delay)
         self._thread.wake()
-        self._clock.call_later(self._options.quiet_period, self._thread.wake)
+        if delay:
+            self._clock.call_later(delay, self._thread.wake)
 
     def _forget(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -210,42 +223,54 @@ class ConfigFollower:
         """Raises the error of a config that is wrong, and of an instance that cannot be opened."""
         servable_id = change.item.id
         try:
+            with self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+                loaded, old = self._effects.loaded_as(handle.servable), weakref.ref(handle.servable)
+        except ServingError:
+            return  # the next list says what has become of it
+        same_files = has_state(change.item.revision, loaded.state)
+        change.what = "config" if same_files else "files"
+        try:
             wanted = self._effects.read(change.item.payload, servable_id.name)
         except ServingError:
             if is_due:
                 raise
             return
-        try:
-            with self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)) as handle:
-                loaded, old = self._effects.loaded_with(handle.servable), weakref.ref(handle.servable)
-        except ServingError:
-            return  # the next list says what has become of it
-        alike = settings_digest(wanted) == settings_digest(loaded)
-        if alike and wanted.instance_group == loaded.instance_group:
+        alike = same_files and settings_digest(wanted) == settings_digest(loaded.settings)
+        if alike and wanted.instance_group == loaded.settings.instance_group:
             if is_due:
                 self._settle(change)
             return
         if not change.logged:
-            self._remark(change, CHANGED)
-        if not is_due:
-            return
-        if alike and self._effects.resize(servable_id, wanted) is not None:
+            self._remark(change, CHANGED if same_files else CHANGED_FILES)
+        if is_due:
+            self._follow(change, wanted, old, in_place=alike)
+
+    def _follow(self, change: _Change, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
+        item, servable_id = change.item, change.item.id
+        if not has_state(item.revision, self._effects.state_of(item.payload, wanted)):
+            self._postpone(change, self._options.quiet_period)  # the source offers what they become
+        elif in_place and self._effects.resize(servable_id, wanted) is not None:
             logger.info("%s has the instances of its changed config", servable_id)
             self._settle(change)
         elif self._options.beside:
             self._replace(change, old)
         else:
-            self._effects.check(change.item.payload, wanted)
+            self._effects.check(item.payload, wanted)
             with self._lock:
                 change.withheld = True
             self._effects.wake_source()
+
+    def _postpone(self, change: _Change, delay: float) -> None:
+        with self._lock:
+            change.due = self._clock.monotonic() + delay
+        self._clock.call_later(delay, self._thread.wake)
 
     def _replace(self, change: _Change, old: Callable[[], Any]) -> None:
         servable_id = change.item.id
         data = ServableData.ok(servable_id, self._effects.make_loader(change.item), change.item.revision)
         with self._lock:
             self._loading.add(servable_id)
-        logger.info("%s: its config has changed; it is loaded anew beside what serves", servable_id)
+        logger.info("%s: its %s changed; it is loaded anew beside what serves", servable_id, _HAVE[change.what])
         self._manager.replace_servable(data, partial(self._replaced, change, old))
 
     def _replaced(self, change: _Change, old: Callable[[], Any], status: Status) -> None:
@@ -272,11 +297,6 @@ class ConfigFollower:
             change.settled = True
         self._effects.on_given_up(change.item.id)
         self._remark(change, None)
-        if not same_files(change.item.revision, change.serves):
-            logger.warning(
-                "%s changed on disk while it is served; what is loaded goes on serving. Publish a new version instead",
-                change.item.id,
-            )
 
     def _fail(self, change: _Change, status: Status) -> None:
         """What serves goes on."""
@@ -287,8 +307,8 @@ class ConfigFollower:
             change.due = math.inf if delay is None else self._clock.monotonic() + delay
             is_known, change.logged = change.logged == status.message, status.message
         if not is_known:
-            logger.warning("%s goes on with the config of before: %s", change.item.id, status.message)
-        self._remark(change, replace(status, message=f"it goes on with the config of before: {status.message}"))
+            logger.warning("%s goes on with the %s of before: %s", change.item.id, change.what, status.message)
+        self._remark(change, replace(status, message=f"it goes on with the {change.what} of before: {status.message}"))
         if delay is not None:
             self._clock.call_later(delay, self._thread.wake)
 
