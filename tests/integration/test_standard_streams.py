@@ -76,7 +76,7 @@ def test_a_server_whose_log_nobody_reads_serves_loads_and_stops(tmp_path: Path, 
     write_python_version(base, 1, TALKATIVE)
     flags = (f"--model_repository={base.parent}", f"--trusted_model_base_paths={base}", f"--worker={worker}")
     full = os.open("/dev/full", os.O_WRONLY)
-    with unread_pipe() as (reader, writer), Piped(*flags, "--access_log=all", stdout=full, stderr=writer) as server:
+    with unread_pipe() as (_, writer), Piped(*flags, "--access_log=all", stdout=full, stderr=writer) as server:
         os.close(full)
         with Client(server.target) as client, Probe(server) as probe:
             wait_answer(probe, "code", 1)

@@ -1,10 +1,10 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
-ends the process at once with 128 plus the signal's number. Before the server is made, the first one ends it at once with
-0. SIGHUP has the server read its config again. Standard output gets one banner, the log goes to standard error; neither
-holds the server up where nobody reads it. The flags become the server's options, the number of torch's threads, and the
-help text.
+ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0.
+SIGHUP has the server read its config again. Standard output gets one banner, the log goes to standard error; neither
+holds the server up where nobody reads it. The flags become the server's options, the number of torch's threads, and
+the help text.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class StopSignal:
 
 
 class HangUps:
-    """Has the server read its config again, on a thread that ends when that is done. Signals that arrive meanwhile count
-    as one. ``request`` is for the main thread."""
+    """Has the server read its config again, on a thread that ends when that is done. Signals that arrive meanwhile
+    count as one. ``request`` is for the main thread."""
 
     def __init__(self, read_again: Callable[[], str]) -> None:
         """``read_again`` returns what was read, and raises ServingError."""

@@ -66,7 +66,8 @@ class ServerLifecycle:
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
-        logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        logger.info("listening on %s: gRPC port %s, HTTP port %s", host, *ports)
 
     @staticmethod
     def _make_core(options: ServerOptions, engine: ConnectedEngine | None) -> ServerCore:
