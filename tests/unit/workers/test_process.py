@@ -172,7 +172,7 @@ def test_process_has_its_own_directory_in_memory_where_no_temporary_files_can_be
     assert own.startswith("/dev/shm/tfs-lite-")
     os.rmdir(own)
     monkeypatch.setattr(process_connection, "MEMORY_DIRECTORY", str(tmp_path / "read-only"))
-    with pytest.raises(ServingError, match="No such file or directory.*let the server write to /tmp, or name a dir"):
+    with pytest.raises(ServingError, match=r"No such file or directory.*let the server write to /tmp, or name a dir"):
         process_connection._make_directory(sandboxed)
 
 
