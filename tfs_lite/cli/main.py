@@ -6,6 +6,7 @@ or a client only when it needs them, so that ``tfs-lite --help`` and ``status`` 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and sys.argv[1:2] == ["serve"]:
         _obey_signals_at_once()
     _open_missing_streams()
+    _print_what_is_no_text()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     try:
@@ -81,6 +83,12 @@ def _open_missing_streams() -> None:
                     os.dup2(opened, descriptor)
                     os.close(opened)
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  as long as the process
+
+
+def _print_what_is_no_text() -> None:
+    """Names of files that are no UTF-8 are printed with escapes; otherwise printing one would fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _give_up_output() -> None:

@@ -62,7 +62,14 @@ class ServerLifecycle:
             core = self.core
             self._watchers.append(
                 ConfigFileWatcher(
-                    file, directory, interval, self._config, core.follow, core.config_refused, core.config_looked_at
+                    file,
+                    directory,
+                    interval,
+                    self._config,
+                    core.follow,
+                    core.clock,
+                    core.config_refused,
+                    core.config_looked_at,
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.inspector import VersionInspector
@@ -91,7 +91,7 @@ def look_at(
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
-            waiting[version] = _printable(verdict.reason)
+            waiting[version] = printable(verdict.reason)
         settling.update({version} if verdict.settling and not offered else ())
         return offered
 
@@ -102,11 +102,6 @@ def look_at(
     look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
     look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
-
-
-def _printable(text: str) -> str:
-    """File names may hold bytes that are no text; messages must not."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:

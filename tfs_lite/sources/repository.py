@@ -13,27 +13,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.manifest import is_text, parse_version
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
 logger = logging.getLogger(__name__)
 CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
+NO_TEXT = Status(StatusCode.INVALID_ARGUMENT, "the name of its directory is no UTF-8 text; rename it")
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
     """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
-    exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
+    exists, so that a moment without versions does not take its configuration away. Hidden directories are none, nor
+    are those whose names no request could contain, because they are no text.
     """
     return sorted(
         name
         for name, entries in listing.items()
-        if not name.startswith(".") and (name in known or any(_marks_a_model(entry) for entry in entries))
+        if not name.startswith(".")
+        and is_text(name)
+        and (name in known or any(_marks_a_model(entry) for entry in entries))
     )
 
 
@@ -61,15 +65,19 @@ class ModelRepository:
         poll_interval: float | None = 1.0,
         watch: bool = True,
         on_problem: Callable[[Status], None] = ignore,
+        on_no_text: Callable[[frozenset[str]], None] = ignore,
     ) -> None:
         """``on_problem`` is told why the directory cannot be read, and OK when it can again, on that
-        thread."""
+        thread; ``on_no_text``, before ``on_models`` and whenever that has changed, which directories are passed over
+        because their names are no text, with escapes in their place."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
         self._on_problem = on_problem
-        self._polling = threading.Lock()  # serialises polls; guards the next two
+        self._on_no_text = on_no_text
+        self._polling = threading.Lock()  # serialises polls; guards the next three
         self._sent: dict[str, str] | None = None
+        self._no_text: frozenset[str] = frozenset()
         self._problem = OK
         self._closed = threading.Event()
         self._watcher = DirectoryWatcher(self.wake, clock) if watch else None
@@ -110,7 +118,15 @@ class ModelRepository:
             return None
         self._set_problem(OK)
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        return {name: self._list_child(name) for name in names}
+        self._pass_over(frozenset(printable(name) for name in names if not is_text(name)))
+        return {name: self._list_child(name) for name in names if is_text(name)}
+
+    def _pass_over(self, no_text: frozenset[str]) -> None:
+        for name in sorted(no_text - self._no_text):
+            logger.warning('"%s" in the model repository is no model: %s', name, NO_TEXT.message)
+        if no_text != self._no_text:
+            self._no_text = no_text
+            self._on_no_text(no_text)
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:
