@@ -1,8 +1,8 @@
 """Reads the command line and the environment of ``serve`` by the table in ``flags.py``.
 
-``--name=value`` or ``--name value``, underscores or hyphens; booleans also bare. ``TFS_LITE_<NAME>`` sets a default;
-the command line overrides it, and a later flag an earlier one. Every mistake is a :class:`UsageError` of one line that
-names the flag or variable and says what was expected.
+``--name=value`` or ``--name value``, underscores or hyphens; booleans also bare. ``TFS_LITE_<NAME>`` sets a default,
+unless it is empty; the command line overrides it, and a later flag an earlier one. Every mistake is a
+:class:`UsageError` of one line that names the flag or variable and says what was expected.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     given: dict[str, str] = {}
     for flag in FLAGS:
         variable = ENVIRONMENT_PREFIX + flag.name.upper()
-        if flag.in_environment and variable in environ:
+        if flag.in_environment and environ.get(variable):
             values[flag.name] = _value(flag, environ[variable], variable)
             given[flag.name] = variable
     return values, given

@@ -6,10 +6,13 @@ or a client only when it needs them, so that ``tfs-lite --help`` and ``status`` 
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from tfs_lite import __version__
@@ -35,6 +38,10 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    if argv is None and sys.argv[1:2] == ["serve"]:
+        _obey_signals_at_once()
+    _open_missing_streams()
+    _print_what_is_no_text()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     try:
@@ -45,14 +52,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ServingError as error:
         return _fail(str(error), error.code.name, FAILED, as_json)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return FAILED
     except OSError as error:
+        _give_up_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", "UNKNOWN", FAILED, as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _obey_signals_at_once() -> None:
+    """Until the server takes signals itself, SIGTERM ends the process: nothing is open yet. The kernel keeps signals
+    without a handler from process 1, which a server in a container is. SIGHUP asks for files that are read later."""
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _open_missing_streams() -> None:
+    """Standard streams that the caller has closed lead nowhere. Otherwise the next file or socket would be opened in
+    their place, and get what libraries write."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                opened = os.open(os.devnull, os.O_RDWR)
+                if opened == descriptor:
+                    os.set_inheritable(descriptor, True)
+                else:
+                    os.dup2(opened, descriptor)
+                    os.close(opened)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  as long as the process
+
+
+def _print_what_is_no_text() -> None:
+    """Names of files that are no UTF-8 are printed with escapes; otherwise printing one would fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _give_up_output() -> None:
+    """Standard output takes nothing: what waits for it would fail again at the end of the process."""
+    with suppress(OSError, ValueError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:
@@ -83,9 +128,10 @@ def _help() -> str:
 
 def _fail(message: str, code: str, exit_code: int, as_json: bool) -> int:
     line = " ".join(message.split())
-    print(f"tfs-lite: {line}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": {"code": code, "message": line}}))
+    with suppress(OSError):
+        print(f"tfs-lite: {line}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": {"code": code, "message": line}}))
     return exit_code
 
 

@@ -1,17 +1,20 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
-ends the process at once with 128 plus the signal's number. Standard output gets one banner, the log goes to standard
-error. The flags become the server's options, the number of torch's threads, and the help text.
+ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0.
+SIGHUP has the server read its config again. Standard output gets one banner, the log goes to standard error; neither
+holds the server up where nobody reads it. The flags become the server's options, the number of torch's threads, and
+the help text.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,12 +23,16 @@ from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError
 from tfs_lite.protocols.log_format import start_logging
 from tfs_lite.serving.options import ServerOptions
 
 if TYPE_CHECKING:
     from tfs_lite.server.server import Server
+
+logger = logging.getLogger(__name__)
+_HANG_UP = bytes([signal.SIGHUP])
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,48 +47,100 @@ def run(argv: Sequence[str]) -> int:
     stop = StopSignal()
     start_logging(settings["log_level"].upper(), settings["log_format"])
     _prepare_processes(options.worker)
+    _unblock_outputs()  # starts threads, after which the process cannot be forked any more
+    start_logging(settings["log_level"].upper(), settings["log_format"])
     _set_torch_threads(*threads)
     return _serve(options, stop, settings["json"])
 
 
 class StopSignal:
-    """Wakes the main thread at the first signal, or when the server has ended by itself.
+    """Wakes the main thread at the first SIGTERM or SIGINT, or when the server has ended by itself.
 
     Made and awaited on the main thread. A signal just before the wait must not be lost: Python runs a handler only when
     the main thread runs Python code, which a waiting thread does not. Therefore the signal's number is written to a
     pipe at once (``signal.set_wakeup_fd``), and the main thread waits for the pipe, which stays open until the process
-    ends.
+    ends. Until :meth:`arm` there is nothing to stop, and a signal ends the process.
     """
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        self._armed = False
         self._signalled = False
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, lambda number, frame: None)  # the number in the pipe is what counts
 
-    def wait(self) -> None:
-        os.read(self._reader, 1)
+    def arm(self) -> None:
+        """From now on a signal is for :meth:`wait`."""
+        self._armed = True
+
+    def wait(self, on_hang_up: Callable[[], None] = ignore) -> None:
+        """``on_hang_up`` is called at each SIGHUP, and must not wait."""
+        while os.read(self._reader, 1) == _HANG_UP:
+            on_hang_up()
 
     def notify(self) -> None:
         """Any thread may call it."""
         os.write(self._writer, b"!")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._armed:
+            os._exit(DONE)
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
+
+
+class HangUps:
+    """Has the server read its config again, on a thread that ends when that is done. Signals that arrive meanwhile
+    count as one. ``request`` is for the main thread."""
+
+    def __init__(self, read_again: Callable[[], str]) -> None:
+        """``read_again`` returns what was read, and raises ServingError."""
+        self._read_again = read_again
+        self._lock = threading.Lock()  # guards the next two
+        self._running = False
+        self._wanted = False
+
+    def request(self) -> None:
+        with self._lock:
+            self._wanted = True
+            if self._running:
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="tfs-hang-up", daemon=True).start()
+        except RuntimeError as error:  # the system has no thread
+            self._running = False
+            logger.error("SIGHUP: nothing was read again: %s", error)
+
+    def _run(self) -> None:
+        while self._take():
+            try:
+                logger.info("SIGHUP: read again: %s", self._read_again())
+            except ServingError as error:
+                logger.error("SIGHUP: refused, nothing changed: %s", error)
+            except Exception:
+                logger.exception("SIGHUP: nothing was read again")
+
+    def _take(self) -> bool:
+        with self._lock:
+            wanted, self._wanted = self._wanted, False
+            self._running = wanted
+        return wanted
 
 
 def _serve(options: ServerOptions, stop: StopSignal, as_json: bool) -> int:
     from tfs_lite.server.server import Server
 
     server = Server(options)
+    stop.arm()
     with server:
         _print_banner(server, as_json)
         threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
-        stop.wait()
+        stop.wait(HangUps(server.read_again).request)
     if server.failure is not None:
         gpu_failed = server.failure.status.reason is Reason.GPU_FAILED
         because = "" if gpu_failed else "--exit_on_initial_load_failure is set: "
@@ -127,6 +186,12 @@ def _prepare_processes(worker: str) -> None:
     from tfs_lite.serving.model_opener import prepare_processes
 
     prepare_processes(worker)
+
+
+def _unblock_outputs() -> None:
+    from tfs_lite.server.runtime.output import unblock_outputs
+
+    unblock_outputs()
 
 
 def _set_torch_threads(intra: int, inter: int) -> None:

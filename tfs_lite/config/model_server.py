@@ -16,7 +16,9 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationInfo
 from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.settings import URI, Document, Settings, build, problem
 from tfs_lite.config.syntax import to_plain
+from tfs_lite.core.manifest import is_text
 from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.status import printable
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 
@@ -30,6 +32,8 @@ def _addressable(name: str) -> str:
         raise problem("must not be empty")
     if "/" in name or ":" in name:
         raise problem(f'"{name}" has "/" or ":", which a URL cannot hold')
+    if not is_text(name):
+        raise problem(f'"{printable(name)}" is no UTF-8 text')
     return name
 
 

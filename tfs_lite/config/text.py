@@ -2,14 +2,17 @@
 
 A name that ends in ``.yaml`` or ``.yml`` is YAML, everything else is protobuf's text format. Every mistake, in syntax
 or in sense, raises one ServingError that names file, line, column and field.
+
+A file that is read again while the server runs may be met half written. So a change counts only once the file has not
+changed for a while: :class:`FileState`, :class:`QuietFile`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
@@ -21,6 +24,51 @@ from tfs_lite.protocols import messages
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 YAML_ENDINGS = (".yaml", ".yml")
+QUIET_SECONDS = 0.2
+"""For which a file must not have changed before it is read again."""
+REMOVAL_SECONDS = 2.0
+"""The same where the file says less than the one in force: it may not be written to its end."""
+
+
+class FileState(NamedTuple):
+    """Two equal states mean equal contents of the file. A link counts as the file that it leads to."""
+
+    modified_ns: int
+    changed_ns: int
+    size: int
+    inode: int
+    device: int
+    mode: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileState | None:
+        """None if the file is missing, or cannot be looked at."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return cls(found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
+
+
+class QuietFile:
+    """For how long a file is known not to have changed. One thread at a time."""
+
+    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float] | None = None) -> None:
+        """Both clocks are in seconds; ``wall`` counts since 1970, and is for those who look only when they have to: a
+        file that changed long before their first look is quiet. A file server whose clock is behind may mislead it."""
+        self._monotonic = monotonic
+        self._wall = wall
+        self._state: FileState | None = None
+        self._since = monotonic()
+
+    def seconds(self, state: FileState | None) -> float:
+        """Of a look that has found this state: since the first look that did, or since the change of the file, where
+        its clock tells of an earlier one."""
+        now = self._monotonic()
+        if state != self._state:
+            self._state, self._since = state, now
+        age = 0.0 if state is None or self._wall is None else self._wall() - state.changed_ns / 1e9
+        return max(now - self._since, age)
 
 
 def parse_model_server_config(

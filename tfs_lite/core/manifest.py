@@ -36,6 +36,16 @@ def parse_version(name: str) -> int | None:
     return number if number <= MAX_VERSION else None
 
 
+def is_text(name: str) -> bool:
+    """Whether a name on disk is UTF-8 text. Python has other bytes as halves of characters, which cannot be written to
+    JSON, metrics, gRPC or a terminal; see :func:`tfs_lite.core.status.printable`."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_pickle(head: bytes) -> bool:
     """Whether a file that begins so is a bare pickle. It is no half of an archive, which begins as the whole does."""
     return head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")

@@ -34,6 +34,14 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+def printable(text: str) -> str:
+    """The text with the bytes of file names that are no UTF-8 as escapes: ``caf\\xe9``."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a character that a request has sent
+        return text.encode("utf-8", "backslashreplace").decode()
+
+
 class Reason(enum.Enum):
     """What a code does not tell, for protocols that have a word of their own for it."""
 
@@ -53,13 +61,17 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A code and the sentence that explains it. The message is empty iff the code is OK. ``models``: those that have
-    to come first, with ``WAITS_FOR_MODELS``."""
+    """A code and the sentence that explains it, which is always text: names of files in it may hold other bytes. The
+    message is empty iff the code is OK. ``models``: those that have to come first, with ``WAITS_FOR_MODELS``."""
 
     code: StatusCode = StatusCode.OK
     message: str = ""
     reason: Reason | None = None
     models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.message.isascii():
+            object.__setattr__(self, "message", printable(self.message))
 
     @property
     def ok(self) -> bool:

@@ -72,6 +72,7 @@ from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
+from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.table import CallContext, Method, Scope
 
 logger = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ class Endpoints:
         shows = options.dashboard and options.rest_api_port is not None
         self._dashboard = Dashboard(core, self.admin, health, self._may, self._manages) if shows else None
         self._backlog = Backlog()
+        self._share = ConnectionShare()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
         self._http: HttpServer | None = None
@@ -195,7 +197,9 @@ class Endpoints:
             if options.rest_api_port is not None:
                 tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
                 router = self._make_http_app()
-                self._http = HttpServer(router, tls=tls, backlog=self._backlog, refusal=router.refusal)
+                self._http = HttpServer(
+                    router, tls=tls, backlog=self._backlog, refusal=router.refusal, share=self._share
+                )
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
@@ -258,6 +262,7 @@ class Endpoints:
             tls=settings.tls,
             max_concurrent_calls=options.grpc_max_threads or None,
             backlog=self._backlog,
+            share=self._share,
             on_unread=self._core.request_metrics.unread,
         )
         if server.numbers is not None:

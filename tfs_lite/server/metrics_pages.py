@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -23,6 +23,7 @@ from tfs_lite.metrics.tensorflow import CONTENT_TYPE as TENSORFLOW_CONTENT_TYPE
 from tfs_lite.metrics.tensorflow import TensorflowMetrics
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.output import lost_lines
 
 MAX_PENDING_PAGES = 16
 PATH = "/metrics"
@@ -46,6 +47,12 @@ class ServerCollector(Collector):
         info = GaugeMetricFamily("tfs_lite_build_info", "1, for what the server is.", labels=tuple(facts))
         info.add_metric(tuple(facts.values()), 1)
         yield info
+        lost = CounterMetricFamily(
+            "tfs_lite_output_lost_lines", "Lines of the process's output that nobody took.", labels=("stream",)
+        )
+        for stream, lines in lost_lines().items():
+            lost.add_metric((stream,), lines)
+        yield lost
 
 
 class _ForOpenMetrics(Collector):

@@ -77,6 +77,12 @@ class Server:
         :meth:`ServerCore.reload`."""
         return self._require_started().core.reload(config)
 
+    def read_again(self) -> str:
+        """Reads what says which models there are, and looks at their directories, without waiting for the next poll:
+        what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
+        nothing."""
+        return self._require_started().read_again()
+
     def stop(self, drain_timeout: float | None = None) -> None:
         """Refuses new requests, answers those in flight for up to ``drain_timeout`` seconds (default: the option), then
         unloads every model and ends every thread. A second call during the first ends the wait at once; both return

@@ -46,7 +46,7 @@ class ServerLifecycle:
         self.core = self._make_core(options, engine)
         self.health = Health(self.core.is_model_available)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
-        self.endpoints = Endpoints(self.core, self.health, settings, self._read_again, self.repository)
+        self.endpoints = Endpoints(self.core, self.health, settings, self.read_again, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._hurried = threading.Event()
@@ -62,11 +62,19 @@ class ServerLifecycle:
             core = self.core
             self._watchers.append(
                 ConfigFileWatcher(
-                    file, directory, interval, self._config, core.follow, core.config_refused, core.config_looked_at
+                    file,
+                    directory,
+                    interval,
+                    self._config,
+                    core.follow,
+                    core.clock,
+                    core.config_refused,
+                    core.config_looked_at,
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
-        logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        logger.info("listening on %s: gRPC port %s, HTTP port %s", host, *ports)
 
     @staticmethod
     def _make_core(options: ServerOptions, engine: ConnectedEngine | None) -> ServerCore:
@@ -107,7 +115,7 @@ class ServerLifecycle:
         self._watchers.append(watcher)
         return watcher.first_look()
 
-    def _read_again(self) -> str:
+    def read_again(self) -> str:
         """Reads what says which models there are, and looks at their directories, without waiting for the next poll:
         what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
         nothing. Any thread but the event loop's."""

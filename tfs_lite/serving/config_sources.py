@@ -17,18 +17,19 @@ from pathlib import Path
 
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
-from tfs_lite.config.text import MODEL_SETTINGS_FILES, parse_model_server_config, read_text
+from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.clock import Clock
+from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
-from tfs_lite.sources.repository import ModelRepository, models_in
+from tfs_lite.sources.repository import NO_TEXT, ModelRepository, models_in
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,7 @@ def read_first_config(options: ServerOptions) -> ModelServerConfig:
 
 def read_config_file(path: str, directory: Path) -> ModelServerConfig:
     """A config file of this server. The error of a mistake, an unsupported platform too, names its place."""
-    return parse_config(read_text(directory / path, path), path, directory)
-
-
-def parse_config(text: str, path: str, directory: Path) -> ModelServerConfig:
-    return parse_model_server_config(text, path, directory, served_platforms())
+    return read_model_server_config(path, directory, served_platforms())
 
 
 def working_directory(options: ServerOptions) -> Path:
@@ -93,7 +90,12 @@ def without_path(status: Status, path: str) -> Status:
 
 
 class ConfigFileWatcher:
-    """Reads the file at intervals and applies it when its meaning has changed, or when the last attempt failed."""
+    """Looks at the file at intervals, and applies it when its meaning has changed, or when the last attempt failed.
+
+    The file may be written in place, and slowly. So a change counts only once the file has not changed for
+    :data:`QUIET_SECONDS`; one that names fewer models than the config in force, or is shorter than its file, after
+    :data:`REMOVAL_SECONDS`. Looks in between come by themselves, whatever the interval is.
+    """
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class ConfigFileWatcher:
         interval: float,
         applied: ModelServerConfig,
         apply: Apply,
+        clock: Clock,
         on_refused: Callable[[Status], None] = ignore,
         on_looked: Callable[[RefusedConfig | None], None] = ignore,
     ) -> None:
@@ -109,8 +112,16 @@ class ConfigFileWatcher:
         ``on_looked`` is told after each look why what the file says is not in force; None: it is."""
         self._path = path
         self._working_directory = working_directory
+        self._clock = clock
+        self._file = working_directory / path
         self._applied: ModelServerConfig | None = applied
-        self._parsed: tuple[str, ModelServerConfig] | None = None  # the last text that was read, and what it says
+        self._in_force = applied
+        self._bytes = getattr(FileState.of(self._file), "size", 0)
+        """Of the file of the config in force."""
+        self._read_at: FileState | None = None
+        """Of the file when it was read last."""
+        self._quiet = QuietFile(clock.monotonic)
+        self._next_look: Timer | None = None
         self._apply = apply
         self._on_refused = on_refused
         self._on_looked = on_looked
@@ -122,17 +133,26 @@ class ConfigFileWatcher:
 
     def close(self) -> None:
         self._thread.stop()
+        if self._next_look is not None:
+            self._next_look.cancel()
 
     def poll(self) -> None:
-        """Reads the file once. Never raises for what is in it."""
+        """Looks at the file once, and reads it where that may change something. Never raises for what is in it."""
         config: ModelServerConfig | None = None
+        state = FileState.of(self._file)
+        quiet = self._quiet.seconds(state)
+        if (state is None or state != self._read_at) and self._look_later(QUIET_SECONDS - quiet):
+            return
         with acting(Origin(Cause.CONFIG_FILE)):
             try:
-                config = self._read()
-                if config is not self._applied and config != self._applied:
-                    self._applied = None
-                    self._apply(config)
-                self._applied = config
+                if state is None or state != self._read_at or self._applied is None:
+                    config = self._read()
+                    if self._says_less(config, state) and self._look_later(REMOVAL_SECONDS - quiet):
+                        return
+                    if FileState.of(self._file) != state:  # while it was read
+                        self._look_later(QUIET_SECONDS)
+                        return
+                    self._follow(config, state)
                 self._logged_error = ""
                 self._on_looked(None)
             except ServingError as error:
@@ -141,13 +161,31 @@ class ConfigFileWatcher:
                     self._logged_error = str(error)
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
+    def _follow(self, config: ModelServerConfig, state: FileState | None) -> None:
+        if config != self._applied:
+            self._applied = None
+            self._apply(config)
+            self._applied = config
+        self._in_force, self._read_at = config, state
+        self._bytes = state.size if state is not None else 0
+
+    def _says_less(self, config: ModelServerConfig, state: FileState | None) -> bool:
+        names = {model.name for model in config.models}
+        shorter = state is not None and state.size < self._bytes and config != self._in_force
+        return shorter or any(model.name not in names for model in self._in_force.models)
+
+    def _look_later(self, seconds: float) -> bool:
+        """Whether it is too early by so many seconds; then it looks again by itself."""
+        if seconds <= 0:
+            return False
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = self._clock.call_later(seconds, self._thread.wake)
+        return True
+
     def _read(self) -> ModelServerConfig:
-        """The text is understood anew only if it has changed."""
         try:
-            text = read_text(self._working_directory / self._path, self._path)
-            if self._parsed is None or self._parsed[0] != text:
-                self._parsed = (text, parse_config(text, self._path, self._working_directory))
-            return self._parsed[1]
+            return read_config_file(self._path, self._working_directory)
         except ServingError as error:
             self._on_refused(without_path(error.status, self._path))
             raise
@@ -177,6 +215,7 @@ class RepositoryWatcher:
         self._policies = RepositoryPolicies(clock)
         self._found: dict[str, _Found] = {}
         self._refused: dict[str, Status] = {}
+        self._no_text: frozenset[str] = frozenset()
         self._path = os.path.abspath(options.model_repository)
         interval = options.file_system_poll_wait_seconds
         self._repository = ModelRepository(
@@ -189,6 +228,7 @@ class RepositoryWatcher:
             on_problem=self._on_problem,
             quiet_period=options.version_quiet_period_seconds,
             models_always_present=options.servable_versions_always_present,
+            on_no_text=self._on_no_text,
         )
 
     def first_look(self) -> ModelServerConfig:
@@ -244,8 +284,16 @@ class RepositoryWatcher:
                 logger.error("model %r of the repository is not served: %s", name, refused[name].message)
         if refused != self._refused:
             self._refused = refused
-            self._on_refused(refused)
+            self._tell_refused()
         return _config({name: found for name, found in models.items() if name not in refused})
+
+    def _on_no_text(self, names: frozenset[str]) -> None:
+        """Directories of the repository whose names no request could contain."""
+        self._no_text = names
+        self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        self._on_refused(dict.fromkeys(self._no_text, NO_TEXT) | self._refused)
 
     def _refusal(self, name: str, found: _Found) -> Status | None:
         try:
@@ -324,8 +372,6 @@ def model_config(name: str, base_path: str) -> ModelConfig:
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
 _LATEST = VersionPolicy()
-QUIET_SECONDS = 0.2
-"""For which a model's config must not have changed before it is read again."""
 
 
 class RepositoryPolicies:

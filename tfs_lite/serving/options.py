@@ -37,6 +37,7 @@ class ServerOptions:
 
     # where it listens
     host: str = "127.0.0.1"
+    """An address or a name; one of IPv6 may stand in brackets."""
     port: int | None = 0
     """gRPC. 0 means a free port, None no gRPC over TCP."""
     rest_api_port: int | None = 0
@@ -201,6 +202,8 @@ class ServerOptions:
     """Per servable; a request beyond it is refused at once."""
 
     def __post_init__(self) -> None:
+        for name in ("host", "cluster_host"):
+            object.__setattr__(self, name, _without_brackets(getattr(self, name)))
         self._check_sources()
         self._check_choice("model_control_mode", CONTROL_MODES)
         self._check_first_models()
@@ -304,6 +307,10 @@ class ServerOptions:
     def looks_at_disk(self) -> bool:
         """Whether versions are looked for at all; if not, there is nothing to wait for at the start."""
         return self.file_system_poll_wait_seconds >= 0 or not self.follows_changes
+
+
+def _without_brackets(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 _MINIMA = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
@@ -106,9 +106,9 @@ def look_at(
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
         if offered:
-            changing[version] = _printable(verdict.reason)
+            changing[version] = printable(verdict.reason)
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
-            waiting[version] = _printable(verdict.reason)
+            waiting[version] = printable(verdict.reason)
         settling.update({version} if verdict.settling and not offered else ())
         return offered
 
@@ -169,11 +169,6 @@ def _judge_empty(
     return problem, ""
 
 
-def _printable(text: str) -> str:
-    """File names may hold bytes that are no text; messages must not."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
 
@@ -187,7 +182,7 @@ def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:
 def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:
     """What looks like a version and is none, by name, with the reason; a few of them."""
     found = {e.name: why_no_version(e.name, [o.name for o in entries], is_directory=e.is_directory) for e in entries}
-    named = sorted((_printable(name), why) for name, why in found.items() if why)
+    named = sorted((printable(name), why) for name, why in found.items() if why)
     return dict(named[:MAX_PASSED_OVER])
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.manifest import is_text, parse_version
+from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
@@ -22,18 +22,22 @@ from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
 logger = logging.getLogger(__name__)
+NO_TEXT = Status(StatusCode.INVALID_ARGUMENT, "the name of its directory is no UTF-8 text; rename it")
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
     """The sub directories that are models, given what lies in each of them that is not ``known``.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
-    exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
+    exists, so that a moment without versions does not take its configuration away. Hidden directories are none, nor
+    are those whose names no request could contain, because they are no text.
     """
     return sorted(
         name
         for name, entries in listing.items()
-        if not name.startswith(".") and (name in known or any(_marks_a_model(entry) for entry in entries))
+        if not name.startswith(".")
+        and is_text(name)
+        and (name in known or any(_marks_a_model(entry) for entry in entries))
     )
 
 
@@ -64,18 +68,23 @@ class ModelRepository:
         on_problem: Callable[[Status], None] = ignore,
         quiet_period: float = 0.0,
         models_always_present: bool = False,
+        on_no_text: Callable[[frozenset[str]], None] = ignore,
     ) -> None:
         """``on_problem`` is told why the last mapping stays, and OK when it does so no more, on that thread. With
-        ``models_always_present`` a directory that is emptied leaves the last mapping as it is."""
+        ``models_always_present`` a directory that is emptied leaves the last mapping as it is. ``on_no_text`` is told,
+        before ``on_models`` and whenever that has changed, which directories are passed over because their names are no
+        text, with escapes in their place."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
         self._on_problem = on_problem
+        self._on_no_text = on_no_text
         self._clock = clock
         self._quiet_period = quiet_period
         self._models_always_present = models_always_present
-        self._polling = threading.Lock()  # serialises polls; guards the next four
+        self._polling = threading.Lock()  # serialises polls; guards the next five
         self._sent: dict[str, str] | None = None
+        self._no_text: frozenset[str] = frozenset()
         self._problem = OK
         self._place = ""  # the identity of the directory when it last held models
         self._missing: dict[str, float] = {}  # models without a directory, and since when, in seconds of ``monotonic``
@@ -118,9 +127,10 @@ class ModelRepository:
             self._set_problem(_problem(error))
             return None
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
+        self._pass_over(frozenset(printable(name) for name in names if not is_text(name)))
         known = self._sent or {}
         listing: dict[str, Collection[DirectoryEntry]] = {
-            name: () if name in known else self._list_child(name) for name in names
+            name: () if name in known else self._list_child(name) for name in names if is_text(name)
         }
         if models_in(listing, known):
             self._place = place
@@ -140,6 +150,13 @@ class ModelRepository:
         if waits:
             self._clock.call_later(min(waits.values()), self.wake)
         return list(waits)
+
+    def _pass_over(self, no_text: frozenset[str]) -> None:
+        for name in sorted(no_text - self._no_text):
+            logger.warning('"%s" in the model repository is no model: %s', name, NO_TEXT.message)
+        if no_text != self._no_text:
+            self._no_text = no_text
+            self._on_no_text(no_text)
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:

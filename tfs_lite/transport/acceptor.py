@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from tfs_lite.transport.room import ConnectionShare
+
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_HANDSHAKES = 1024
-"""In progress at a time; one more ends the oldest."""
+"""In progress at a time, or a quarter of the connections that the process may have; one more ends the oldest."""
 ACCEPT_AT_ONCE = 64
 """Connections accepted in one turn of the loop."""
 ACCEPT_PAUSE = 1.0
@@ -43,8 +44,9 @@ class Acceptor:
         accepted: Callable[[], None],
         failed: Callable[[object, str | None], None],
         starved: Callable[[str], None],
+        share: ConnectionShare,
     ) -> None:
-        """Times are in seconds; ``shutdown_timeout`` is for the end of TLS."""
+        """Times are in seconds; ``shutdown_timeout`` is for the end of TLS. The handshakes count in the ``share``."""
         self._protocol = protocol
         self._tls = tls
         self._handshake_timeout = handshake_timeout
@@ -52,6 +54,9 @@ class Acceptor:
         self._accepted = accepted
         self._failed = failed
         self._starved = starved
+        self._share = share
+        self._most_handshakes = max(min(MAX_HANDSHAKES, share.most / 4), 1)
+        share.join(lambda: len(self._handshakes))
         self._loop: asyncio.AbstractEventLoop
         self._sockets: list[socket.socket] = []
         self._retries: dict[socket.socket, asyncio.Handle] = {}
@@ -102,9 +107,13 @@ class Acceptor:
                 self._loop.remove_reader(listening)
                 self._retries[listening] = self._loop.call_later(ACCEPT_PAUSE, self._listen, listening)
                 return
+            if not self._share.may_have(accepted.fileno()):
+                accepted.close()
+                self._starved("the process has no descriptor left for it")
+                continue
             accepted.setblocking(False)
             self._accepted()
-            if len(self._handshakes) >= MAX_HANDSHAKES:
+            if len(self._handshakes) >= self._most_handshakes:
                 self._give_up(next(iter(self._handshakes)))
             self._handshakes[accepted] = self._loop.create_task(self._take(accepted))
 
@@ -142,12 +151,6 @@ class Acceptor:
             ssl_handshake_timeout=self._handshake_timeout,
             ssl_shutdown_timeout=self._shutdown_timeout,
         )
-
-
-def connections_allowed(most: int) -> int:
-    """``most``, but no more than half of the files that the process may open: it needs the others for itself."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
 def _peer_of(accepted: socket.socket) -> object:

@@ -1,13 +1,23 @@
-"""The open connections of a server, at most so many: beyond the bound, the one that can best be spared makes room."""
+"""The open connections of a server, at most so many: beyond the bound, the one that can best be spared makes room.
+
+All servers of a process share the descriptors that the system gives it. A part of them is kept back for what is no
+connection: disks, models and their processes, the log.
+"""
 
 from __future__ import annotations
 
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 SEARCH_INTERVAL = 1.0
 """Seconds between two searches for connections that can be spared."""
+KEPT_BACK = 256
+"""Descriptors that no connection gets, or a quarter of them if that is more, or half of them if that is less."""
+LAST_DESCRIPTORS = 32
+"""No connection gets one of the highest so many, whatever has taken the others."""
 
 
 class Evictable(Protocol):
@@ -18,13 +28,56 @@ class Evictable(Protocol):
 C = TypeVar("C", bound=Evictable)
 
 
+class ConnectionShare:
+    """The connections of all servers of the process together, those in a handshake too. On the event loop."""
+
+    def __init__(self, files: int | None = None) -> None:
+        """``files`` is how many descriptors the process may have; None: as many as the system lets it."""
+        if files is None:
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unbounded = files == resource.RLIM_INFINITY
+        self.most = inf if unbounded else files - max(min(KEPT_BACK, files // 2), files // 4)
+        self._first_kept = inf if unbounded else files - LAST_DESCRIPTORS
+        self._holders: list[Callable[[], int]] = []
+        self._rooms: list[ConnectionRoom[Any]] = []
+
+    def join(self, holder: Callable[[], int], room: ConnectionRoom[Any] | None = None) -> None:
+        """``holder`` says how many connections there are in one place; ``room`` is where they can be evicted from."""
+        self._holders.append(holder)
+        if room is not None:
+            self._rooms.append(room)
+
+    @property
+    def is_full(self) -> bool:
+        return sum(holder() for holder in self._holders) >= self.most
+
+    def may_have(self, descriptor: int) -> bool:
+        """Whether a connection may keep the descriptor that the system gave it, which is the lowest one that was free.
+        If not, another connection has been evicted for it, where one could be spared."""
+        return descriptor < self._first_kept or self.make_room()
+
+    def make_room(self) -> bool:
+        """Evicts a connection of the server that has most of them, or of another one: whether there was one."""
+        return any(room.evict_one() for room in sorted(self._rooms, key=len, reverse=True))
+
+
 class ConnectionRoom(Generic[C]):
     """On the event loop. ``rank`` gives the order in which connections can be spared, the smallest first, and None for
     one that cannot; it takes the connection and the time, in seconds of ``clock``. One search over all connections
     serves many evictions: a connection whose rank has changed since is not taken."""
 
-    def __init__(self, most: int, rank: Callable[[C, float], Any], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        most: int,
+        rank: Callable[[C, float], Any],
+        clock: Callable[[], float],
+        share: ConnectionShare | None = None,
+    ) -> None:
+        """``share`` is what the room has a part in; None: it has all that it may have."""
         self._most = most
+        self._share = share
+        if share is not None:
+            share.join(self.__len__, self)
         self._rank = rank
         self._clock = clock
         self._open: set[C] = set()
@@ -40,14 +93,23 @@ class ConnectionRoom(Generic[C]):
     def add(self, connection: C) -> bool:
         """False means that there is no room, and that no other connection can be spared."""
         if len(self._open) >= self._most:
-            spared = self._find()
-            if spared is None:
+            if not self.evict_one():
                 return False
-            spared.evict()
-            self._open.discard(spared)
+        elif self._share is not None and self._share.is_full:
+            if not self._share.make_room():
+                return False
         elif self._found:
             self._found.clear()
         self._open.add(connection)
+        return True
+
+    def evict_one(self) -> bool:
+        """False if no connection can be spared."""
+        spared = self._find()
+        if spared is None:
+            return False
+        spared.evict()
+        self._open.discard(spared)
         return True
 
     def discard(self, connection: C) -> None:

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
-from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.acceptor import Acceptor
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.grpc.call import Common, Hooks
@@ -20,7 +20,7 @@ from tfs_lite.transport.grpc.head import RequestHeadParser
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.protocol import ServerProtocol
-from tfs_lite.transport.room import ConnectionRoom
+from tfs_lite.transport.room import ConnectionRoom, ConnectionShare
 from tfs_lite.transport.table import Method
 from tfs_lite.transport.watch import LINGER, Watch, check_interval
 
@@ -51,8 +51,10 @@ class Server:
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
         backlog: Backlog | None = None,
+        share: ConnectionShare | None = None,
     ) -> None:
-        """``backlog`` is that of the loop, which others may share; None: one of its own."""
+        """``backlog`` is that of the loop, and ``share`` bounds the connections of the process; others may have the
+        same ones. None: one of its own."""
         self.numbers = Numbers()
         self.head_parser = RequestHeadParser(methods)
         self.common: Common
@@ -60,6 +62,7 @@ class Server:
         self._hooks = hooks
         self._tls = tls
         self._backlog = backlog or Backlog()
+        self._share = share or ConnectionShare()
         self._acceptor: Acceptor
         self._started = False
         self._connections: ConnectionRoom[ServerProtocol]
@@ -72,8 +75,7 @@ class Server:
         """``sockets`` are bound, of TCP or Unix. The server owns them from now on, and closes them."""
         loop = asyncio.get_running_loop()
         self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.notify, self._backlog)
-        most = connections_allowed(self._limits.max_connections)
-        self._connections = ConnectionRoom(most, _spare_rank, loop.time)
+        self._connections = ConnectionRoom(self._limits.max_connections, _spare_rank, loop.time, self._share)
         self._watch = Watch(loop, check_interval(self._limits), lambda: self._connections)
         self._watch.start()
         self._acceptor = Acceptor(
@@ -84,6 +86,7 @@ class Server:
             accepted=self._on_accepted,
             failed=self._on_failed_handshake,
             starved=lambda why: self.common.log.warn("no_socket", f"no gRPC connection can be taken: {why}"),
+            share=self._share,
         )
         self._acceptor.start(sockets)
         self._started = True

@@ -7,6 +7,7 @@ The fork server has just forked it. Its main thread opens the model and runs it;
 from __future__ import annotations
 
 import faulthandler
+import io
 import logging
 import os
 import socket
@@ -80,6 +81,8 @@ def _serve(channel: Channel) -> int:
 def _set_up_process(label: str, log_level: int, log_format: str) -> None:
     """Names the process in logs and in the process list, and seeds its random numbers."""
     faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the server, which passes lines on
     start_logging(log_level, log_format, prefix=f"[process of {label}] ")
     random.seed()
     name_process("tfs-lite-model")

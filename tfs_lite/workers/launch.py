@@ -4,6 +4,9 @@ A new program imports torch again, which takes seconds, and shares little memory
 started its first thread it can simply be forked, with everything that it has imported; later it cannot, because only
 the thread that forks lives on in a fork. So the command line, which knows in time that models are to have processes,
 calls :func:`fork_early`, and the first supervisor gets that process. All others get a new program.
+
+What the fork server and the processes of models write to standard output and error comes back through a pipe, which the
+server reads: whoever reads the server's own output, or does not, holds up no model.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from tfs_lite.workers.fork_server import IGNORED, ForkServer, ignore_signals, import_shared
 
@@ -34,7 +37,16 @@ class ForkServerProcess(Protocol):
         """Returns when the process has ended. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
 
 
-_early: list[tuple[ForkServerProcess, socket.socket]] = []
+class Launched(NamedTuple):
+    """A fork server, the socket for requests to it, and the descriptor where all output of it and its children arrives.
+    All are the caller's."""
+
+    process: ForkServerProcess
+    requests: socket.socket
+    output: int
+
+
+_early: list[Launched] = []
 """At most one, from :func:`fork_early` to the first :func:`launch`."""
 
 
@@ -45,19 +57,23 @@ def fork_early(preload: Sequence[str]) -> None:
         return
     import_shared(preload)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, written = os.pipe()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         with theirs:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                _serve(theirs)
+                os.close(output)
+                _serve(theirs, written)
     except OSError:
         ours.close()
+        os.close(output)
         return
     finally:
+        os.close(written)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    _early.append((_Fork(pid), ours))
+    _early.append(Launched(_Fork(pid), ours, output))
 
 
 def is_forked() -> bool:
@@ -65,35 +81,42 @@ def is_forked() -> bool:
     return bool(_early)
 
 
-def launch(preload: Sequence[str], as_program: bool = False) -> tuple[ForkServerProcess, socket.socket]:
-    """A fork server that has imported ``preload`` or is about to, and the socket for requests; a new program, if
-    ``as_program`` says so. Raises OSError."""
+def launch(preload: Sequence[str], as_program: bool = False) -> Launched:
+    """A fork server that has imported ``preload`` or is about to; a new program, if ``as_program`` says so. Raises
+    OSError."""
     if _early and not as_program:
         return _early.pop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, written = os.pipe()
     try:
         with theirs:
-            return _start_program(theirs.fileno(), preload), ours
+            return Launched(_start_program(theirs.fileno(), preload, written), ours, output)
     except BaseException:
         ours.close()
+        os.close(output)
         raise
+    finally:
+        os.close(written)
 
 
-def _start_program(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_program(descriptor: int, preload: Sequence[str], output: int) -> subprocess.Popen[bytes]:
     """Blocks the signals that the fork server is going to ignore, until it does."""
     options = json.dumps({"preload": list(preload), "path": sys.path})
     command = [sys.executable, "-m", "tfs_lite.workers.fork_server", str(descriptor), options]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[descriptor])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(sock: socket.socket) -> NoReturn:
+def _serve(sock: socket.socket, output: int) -> NoReturn:
     """What the fork does. Exit handlers are the server's, and do not run."""
     try:
         ignore_signals()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)

@@ -23,6 +23,9 @@ from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, Description, read_descrip
 
 GRACE_SECONDS = 2.0
 """How long a process may take to end once it has closed its connection."""
+MEMORY_DIRECTORY = "/dev/shm"
+"""Where a process has its own directory if there is no place for temporary files, as in a container whose root file
+system is read-only."""
 KILL_SECONDS = 10.0
 """How long the kernel may take to end a killed process."""
 logger = logging.getLogger(__name__)
@@ -129,11 +132,16 @@ def _make_directory(remote: RemoteModel) -> str:
     cannot be made."""
     if remote.sandbox is None:
         return ""
-    try:
-        return tempfile.mkdtemp(prefix="tfs-lite-")
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-    raise failed_precondition(f"cannot be loaded: no directory can be made for its process ({reason})")
+    reason = ""
+    for parent in (None, MEMORY_DIRECTORY):  # None: TMPDIR, or where the system has temporary files
+        try:
+            return tempfile.mkdtemp(prefix="tfs-lite-", dir=parent)
+        except OSError as error:
+            reason = reason or os.strerror(error.errno or 0)
+    raise failed_precondition(
+        f"cannot be loaded: no directory can be made for its process ({reason}): let the server write to /tmp, or name "
+        "a directory in TMPDIR"
+    )
 
 
 def _remove(directory: str) -> None:

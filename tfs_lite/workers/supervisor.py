@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from tfs_lite.workers.fork_server import MAX_REQUEST
 from tfs_lite.workers.launch import is_forked, launch
 
 END_SECONDS = 10.0
+OUTPUT_BYTES = 1 << 16
+OUTPUT_SECONDS = 1.0
 FORK_SERVER_DIED = "the process that starts models ended"
 logger = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ class _ForkServerProcess:
     """One process of the fork server, and the thread that receives its messages."""
 
     def __init__(self, preload: Sequence[str], as_program: bool = False) -> None:
-        self._process, self._sock = launch(preload, as_program)
+        self._process, self._sock, self._output = launch(preload, as_program)
         self.pid = self._process.pid
         self.gone = threading.Event()
         self._ending = False
@@ -145,6 +148,8 @@ class _ForkServerProcess:
         self._number = 0
         self._thread = threading.Thread(target=self._receive_messages, name="tfs-fork-server", daemon=True)
         self._thread.start()
+        self._passing_on = threading.Thread(target=self._pass_on_output, name="tfs-worker-output", daemon=True)
+        self._passing_on.start()
 
     def spawn(self, sock: socket.socket, preload: Sequence[str]) -> Worker:
         with self._lock:
@@ -189,6 +194,16 @@ class _ForkServerProcess:
             pass
         self._clean_up()
 
+    def _pass_on_output(self) -> None:
+        """The thread: what the processes write goes to this one's standard error, until the last of them has ended."""
+        with open(self._output, "rb", buffering=0) as output:
+            while data := output.read(OUTPUT_BYTES):
+                try:
+                    sys.stderr.write(data.decode(errors="replace"))
+                    sys.stderr.flush()
+                except Exception:
+                    pass  # nobody takes it
+
     def _handle(self, what: str, number: int, detail: object) -> None:
         with self._lock:
             worker = self._workers[number] if what == "forked" else self._workers.pop(number)
@@ -208,6 +223,7 @@ class _ForkServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._passing_on.join(OUTPUT_SECONDS)  # a program that a model has started may hold the pipe for longer
         with self._sending:
             self.gone.set()
             self._sock.close()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tfs_lite.cli.flag_parser import Settings, parse_flags
+from tfs_lite.cli.flags import FLAGS
 from tfs_lite.cli.output import UsageError
 
 
@@ -81,6 +82,11 @@ def test_the_environment_sets_defaults_and_the_command_line_wins() -> None:
     settings = parse("--port=99", "--trusted_model_base_paths=/c", environ=environ)
     assert (settings["port"], settings["rest_api_port"]) == (99, 1235)
     assert settings["trusted_model_base_paths"] == ("/c",)
+
+
+def test_a_variable_that_a_template_left_empty_is_not_set() -> None:
+    for flag in FLAGS:
+        assert parse(environ={f"TFS_LITE_{flag.name.upper()}": ""}) == parse()
 
 
 def test_only_names_of_flags_count_in_the_environment() -> None:

@@ -75,6 +75,7 @@ import signal, threading
 from tfs_lite.cli.serve import StopSignal
 
 stop = StopSignal()
+stop.arm()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # so that the main thread is not interrupted in its wait
 
 def receive():
@@ -90,3 +91,29 @@ print("awake")
 def test_a_signal_that_does_not_interrupt_the_wait_wakes_it_all_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", SIGNAL_ON_ANOTHER_THREAD], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "awake\n"), done.stderr
+
+
+SIGNAL_DURING_AN_IMPORT = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[-1]:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the kernel does for process 1
+sys.meta_path.insert(0, Finder())
+from tfs_lite.cli.main import main
+sys.argv[1:1] = ["serve", "--model_base_path=/nowhere", "--port=64999", "--model_name"]
+main()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("late", ["tfs_lite.cli.serve", "numpy", "torch", "tfs_lite.server.server"])
+def test_a_server_that_is_stopped_while_it_begins_ends_at_once(late: str) -> None:
+    command = [sys.executable, "-c", SIGNAL_DURING_AN_IMPORT, late]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

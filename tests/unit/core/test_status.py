@@ -23,6 +23,15 @@ def test_status_is_written_as_code_and_message() -> None:
     assert str(Status(StatusCode.NOT_FOUND, "m")) == "NOT_FOUND: m"
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("caf\udce9", "caf\\xe9"), ("café", "café"), ("plain", "plain"), ("\ud800 \udce9", "\\ud800 \\udce9")],
+)
+def test_message_is_text_whatever_a_file_is_called(message: str, shown: str) -> None:
+    assert Status(StatusCode.NOT_FOUND, message).message == shown
+    assert str(ServingError(StatusCode.NOT_FOUND, message)) == shown
+
+
 def test_error_cannot_have_the_code_ok() -> None:
     with pytest.raises(ValueError, match="code OK"):
         ServingError(StatusCode.OK, "fine")

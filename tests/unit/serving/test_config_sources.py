@@ -3,22 +3,16 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
-from tfs_lite.config.text import read_model_server_config
+from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import (
-    QUIET_SECONDS,
-    ConfigFileWatcher,
-    RefusedConfig,
-    RepositoryPolicies,
-    RepositoryWatcher,
-)
+from tfs_lite.serving.config_sources import ConfigFileWatcher, RefusedConfig, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -90,17 +84,43 @@ def target() -> Target:
     return Target()
 
 
+class Watched:
+    """A watcher whose looks are the test's, ``REMOVAL_SECONDS`` after one another unless it says something else."""
+
+    def __init__(self, file: Path, target: Target) -> None:
+        applied = read_model_server_config(str(file), file.parent)
+        self.clock = VirtualClock()
+        self.watcher = ConfigFileWatcher(
+            str(file), file.parent, 3600.0, applied, target.apply, self.clock, target.on_unreadable
+        )
+
+    def poll(self, later: float = REMOVAL_SECONDS) -> None:
+        """The first look sees a change, the second one comes when it counts."""
+        self.watcher.poll()
+        self.look(later)
+
+    def look(self, later: float) -> None:
+        self.clock.advance(later)
+        self.watcher.poll()
+
+
 @pytest.fixture
-def watcher(file: Path, target: Target) -> ConfigFileWatcher:
-    return watch(file, target, 3600.0)
+def watcher(file: Path, target: Target) -> Watched:
+    return Watched(file, target)
 
 
-def watch(file: Path, target: Target, seconds: float) -> ConfigFileWatcher:
+@contextmanager
+def watching(file: Path, target: Target, seconds: float) -> Iterator[ConfigFileWatcher]:
+    """By the system's clock."""
     applied = read_model_server_config(str(file), file.parent)
-    return ConfigFileWatcher(str(file), file.parent, seconds, applied, target.apply, target.on_unreadable)
+    with closing(SystemClock()) as clock:
+        watcher = ConfigFileWatcher(str(file), file.parent, seconds, applied, target.apply, clock)
+        with closing(watcher):
+            watcher.start()
+            yield watcher
 
 
-def test_only_a_changed_file_is_applied_and_only_once(file: Path, target: Target, watcher: ConfigFileWatcher) -> None:
+def test_only_a_changed_file_is_applied_and_only_once(file: Path, target: Target, watcher: Watched) -> None:
     watcher.poll()
     file.write_text("# a comment changes nothing\n" + ONE)
     watcher.poll()
@@ -111,22 +131,72 @@ def test_only_a_changed_file_is_applied_and_only_once(file: Path, target: Target
     assert target.applied == [["two"]]
 
 
+def model(name: str) -> str:
+    return f"  - {{name: {name}, base_path: /models/{name}}}\n"
+
+
+def test_file_that_is_written_in_place_counts_when_it_is_whole(tmp_path: Path, target: Target) -> None:
+    """Its writer empties it, and writes one model after the other, with breaks in between."""
+    file, head = tmp_path / "models.yaml", "model_config_list:\n config:\n"
+    names = ["a", "b", "c", "d"]
+    file.write_text(head + "".join(map(model, names)))
+    watcher = Watched(file, target)
+    watcher.poll()
+    with file.open("w", buffering=1) as writer:
+        for text in ("# written anew\n", head, *map(model, names)):
+            writer.write(text)
+            watcher.poll(0.9 * REMOVAL_SECONDS / 2)
+    assert target.applied == []
+    watcher.poll()
+    assert target.applied == []
+    with file.open("a") as writer:
+        writer.write(model("e"))
+    watcher.poll(QUIET_SECONDS / 2)
+    assert target.applied == []
+    watcher.look(QUIET_SECONDS)
+    assert target.applied == [[*names, "e"]]
+
+
+def test_model_that_is_left_out_goes_once_the_file_has_not_changed_for_longer(
+    file: Path, target: Target, watcher: Watched
+) -> None:
+    watcher.poll()
+    longer = f"# {'much ' * 100}longer\n{TWO}"
+    file.write_text(longer)
+    watcher.poll(REMOVAL_SECONDS * 0.9)
+    assert target.applied == []
+    file.write_text(longer + " ")
+    watcher.poll(REMOVAL_SECONDS * 0.9)
+    assert target.applied == []
+    watcher.look(REMOVAL_SECONDS * 0.1)
+    assert target.applied == [["two"]]
+
+
+def test_looks_in_between_come_by_themselves(file: Path, target: Target) -> None:
+    """However rare the polls are."""
+    with watching(file, target, 3600.0) as watcher:
+        file.write_text(TWO)
+        watcher._thread.wake()
+        target.wait_for(["two"])
+
+
 def test_file_that_was_not_applied_is_tried_again_and_logged_once(
-    file: Path, target: Target, watcher: ConfigFileWatcher, caplog: pytest.LogCaptureFixture
+    file: Path, target: Target, watcher: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.refuse = "no"
     file.write_text(TWO)
-    for _ in range(3):
-        watcher.poll()
+    watcher.poll()
+    for _ in range(2):
+        watcher.look(1)
     assert target.applied == [["two"]] * 3
     assert len(caplog.records) == 1
     target.refuse = ""
-    watcher.poll()
-    watcher.poll()
+    watcher.look(1)
+    watcher.look(1)
     assert target.applied == [["two"]] * 4
 
 
-def test_file_that_goes_back_after_a_failure_is_applied(file: Path, target: Target, watcher: ConfigFileWatcher) -> None:
+def test_file_that_goes_back_after_a_failure_is_applied(file: Path, target: Target, watcher: Watched) -> None:
     target.refuse = "no"
     file.write_text(TWO)
     watcher.poll()
@@ -138,13 +208,14 @@ def test_file_that_goes_back_after_a_failure_is_applied(file: Path, target: Targ
 
 @pytest.mark.parametrize("text", [None, "model_config_list { config { nome: 1 } }"])
 def test_broken_or_missing_file_leaves_everything_as_it_is(
-    file: Path, target: Target, watcher: ConfigFileWatcher, text: str | None, caplog: pytest.LogCaptureFixture
+    file: Path, target: Target, watcher: Watched, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.unlink()
     if text is not None:
         file.write_text(text)
+    watcher.watcher.poll()
     for _ in range(3):
-        watcher.poll()
+        watcher.look(1)
     assert target.applied == []
     assert target.unreadable == 3
     assert len(caplog.records) == 1
@@ -154,11 +225,9 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
 
 
 def test_file_is_watched_on_a_thread_of_its_own(file: Path, target: Target) -> None:
-    watcher = watch(file, target, 0.02)
-    watcher.start()
-    file.write_text(TWO)
-    target.wait_for(["two"])
-    watcher.close()
+    with watching(file, target, 0.02):
+        file.write_text(TWO)
+        target.wait_for(["two"])
 
 
 @pytest.fixture

@@ -112,3 +112,9 @@ def test_options_of_the_cluster_are_those_of_the_flags() -> None:
         cache_bytes=2**40,
     )
     assert options.fetches
+
+
+@pytest.mark.parametrize("host", ["::1", "::", "127.0.0.1", "localhost"])
+def test_an_address_of_ipv6_may_stand_in_brackets(host: str) -> None:
+    assert ServerOptions(host=f"[{host}]", model_base_path="/m").host == host
+    assert ServerOptions(host=host, model_base_path="/m").host == host

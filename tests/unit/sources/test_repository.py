@@ -39,6 +39,26 @@ def test_a_model_has_a_version_or_a_config() -> None:
     assert models_in(listing, {"empty", "gone", ".hidden"}) == ["empty", "pbtxt", "versions", "yaml"]
 
 
+def test_a_name_that_is_no_text_is_no_model_and_is_told_when_it_comes_and_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, models, told = MemoryDisk(VirtualClock()), dict[str, str](), list[frozenset[str]]()
+    disk.write("/r/good/1/model.pt2", b"x")
+    disk.write("/r/bad\udcff/1/model.pt2", b"x")
+    repository = ModelRepository(
+        "/r", disk, VirtualClock(), models.update, poll_interval=None, watch=False, on_no_text=told.append
+    )
+    repository.poll()
+    repository.poll()
+    assert models == {"good": "/r/good"}
+    assert told == [{"bad\\xff"}]
+    assert len([message for message in caplog.messages if "no UTF-8 text" in message]) == 1
+    disk.remove("/r/bad\udcff")
+    repository.poll()
+    assert told[1:] == [frozenset()]
+    assert models_in({"bad\udcff": [DirectoryEntry("1", True)]}, {"bad\udcff"}) == []
+
+
 entries = st.builds(DirectoryEntry, st.sampled_from(["1", "002", "config.yaml", "x", ".1"]), st.booleans())
 listings = st.dictionaries(st.sampled_from(["a", "b", ".c", "d"]), st.lists(entries, max_size=3))
 

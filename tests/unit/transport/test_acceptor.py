@@ -14,6 +14,7 @@ import uvloop
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.transport.acceptor import Acceptor
+from tfs_lite.transport.room import ConnectionShare
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -53,6 +54,7 @@ class Accepting:
             accepted=ignore,
             failed=lambda peer, why: self.failures.append((peer, why)),
             starved=ignore,
+            share=ConnectionShare(),
         )
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]

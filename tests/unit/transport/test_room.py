@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tfs_lite.transport.room import SEARCH_INTERVAL, ConnectionRoom
+import pytest
+
+from tfs_lite.transport.room import KEPT_BACK, LAST_DESCRIPTORS, SEARCH_INTERVAL, ConnectionRoom, ConnectionShare
 
 
 class Held:
@@ -68,3 +70,54 @@ def test_connection_that_has_ended_leaves_its_place() -> None:
     room.discard(held[0])
     assert room.add(Held(None))
     assert list(room).count(held[1]) == 1
+
+
+@pytest.mark.parametrize(("files", "most"), [(100, 50), (256, 128), (1024, 768), (4096, 3072), (20_000, 15_000)])
+def test_descriptors_are_kept_back_for_what_is_no_connection(files: int, most: int) -> None:
+    share = ConnectionShare(files)
+    assert share.most == most
+    assert files - most >= min(KEPT_BACK, files // 2)
+    assert share.may_have(files - LAST_DESCRIPTORS - 1)
+    assert not share.may_have(files - LAST_DESCRIPTORS)
+
+
+def shared(files: int) -> tuple[ConnectionShare, list[ConnectionRoom[Held]]]:
+    share, clock = ConnectionShare(files), Clock()
+    return share, [ConnectionRoom(1000, lambda one, now: one.rank, clock, share) for _ in range(2)]
+
+
+def test_the_server_with_most_connections_makes_room_for_both() -> None:
+    _, (first, second) = shared(12)
+    held = [Held(rank) for rank in range(5)]
+    assert all(first.add(one) for one in held)
+    assert second.add(Held(0))
+    assert (len(first), len(second)) == (5, 1)
+    assert second.add(Held(0))
+    assert second.add(Held(0))
+    assert [one.evicted for one in held] == [True, True, False, False, False]
+    assert (len(first), len(second)) == (3, 3)
+
+
+def test_the_other_server_makes_room_where_the_first_cannot_spare_one() -> None:
+    _, (first, second) = shared(8)
+    assert all(first.add(Held(None)) for _ in range(3))
+    idle = Held(1)
+    assert second.add(idle)
+    assert second.add(Held(None))
+    assert idle.evicted
+    assert not second.add(Held(None))
+
+
+def test_handshakes_count_and_a_high_descriptor_costs_a_connection() -> None:
+    share, (first, second) = shared(100)
+    handshakes = [0]
+    share.join(lambda: handshakes[0])
+    held = Held(1)
+    assert first.add(held)
+    handshakes[0] = 49
+    assert second.add(Held(None))
+    assert held.evicted
+    assert not share.may_have(99)
+    spared = Held(2)
+    handshakes[0] = 0
+    assert second.add(spared)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -18,8 +20,11 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.serving.history.memory import resident_memory
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.workers import process_connection
+from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.priorities import NICENESS
 from tfs_lite.workers.process import open_in_process, private_bytes
+from tfs_lite.workers.sandbox import Sandbox
 from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -156,6 +161,19 @@ def test_failures_of_the_model_keep_code_and_message(open_child):
         model.run, "fail", {"x": ROW}, (), code=StatusCode.INTERNAL
     )
     assert where(model) == model.pid
+
+
+def test_process_has_its_own_directory_in_memory_where_no_temporary_files_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "read-only"))
+    sandboxed = RemoteModel("m", "module:function", "{}", sandbox=Sandbox((), 0, False))
+    own = process_connection._make_directory(sandboxed)
+    assert own.startswith("/dev/shm/tfs-lite-")
+    os.rmdir(own)
+    monkeypatch.setattr(process_connection, "MEMORY_DIRECTORY", str(tmp_path / "read-only"))
+    with pytest.raises(ServingError, match=r"No such file or directory.*let the server write to /tmp, or name a dir"):
+        process_connection._make_directory(sandboxed)
 
 
 def test_log_of_the_process_goes_to_standard_error(child_models, capfd):

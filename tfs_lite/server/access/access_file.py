@@ -13,10 +13,12 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
 from tfs_lite.server.access.rules import CLOSABLE, Entry
 from tfs_lite.transport.table import Scope
@@ -103,19 +105,21 @@ def _open_at_once(path: str, flags: int) -> int:
 
 class AccessFile:
     """The newest valid content of the file. On the event loop; a look at an unchanged file is one ``stat``, at most
-    once a second.
+    once a second. A change counts once the file has not changed for :data:`QUIET_SECONDS`, one that takes an entry out
+    after :data:`REMOVAL_SECONDS`: the file may be written in place.
 
     Construction reads the file: NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says what is wrong. Later a file
     that cannot be read or used is logged once, and the content before it stays.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        """``clock`` gives seconds."""
+    def __init__(self, path: str, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds, ``wall`` seconds since 1970."""
         self._path = Path.cwd() / path
         self._shown = path
         self._clock = clock
         self._looked = clock()
-        self._seen = self._state()
+        self._quiet = QuietFile(clock, wall)
+        self._seen = FileState.of(self._path)
         self._entries = self._read()
 
     @property
@@ -127,16 +131,21 @@ class AccessFile:
         return self._entries
 
     def _follow(self) -> None:
-        state = self._state()
-        if state == self._seen:
+        state = FileState.of(self._path)
+        quiet = self._quiet.seconds(state)
+        if state == self._seen or quiet < QUIET_SECONDS:
             return
-        self._seen = state
         try:
-            self._entries = self._read()
+            entries = self._read()
         except ServingError as error:
             logger.warning("%s; the entries before it stay", error)
         else:
+            missing = {entry.name for entry in self._entries} - {entry.name for entry in entries}
+            if (missing and quiet < REMOVAL_SECONDS) or FileState.of(self._path) != state:
+                return
+            self._entries = entries
             logger.info("%s was read again: %d entries (%s)", self._shown, len(self._entries), FLAG)
+        self._seen = state
 
     def _read(self) -> tuple[Entry, ...]:
         try:
@@ -158,12 +167,3 @@ class AccessFile:
         except UnicodeDecodeError:
             raise invalid_argument(f"{self._shown} is no UTF-8 text ({FLAG})") from None
         return read_entries(text, self._shown, private=not mode & _READABLE_BY_OTHERS)
-
-    def _state(self) -> tuple[int, ...] | None:
-        """Two equal ones mean equal contents; None if the file is missing. Secrets are often mounted as links that are
-        exchanged, so the file behind them counts."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode

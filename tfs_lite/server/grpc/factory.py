@@ -14,6 +14,7 @@ from tfs_lite.server.runtime.tls import GRPC, TlsFile
 from tfs_lite.serving.options import NATIVE
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.table import Method
 
 logger = logging.getLogger(__name__)
@@ -41,10 +42,11 @@ def make_grpc_server(
     tls: TlsFile | None = None,
     max_concurrent_calls: int | None = None,
     backlog: Backlog | None = None,
+    share: ConnectionShare | None = None,
     on_unread: Callable[[str, int, int], None] = ignore,
 ) -> GrpcTransport:
-    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. ``backlog`` and
-    ``on_unread``: see :class:`NativeGrpcServer`; gRPC's library has neither."""
+    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. ``backlog``, ``share`` and
+    ``on_unread``: see :class:`NativeGrpcServer`; gRPC's library has none of them."""
     if name == NATIVE:
         from tfs_lite.server.grpc.native_server import NativeGrpcServer
 
@@ -55,6 +57,7 @@ def make_grpc_server(
             tls=partial(tls.context, GRPC) if tls else None,
             max_concurrent_calls=max_concurrent_calls,
             backlog=backlog,
+            share=share,
             on_unread=on_unread,
         )
     from tfs_lite.server.grpc.grpcio_server import GrpcServer, dynamic_credentials

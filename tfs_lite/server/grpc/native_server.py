@@ -18,6 +18,7 @@ from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, UnixListener, listen
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.server import Hooks, Server
 from tfs_lite.transport.table import Method
 
@@ -27,9 +28,9 @@ class NativeGrpcServer:
 
     ``arguments`` are gRPC options that override ours; those without effect here are ignored, and INVALID_ARGUMENT names
     one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
-    is refused with RESOURCE_EXHAUSTED; health and reflection do not count. Calls wait in the ``backlog``, which others
-    may share (None: one of its own). ``on_unread`` is told of calls that end before their handler begins, with path,
-    gRPC's code and their number.
+    is refused with RESOURCE_EXHAUSTED; health and reflection do not count. Calls wait in the ``backlog``, and
+    connections count in the ``share``, which others may have a part in (None: one of its own). ``on_unread`` is told of
+    calls that end before their handler begins, with path, gRPC's code and their number.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class NativeGrpcServer:
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
         backlog: Backlog | None = None,
+        share: ConnectionShare | None = None,
         on_unread: Callable[[str, int, int], None] = ignore,
     ) -> None:
         admission = AdmissionControl(max_concurrent_calls)
         hooks = Hooks(admission.acquire, admission.release, explain, on_unread)
         self._tls = tls
-        self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls, backlog=backlog)
+        limits = read_limits(arguments, max_message_bytes)
+        self._server = Server(methods, limits, hooks, tls=tls, backlog=backlog, share=share)
         self._shares_port = shares_port(arguments)
         self._started = False
         self._unix: UnixListener | None = None

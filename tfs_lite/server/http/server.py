@@ -22,16 +22,16 @@ from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler, Request, Response
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
-from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.acceptor import Acceptor
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
-from tfs_lite.transport.room import ConnectionRoom
+from tfs_lite.transport.room import ConnectionRoom, ConnectionShare
 from tfs_lite.transport.watch import Watch
 
 PORT_FLAG = "--rest_api_port"
 MAX_CONNECTIONS = 10_000
-"""Or half of the files that the process may open. A connection has at most one request in flight."""
+"""A connection has at most one request in flight."""
 REQUEST_TIMEOUT = 10.0
 """Seconds for a TLS handshake, and for the head of a request, from the start of the connection or the end of the
 request before; also for the rest of a refused body, and for a client to read more of its answer."""
@@ -57,13 +57,15 @@ class HttpServer:
         self,
         handler: Handler,
         request_timeout: float = REQUEST_TIMEOUT,
-        max_connections: int | None = None,
+        max_connections: int = MAX_CONNECTIONS,
         tls: Callable[[], ssl.SSLContext] | None = None,
         backlog: Backlog | None = None,
         refusal: Callable[[Request], Response | None] = _take,
+        share: ConnectionShare | None = None,
     ) -> None:
-        """``backlog`` is that of the loop, which others may share; None: one of its own. ``refusal`` is asked
-        about every POST before it is put there: the answer to one that is refused, None for one that is taken."""
+        """``backlog`` is that of the loop, and ``share`` bounds the connections of the process; others may have the
+        same ones. None: one of its own. ``refusal`` is asked about every POST before it is put into the backlog: the
+        answer to one that is refused, None for one that is taken."""
         self.handler = handler
         self.refusal = refusal
         self.backlog = backlog or Backlog()
@@ -76,8 +78,10 @@ class HttpServer:
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
         self.log = RateLimitedLog("HTTP", time.monotonic)
-        most = max_connections or connections_allowed(MAX_CONNECTIONS)
-        self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
+        share = share or ConnectionShare()
+        self.connections: ConnectionRoom[Connection] = ConnectionRoom(
+            max_connections, lambda one, _: one.rank, time.monotonic, share
+        )
         self._acceptor = Acceptor(
             lambda: Connection(self),
             tls=tls,
@@ -86,6 +90,7 @@ class HttpServer:
             accepted=lambda: None,
             failed=self._on_failed_handshake,
             starved=lambda why: self.log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
+            share=share,
         )
         self._watch: Watch
         self._ended = Condition()

@@ -1,20 +1,23 @@
 """TLS from the file of ``--ssl_config_file``, with certificates that may be replaced while the server runs.
 
 Before every handshake the server checks for a new certificate: gRPC's library on threads of its own, our servers on the
-event loop. The check costs one ``stat`` while the file is unchanged. Open connections keep their certificate.
+event loop. The check costs one ``stat`` while the file is unchanged. Open connections keep their certificate. The file
+may be written in place, so a change counts once there was none for a moment.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import stat
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from tfs_lite.config.server_files import SSLConfig, read_ssl_config
+from tfs_lite.config.text import QUIET_SECONDS, FileState, QuietFile
 from tfs_lite.core.pem import load_pair
 from tfs_lite.core.status import ServingError, failed_precondition
 
@@ -25,15 +28,6 @@ GRPC, HTTP = "h2", "http/1.1"
 """Protocols by the names that clients give them (ALPN)."""
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=1"
 """Of TLS 1.2: forward secret, and none that HTTP/2 forbids. All ciphers of TLS 1.3 are allowed."""
-
-
-class _FileState(NamedTuple):
-    """Two equal states mean equal contents of the file."""
-
-    modified_ns: int
-    size: int
-    inode: int
-    regular: bool
 
 
 class TlsContent(NamedTuple):
@@ -58,16 +52,18 @@ class TlsFile:
     ``client_verify``, which takes a restart.
     """
 
-    def __init__(self, path: str, working_directory: Path | None = None) -> None:
+    def __init__(self, path: str, working_directory: Path | None = None, wall: Callable[[], float] = time.time) -> None:
+        """``wall`` gives seconds since 1970."""
         self._path = path
         self._directory = working_directory or Path.cwd()
         self._checking = threading.Lock()
         """Guards _seen and the reading of the file. No thread waits for it."""
+        self._quiet = QuietFile(time.monotonic, wall)
         self._seen = self._file_state()
         self.content = TlsContent(0, read_ssl_config(path, self._directory))
         """Replaced as a whole, never changed."""
         self._cached: dict[str, _CachedContext] = {}  # by protocol
-        self._follows = self._seen is not None and self._seen.regular
+        self._follows = self._seen is not None and stat.S_ISREG(self._seen.mode)
         """False for a pipe, which can be read only once."""
         if self.content.config.custom_ca and not self.content.config.client_verify:
             logger.warning("%s: custom_ca has no effect without client_verify (%s)", path, FLAG)
@@ -107,7 +103,7 @@ class TlsFile:
 
     def _read_again(self) -> None:
         state = self._file_state()
-        if state == self._seen:
+        if state == self._seen or (state is not None and self._quiet.seconds(state) < QUIET_SECONDS):
             return
         self._seen = state
         old = self.content
@@ -120,21 +116,17 @@ class TlsFile:
             self.content = TlsContent(old.revision + 1, config)
             logger.info("%s: new connections get the new certificate (%s)", self._path, FLAG)
 
-    def _read(self, state: _FileState | None, old: SSLConfig) -> SSLConfig:
-        if state is not None and not state.regular:
+    def _read(self, state: FileState | None, old: SSLConfig) -> SSLConfig:
+        if state is not None and not stat.S_ISREG(state.mode):
             raise failed_precondition(f"{self._path}: is no regular file any more")
         config = read_ssl_config(self._path, self._directory)
         if config.client_verify != old.client_verify:
             raise failed_precondition(f"{self._path}: client_verify changed, which takes a restart")
         return config
 
-    def _file_state(self) -> _FileState | None:
+    def _file_state(self) -> FileState | None:
         """None if the file is missing."""
-        try:
-            found = os.stat(self._directory / self._path)
-        except OSError:
-            return None
-        return _FileState(found.st_mtime_ns, found.st_size, found.st_ino, stat.S_ISREG(found.st_mode))
+        return FileState.of(self._directory / self._path)
 
 
 def _make_context(config: SSLConfig, protocol: str) -> ssl.SSLContext:

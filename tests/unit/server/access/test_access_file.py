@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tfs_lite.config.text import REMOVAL_SECONDS
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.access.access_file import CHECK_SECONDS, MAX_BYTES, MAX_LINES, AccessFile, read_entries
 from tfs_lite.server.access.rules import CLOSABLE, Entry
@@ -103,12 +105,39 @@ def names(file: AccessFile) -> list[str]:
     return [entry.name for entry in file.entries]
 
 
+def names_at_last(file: AccessFile, clock: Clock) -> list[str]:
+    """When it has not changed for so long that any change counts."""
+    clock.now += CHECK_SECONDS
+    names(file)
+    clock.now += REMOVAL_SECONDS
+    return names(file)
+
+
 def test_file_is_read_again_when_it_changes_at_most_once_a_second(path: Path, clock: Clock) -> None:
-    file = AccessFile(str(path), clock)
-    path.write_text(LINE.replace("deploy", "another"))
+    file = AccessFile(str(path), clock, wall=lambda: time.time() + 1)
+    path.write_text(f"{LINE}\n{LINE.replace('deploy', 'another')}")
     assert names(file) == ["deploy"]
     clock.now += CHECK_SECONDS
-    assert names(file) == ["another"]
+    assert names(file) == ["deploy", "another"]
+
+
+def test_file_that_is_written_in_place_takes_nobody_s_rights_meanwhile(path: Path, clock: Clock) -> None:
+    lines = [LINE, LINE.replace("deploy", "second"), LINE.replace("deploy", "last")]
+    path.write_text("\n".join(lines))
+    file = AccessFile(str(path), clock)
+    everybody = names(file)
+    path.write_text("# written anew\n")
+    for line in lines:
+        for _ in range(2):
+            clock.now += CHECK_SECONDS * 0.9
+            assert names(file) == everybody
+        with path.open("a") as writer:
+            writer.write(line + "\n")
+    assert names_at_last(file, clock) == everybody
+    path.write_text("\n".join(lines[1:]))
+    clock.now += CHECK_SECONDS
+    assert names(file) == everybody
+    assert names_at_last(file, clock) == ["second", "last"]
 
 
 def test_file_behind_an_exchanged_link_is_read_again(path: Path, clock: Clock) -> None:
@@ -119,8 +148,7 @@ def test_file_behind_an_exchanged_link_is_read_again(path: Path, clock: Clock) -
     newer.write_text(LINE.replace("deploy", "worker"))
     link.unlink()
     link.symlink_to(newer)
-    clock.now += CHECK_SECONDS
-    assert names(file) == ["worker"]
+    assert names_at_last(file, clock) == ["worker"]
 
 
 @pytest.mark.parametrize("damage", ["wrong", "missing", "public", "large", "binary"])
@@ -148,8 +176,7 @@ def test_file_that_breaks_is_logged_once_and_the_entries_before_stay(
     assert TOKEN not in caplog.text
     path.unlink(missing_ok=True)
     path.write_text(LINE.replace("deploy", "mended"))
-    clock.now += CHECK_SECONDS
-    assert names(file) == ["mended"]
+    assert names_at_last(file, clock) == ["mended"]
 
 
 def test_plain_tokens_are_read_from_a_private_file(path: Path, clock: Clock) -> None:
@@ -195,5 +222,4 @@ def test_a_file_that_everybody_can_write_gives_nobody_rights(path: Path, clock: 
     file = AccessFile(str(path), clock)
     path.write_text(f"{LINE}\nintruder manage sha256:{'0' * 64}")
     path.chmod(0o646)
-    clock.now += CHECK_SECONDS
-    assert [entry.name for entry in file.entries] == ["deploy"]
+    assert names_at_last(file, clock) == ["deploy"]

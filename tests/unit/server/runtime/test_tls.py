@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -52,11 +53,16 @@ def text_of(pair: tuple[bytes, bytes], ca: bytes | None = None, verify: bool = F
 def file_of(directory: Path, text: str | None = None) -> TlsFile:
     """A file with the first certificate, or with the text."""
     (directory / "tls.pbtxt").write_text(text_of(FIRST) if text is None else text)
-    return TlsFile("tls.pbtxt", directory)
+    return TlsFile("tls.pbtxt", directory, later)
 
 
 async def echo(data: bytes, context: CallContext) -> bytes:
     return data
+
+
+def later() -> float:
+    """So that a file that was just changed counts as one that has not changed for a while."""
+    return time.time() + 1
 
 
 class TlsFixture(GrpcFixture):
@@ -64,7 +70,7 @@ class TlsFixture(GrpcFixture):
 
     def __init__(self, kind: str, path: Path, loop_thread: Any, socket_path: str = "") -> None:
         self.path = path
-        self.tls = TlsFile(str(path))
+        self.tls = TlsFile(str(path), wall=later)
         super().__init__(loop_thread, kind, [unary("/test.Service/echo", echo)], path=socket_path, tls=self.tls)
 
     def replace(self, text: str) -> None:
@@ -172,6 +178,16 @@ def test_new_connections_see_a_new_certificate_while_old_ones_go_on(
         assert call(new) == b"x"
     refused(server.secure_channel())
     assert caplog.text.count("new connections get the new certificate") == 1
+
+
+def test_a_file_that_was_changed_just_now_is_not_read_yet(tmp_path: Path) -> None:
+    path, ahead = tmp_path / "tls.pbtxt", [0.0]
+    path.write_text(text_of(FIRST))
+    file = TlsFile(str(path), wall=lambda: path.stat().st_ctime + ahead[0])
+    path.write_text(text_of(SECOND))
+    assert file.newest().config.server_cert.encode() == FIRST[1]
+    ahead[0] = 1.0
+    assert file.newest().config.server_cert.encode() == SECOND[1]
 
 
 def test_many_connections_at_once_always_get_a_whole_certificate(serve: Serve) -> None:
