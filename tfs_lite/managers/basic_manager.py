@@ -79,7 +79,7 @@ class BasicManager:
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
         self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor, options.on_drained)
-        reservations = Reservations(self._registry, options.resource_tracker)
+        self._reservations = reservations = Reservations(self._registry, options.resource_tracker)
         self._replacements = ReplaceFlow(
             self._registry, self._serving_map, reservations, self._unloads, options.load_executor
         )
@@ -149,9 +149,13 @@ class BasicManager:
 
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
-        was unloaded since, or a load that had waited has given memory back: once for each such change. Returns their
-        ids."""
+        was unloaded since, or a load that had waited has given memory back: once for each such change; or if it fits
+        now because less is held beside models. Returns their ids."""
         renewed = []
+        with self._registry.lock:
+            refused = any(harness.refused_as_measured for harness in self._registry.harnesses.values())
+        if refused:
+            self._reservations.measure()
         with self._registry.lock:
             for servable_id, old in list(self._registry.harnesses.items()):
                 if old.loader is None or not self._may_fit_now(old):
@@ -170,8 +174,8 @@ class BasicManager:
             harness.is_aspired
             and harness.state is HarnessState.ERROR
             and harness.status.code is StatusCode.RESOURCE_EXHAUSTED
-            and harness.releases_seen < self._registry.releases
             and not self._registry.closing
+            and (harness.releases_seen < self._registry.releases or self._reservations.fits_again(harness))
         )
 
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:

@@ -109,6 +109,7 @@ class LoaderHarness:
         "id",
         "is_aspired",
         "loader",
+        "refused_as_measured",
         "releases_seen",
         "revision",
         "state",
@@ -134,6 +135,8 @@ class LoaderHarness:
         self.estimate: ResourceAllocation = NO_RESOURCES
         self.releases_seen = 0
         """The registry's ``releases`` when this version ended in error."""
+        self.refused_as_measured = False
+        """It ended for lack of memory, which may come back without an unload: what is held beside models is measured."""
         self.waits: Reason | None = None
         self._on_error = on_error
 

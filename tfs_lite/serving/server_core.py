@@ -129,9 +129,7 @@ class ServerCore:
         self._gone = GoneModels()
         self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
         # What loads, serves and unloads.
-        self._resources = DeviceResources.measure(
-            options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
-        )
+        self._resources = DeviceResources.measure(options)
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(

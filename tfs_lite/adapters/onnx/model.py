@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.memory import trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, open_session, run_error
@@ -138,6 +139,7 @@ def open_in_process(request: OpenRequest) -> OnnxModel:
     request.meter.begin(LoadPhase.OPENING)
     signature, resident = inspect_onnx(request.files, request.trusted, request.settings)
     session = open_session(path, request, reserve(request.files, request.settings, request.on_gpu))
+    trim_heap()  # of what onnxruntime has parsed
     _check_names("input", signature.input_names, session.get_inputs())
     _check_names("output", signature.output_names, session.get_outputs())
     return OnnxModel(request, signature, session, resident)
