@@ -75,11 +75,11 @@ class ModelShare:
     def __str__(self) -> str:
         with self._lock:
             if self._group is None:
-                return "its control group has no limit"
+                return ""
             kept = self._reserve(self._group.limit)
             return (
-                f"of the {self._group.limit} bytes of its control group the server and its neighbours hold "
-                f"{self._others} beside models, and {kept} are kept back"
+                f"of the {self._group.limit} bytes of the control group {self._others} are held beside models, and "
+                f"{kept} are kept back (--memory_reserve_bytes)"
             )
 
 
@@ -112,6 +112,11 @@ class ResourceTracker:
     def is_measured(self) -> bool:
         """Whether the total depends on what is held beside models."""
         return self._share is not None and self._share.total is not None
+
+    @property
+    def beside_models(self) -> str:
+        """What the share says of the memory that models do not get; empty if there is none."""
+        return str(self._share) if self.is_measured else ""
 
     def measure(self) -> None:
         """Takes a new measurement of what the control group holds, if there is one. Reads files: without locks."""
@@ -149,7 +154,7 @@ class ResourceTracker:
             f"{resource} wanted {quantity}{self._places(resource, held)}"
             for resource, quantity in self._util.normalize(wanted).entries.items()
         ]
-        return "; ".join(figures + [str(self._share)] * self.is_measured)
+        return "; ".join(figures + [self.beside_models] * self.is_measured)
 
     def _free(self, used: ResourceAllocation) -> ResourceAllocation:
         held = self._util.overbind(used)

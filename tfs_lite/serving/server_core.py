@@ -605,6 +605,11 @@ class ServerCore:
         """The memory of the devices, as far as models may have it."""
         return self._resources.tracker.total
 
+    @property
+    def memory_beside_models(self) -> str:
+        """What keeps models from having all of a container's memory, in words; empty without a limit."""
+        return self._resources.tracker.beside_models
+
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
 

@@ -178,8 +178,13 @@ def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> No
 
 
 def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
-    """onnxruntime holds weights twice for a moment, and its own memory besides."""
+    """A session rearranges weights, and has memory of its own besides."""
     return files.unpacked_bytes * 13 // 10 + FIXED_BYTES
+
+
+def for_a_moment(files: VersionFiles) -> int:
+    """onnxruntime holds weights up to three times before a session is open: as parsed, as they are, and rearranged."""
+    return files.unpacked_bytes * 2
 
 
 def recognises(files: VersionFiles) -> bool:
@@ -192,6 +197,7 @@ PLATFORM = Platform(
     recognises,
     open_onnx,
     reserve=reserve,
+    for_a_moment=for_a_moment,
     extra="onnx",
     open_in_process=open_in_process,
     check_config=check_config,
