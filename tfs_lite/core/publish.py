@@ -140,7 +140,10 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
         number = _pick_version(base, version)
         path = os.path.join(base, str(number))
         if _rename_to_new(staging, path):
-            _sync(base)
+            try:
+                _sync(base)
+            except OSError as error:  # it is there: whoever is told that it failed would publish it twice
+                logger.warning("%s was not synced (%s): a loss of power now may take the version", path, error)
             return Published(number, path)
     raise ServingError(StatusCode.ABORTED, f"{_MAX_RACES} version numbers in a row were taken by other publishers")
 

@@ -278,6 +278,21 @@ def test_a_disk_with_errors_publishes_nothing_and_says_where_and_what_to_do(
     assert os.listdir(base) == []
 
 
+def test_a_version_that_has_its_name_is_published_whatever_the_last_sync_says(
+    source: Path, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(base):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert publish(str(source), str(base)).version == 1
+    assert "a loss of power now may take the version" in caplog.text
+
+
 def test_a_full_disk_leaves_nothing_behind_and_says_so(
     source: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
