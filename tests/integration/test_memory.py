@@ -145,10 +145,7 @@ def test_in_a_container_a_version_that_does_not_fit_beside_the_old_one_is_refuse
     archives, base = TaggedArchives(MEGABYTES), tmp_path / "m"
     base.mkdir()
     flags = ("--model_name=m", f"--model_base_path={base}", "--max_num_load_retries=0")
-    with (
-        ServerProcess(*flags, command=group.command, env={"OMP_NUM_THREADS": "1"}) as server,
-        Probe(server) as probe,
-    ):
+    with ServerProcess(*flags, command=group.command, env={"OMP_NUM_THREADS": "1"}) as server, Probe(server) as probe:
         # Room for one version and the reserve; the limit as such has room for nearly two.
         group.limit_to(group.held + int(MEGABYTES * 1e6 * 1.2) + LEAST_RESERVE + (12 << 20))
         archives.write_version(1, base)

@@ -6,8 +6,8 @@
 
 :func:`publish` does that for files that already exist. A caller that writes artefacts itself (``save``) uses the
 two steps directly and so writes the data once. Nothing here overwrites a version. A process that is ended by a signal
-removes its hidden directory; one that is killed leaves it behind. Scans ignore it, and the next publication to that base
-path removes it once nobody has written to it for an hour.
+removes its hidden directory; one that is killed leaves it behind. Scans ignore it, and the next publication to that
+base path removes it once nobody has written to it for an hour.
 """
 
 from __future__ import annotations
@@ -75,12 +75,7 @@ class Published:
 
 
 def publish(
-    source: str,
-    base: str,
-    version: int | None = None,
-    on_progress: OnProgress = ignore,
-    *,
-    follow_links: bool = False,
+    source: str, base: str, version: int | None = None, on_progress: OnProgress = ignore, *, follow_links: bool = False
 ) -> Published:
     """Copies ``source`` to ``base/<version>``; without a version, to the highest one there plus 1. ``on_progress`` is
     called on this thread. ``follow_links``: what links point to is copied too, wherever it is.

@@ -136,7 +136,7 @@ class LoaderHarness:
         self.releases_seen = 0
         """The registry's ``releases`` when this version ended in error."""
         self.refused_as_measured = False
-        """It ended for lack of memory, which may come back without an unload: what is held beside models is measured."""
+        """It ended for lack of memory, which may come back without an unload: others than models hold some of it."""
         self.waits: Reason | None = None
         self._on_error = on_error
 

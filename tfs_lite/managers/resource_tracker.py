@@ -11,15 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 
-from tfs_lite.core.resources import (
-    MAIN,
-    NO_RESOURCES,
-    RAM,
-    GroupMemory,
-    Resource,
-    ResourceAllocation,
-    ResourceUtil,
-)
+from tfs_lite.core.resources import MAIN, NO_RESOURCES, RAM, GroupMemory, Resource, ResourceAllocation, ResourceUtil
 from tfs_lite.core.status import invalid_argument
 
 MAIN_MEMORY = Resource(MAIN, RAM, 0)
