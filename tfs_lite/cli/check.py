@@ -193,6 +193,7 @@ def _as_json(check: ModelCheck) -> dict[str, Any]:
         "ok": check.ok,
         "problem": check.problem,
         "label_problems": list(check.label_problems),
+        "remarks": list(check.remarks),
         "versions": [{**asdict(item), "verdict": item.verdict.value} for item in check.versions],
     }
 
@@ -203,7 +204,7 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
     rows: list[tuple[Any, ...]] = []
     for check in checks:
         problems = [check.problem] if check.problem else []
-        rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems)]
+        rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems, *check.remarks)]
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
             rows.append((check.name, item.version, verdict, item.platform, item.reason))

@@ -149,6 +149,7 @@ FLAGS: tuple[Flag, ...] = (
     _who("allowed_hosts", _LIST, (), "names under which web pages may manage it; addresses always count"),
     _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
     _load("version_quiet_period_seconds", _FLOAT, 2.0, "unpublished files count as whole after so long", minimum=0),
+    _load("servable_versions_always_present", _BOOL, False, "a base path that is emptied withdraws nothing"),
     _load(
         "aspired_version_policy",
         _STRING,

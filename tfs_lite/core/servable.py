@@ -40,22 +40,28 @@ class ServableData(Generic[T]):
     ``revision`` tells two states of the same version apart, for instance before and after its files were
     repaired. It rides along unchanged through adapters. Managers reload a version that ended in an error only
     when it is emitted again with another revision; for healthy versions it is ignored.
+
+    ``given_up``: its source knows that the version has failed, and wants others in its place as far as its version
+    policy has any. Managers keep nothing back for it. It rides along too.
     """
 
     id: ServableId
     status: Status
     revision: str
     _payload: T | None
+    given_up: bool = False
 
     @classmethod
-    def ok(cls, servable_id: ServableId, payload: T, revision: str = "") -> ServableData[T]:
-        return cls(servable_id, OK, revision, payload)
+    def ok(cls, servable_id: ServableId, payload: T, revision: str = "", given_up: bool = False) -> ServableData[T]:
+        return cls(servable_id, OK, revision, payload, given_up)
 
     @classmethod
-    def error(cls, servable_id: ServableId, status: Status, revision: str = "") -> ServableData[T]:
+    def error(
+        cls, servable_id: ServableId, status: Status, revision: str = "", given_up: bool = False
+    ) -> ServableData[T]:
         if status.ok:
             raise ValueError(f"errored data for {servable_id} needs a status other than OK")
-        return cls(servable_id, status, revision, None)
+        return cls(servable_id, status, revision, None, given_up)
 
     @property
     def payload(self) -> T:
@@ -65,10 +71,10 @@ class ServableData(Generic[T]):
         return self._payload  # type: ignore[return-value]
 
     def with_payload(self, payload: U) -> ServableData[U]:
-        return ServableData.ok(self.id, payload, self.revision)
+        return ServableData.ok(self.id, payload, self.revision, self.given_up)
 
     def with_error(self, status: Status) -> ServableData[U]:
-        return ServableData.error(self.id, status, self.revision)
+        return ServableData.error(self.id, status, self.revision, self.given_up)
 
 
 StoragePath = str

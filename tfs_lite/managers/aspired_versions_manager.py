@@ -156,6 +156,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
             elif self._is_to_be_renewed(item, known):
                 self._manager.stop_managing_servable(item.id)
                 self._manage(item)
+            if known is not None and known.given_up is not item.given_up:
+                self._manager.set_given_up(item.id, item.given_up)
 
     def _manage(self, item: ServableData[Loader]) -> None:
         try:

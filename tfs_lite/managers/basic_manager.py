@@ -110,6 +110,7 @@ class BasicManager:
             if data.id in self._registry.harnesses:
                 raise failed_precondition(f"Servable {data.id} is already being managed")
             harness = LoaderHarness(data.id, loader, data.revision, self._registry.queue_end)
+            harness.given_up = data.given_up
             self._registry.harnesses[data.id] = harness
             if loader is not None:
                 self._registry.queue_event(harness, ManagerState.START)
@@ -147,6 +148,13 @@ class BasicManager:
         if not is_aspired:
             self._loads.cancel(servable_id)
 
+    def set_given_up(self, servable_id: ServableId, given_up: bool) -> None:
+        """Notes what the source says of the version, for the policy."""
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            if harness is not None:
+                harness.given_up = given_up
+
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
         was unloaded since, or a load that had waited has given memory back: once for each such change; or if it fits
@@ -161,6 +169,7 @@ class BasicManager:
                 if old.loader is None or not self._may_fit_now(old):
                     continue
                 new = LoaderHarness(servable_id, old.loader, old.revision, self._registry.queue_end)
+                new.given_up = old.given_up
                 self._registry.harnesses[servable_id] = new
                 self._registry.queue_event(new, ManagerState.START)
                 renewed.append(servable_id)

@@ -82,7 +82,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class ServableStateSnapshot:
-    """One version as policies and observers see it."""
+    """One version as policies and observers see it. ``given_up``: as its source has said of it last."""
 
     id: ServableId
     state: HarnessState
@@ -90,15 +90,16 @@ class ServableStateSnapshot:
     revision: str = ""
     status: Status = OK
     has_loader: bool = True
+    given_up: bool = False
 
 
 class LoaderHarness:
     """One managed version. Not locked: the manager's lock guards every field.
 
-    ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
-    and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
-    counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to come first.
-    ``on_error`` is called once, when the harness ends in ERROR.
+    ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``given_up`` are set by the manager of
+    aspired versions and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what
+    the version counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to
+    come first. ``on_error`` is called once, when the harness ends in ERROR.
     """
 
     __slots__ = (
@@ -106,6 +107,7 @@ class LoaderHarness:
         "attempts",
         "cancelled",
         "estimate",
+        "given_up",
         "id",
         "is_aspired",
         "loader",
@@ -128,6 +130,7 @@ class LoaderHarness:
         self.loader = loader
         self.revision = revision
         self.is_aspired = True
+        self.given_up = False
         self.state = HarnessState.NEW
         self.status = OK
         self.cancelled = False
@@ -172,4 +175,6 @@ class LoaderHarness:
 
     def snapshot(self) -> ServableStateSnapshot:
         has_loader = self.loader is not None
-        return ServableStateSnapshot(self.id, self.state, self.is_aspired, self.revision, self.status, has_loader)
+        return ServableStateSnapshot(
+            self.id, self.state, self.is_aspired, self.revision, self.status, has_loader, self.given_up
+        )

@@ -40,11 +40,13 @@ class Policy(Protocol):
 
 
 class AvailabilityPreservingPolicy:
-    """Never gives up the last ready version while another one is wanted.
+    """Never gives up the last ready version while another one is wanted and none that is wanted is ready.
 
     Loads the new version beside the old one, then unloads the old one. If the new one fails, the old one goes on
     serving. Of several old ones all but one are unloaded before the new one is loaded, so that at most one version
-    more than wanted is in memory.
+    more than wanted is in memory. The last old one goes when every version that is wanted is ready; those that the
+    source has given up do not count. So a new version that fails has taken nobody's place: its source, told of the
+    failure, wants the old one again.
     """
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
@@ -81,8 +83,11 @@ def _ready(snapshots: Sequence[ServableStateSnapshot], *, aspired: bool) -> list
 
 
 def _may_unload_last(snapshots: Sequence[ServableStateSnapshot]) -> bool:
-    """The only ready version that is not wanted may go when a wanted one is ready, or when none is wanted."""
-    return bool(_ready(snapshots, aspired=True)) or not any(s.is_aspired for s in snapshots)
+    """The only ready version that is not wanted may go when a wanted one is ready and no other is still to come, or
+    when none is wanted."""
+    wanted = [s for s in snapshots if s.is_aspired]
+    to_come = any(s.state is not HarnessState.READY and not s.given_up for s in wanted)
+    return not wanted or (bool(_ready(snapshots, aspired=True)) and not to_come)
 
 
 def _load_highest(snapshots: Sequence[ServableStateSnapshot]) -> Action | None:

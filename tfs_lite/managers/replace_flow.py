@@ -116,7 +116,7 @@ class ReplaceFlow:
     def _change_places(self, replacement: _Replacement) -> None:
         """Called with the lock held. The new one cannot be unloaded before it is READY, which it is not yet."""
         old, new = replacement.old, replacement.harness
-        new.is_aspired = old.is_aspired
+        new.is_aspired, new.given_up = old.is_aspired, old.given_up
         self._registry.harnesses[new.id] = new
         self._registry.beside.discard(new)
         self._registry.beside.add(old)

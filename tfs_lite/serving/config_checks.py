@@ -13,8 +13,10 @@ from pathlib import Path
 from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, Specific, unsupported_platform
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.serving.options import ServerOptions
+from tfs_lite.sources.disk import DirectoryEntry, RealDisk
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 
@@ -25,6 +27,21 @@ def check_models(config: ModelServerConfig, platforms: Collection[str], allowed_
         if model.platform is not None and model.platform not in platforms:
             raise invalid_argument(unsupported_platform(model.name, model.platform, platforms))
         _check_base_path(model, allowed_roots)
+
+
+def check_versions_present(config: ModelServerConfig) -> None:
+    """NOT_FOUND if the base path of a model holds no version."""
+    for model in config.models:
+        try:
+            there = any(entry.is_directory and parse_version(entry.name) is not None for entry in _children(model))
+        except OSError:
+            there = False
+        if not there:
+            raise not_found(f"model {model.name}: its base path holds no version (--servable_versions_always_present)")
+
+
+def _children(model: ModelConfig) -> list[DirectoryEntry]:
+    return RealDisk().list_directory(model.base_path)
 
 
 def check_actual_platforms(difference: ConfigDiff, actual: Mapping[str, str]) -> None:
@@ -46,6 +63,7 @@ def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceCo
         servables=tuple(ServableToMonitor(m.name, m.base_path, scan_policy(m)) for m in config.models),
         poll_interval=interval if interval >= 0 else None,
         quiet_period=options.version_quiet_period_seconds,
+        versions_always_present=options.servable_versions_always_present,
     )
 
 

@@ -178,6 +178,8 @@ class RepositoryWatcher:
             poll_interval=interval if interval > 0 else None,
             watch=interval > 0,
             on_problem=self._on_problem,
+            quiet_period=options.version_quiet_period_seconds,
+            models_always_present=options.servable_versions_always_present,
         )
 
     def first_look(self) -> ModelServerConfig:
@@ -220,7 +222,8 @@ class RepositoryWatcher:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 
     def _on_problem(self, problem: Status) -> None:
-        """The directory itself cannot be read. When it can again, the look at its models tells so."""
+        """Why the models stay as they are, whatever is in the directory. The look at its models tells when that is
+        over."""
         if not problem.ok:
             self._on_looked(RefusedConfig.of(self._path, problem, None, is_repository=True))
 
@@ -336,6 +339,8 @@ class RepositoryPolicies:
     def _read(self, name: str, base: str) -> VersionPolicy:
         stamp = _stamp(base)
         before = self._known.get(name)
+        if before is not None and not stamp and self._is_bare(base):
+            return before[1]  # a volume that is away has taken the config along
         if before is not None and (before[0] == stamp or not self._is_quiet(name, stamp)):
             return before[1]
         policy = before[1] if before is not None else _LATEST
@@ -345,6 +350,14 @@ class RepositoryPolicies:
             logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
         self._known[name] = (stamp, policy)
         return policy
+
+    @staticmethod
+    def _is_bare(base: str) -> bool:
+        """Whether nothing there makes it a model."""
+        try:
+            return not models_in({"model": RealDisk().list_directory(base)}, ())
+        except OSError:
+            return True
 
     def _is_quiet(self, name: str, stamp: _Stamp) -> bool:
         now = self._clock.monotonic()

@@ -37,7 +37,8 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known about one model at one moment."""
+    """What is known about one model at one moment. ``given_up``: versions whose failure the source knows, so that what
+    stands in for them is among the ``aspired``."""
 
     configured: bool
     aspired: tuple[ServableId, ...] = ()
@@ -46,6 +47,7 @@ class Snapshot:
     problem: Status = OK
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
+    given_up: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,10 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
         timed, attempt = snapshot.states.get(servable_id.version), snapshot.attempts.get(servable_id.version)
         if timed and timed.state.state is ManagerState.END and not timed.state.health.ok:
             reasons.append((str(servable_id), timed.state.health))
-            fresh = fresh and timed.time >= rules.since
+            fresh = fresh and timed.time >= rules.since and servable_id.version in snapshot.given_up
         elif attempt and not attempt.status.ok:
             reasons.append((str(servable_id), attempt.status))
+            fresh = fresh and servable_id.version in snapshot.given_up
             it_waits = attempt.status.waits
             decided, waits = decided and (rules.first_attempt_counts or it_waits), waits or it_waits
         else:
@@ -190,6 +193,7 @@ class ModelWaiter:
         return max(begun + found.holds_after - now, 0.0)
 
     def _snapshot(self, name: str) -> Snapshot:
+        given_up = self._states.given_up(name)  # before the list that it belongs to
         aspired, report = self._states.aspired(name), self._states.source_report(name)
         attempts = {item.version: self._states.last_attempt(item) for item in aspired}
         return Snapshot(
@@ -200,4 +204,5 @@ class ModelWaiter:
             problem=report.problem if report else OK,
             waiting=report.waiting if report else {},
             settling=report.settling if report else frozenset(),
+            given_up=given_up,
         )

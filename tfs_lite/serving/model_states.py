@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,8 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
+MOST_SHOWN = 5
+"""Versions in one text."""
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -59,6 +61,26 @@ def visible_versions(
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 
+def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: SourceReport) -> dict[int, str]:
+    """By version, of those that are available: why one that is wanted no more stays, and what one stands in for. The
+    words follow on "it" or "version 1"."""
+    available = {version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE}
+    wanted = set(report.waiting if report.keeps else aspired)
+    found: dict[int, str] = {}
+    if wanted and not available & wanted:
+        found = dict.fromkeys(available, _why_it_stays(wanted, report.waiting))
+    for version in available & report.stand_ins:
+        failed = ", ".join(str(each) for each in sorted(report.failed) if each > version)
+        found[version] = f"stands in for version {failed}, whose load failed"
+    return found
+
+
+def _why_it_stays(wanted: Collection[int], waiting: Mapping[int, str]) -> str:
+    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_SHOWN]))} is available"
+    (one, *more) = wanted
+    return f"{text}, which waits: {waiting[one]}" if one in waiting and not more else text
+
+
 class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
@@ -72,6 +94,7 @@ class ModelStates:
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
+        self._given_up: dict[str, frozenset[int]] = {}  # those of them whose failure the source knows
         self._source: dict[str, SourceReport] = {}
         self._since: dict[str, dict[int | None, float]] = {}  # since when versions wait, and the model has a problem
         self._arrived: dict[str, dict[int, float]] = {}  # when a version's directory was seen first
@@ -92,7 +115,7 @@ class ModelStates:
         with self._lock:
             self._configured = tuple(names)
             kept: dict[str, Any]
-            for kept in (self._source, self._since, self._arrived, self._aspired, self._remarks):
+            for kept in (self._source, self._since, self._arrived, self._aspired, self._given_up, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -117,9 +140,10 @@ class ModelStates:
 
         def note(name: str, versions: Sequence[ServableData[Any]]) -> None:
             wanted = tuple(item.id for item in versions)
+            given_up = frozenset(item.id.version for item in versions if item.given_up)
             with self._lock:
-                changed = self._aspired.get(name) != wanted
-                self._aspired[name] = wanted
+                changed = (self._aspired.get(name), self._given_up.get(name)) != (wanted, given_up)
+                self._aspired[name], self._given_up[name] = wanted, given_up
             callback(name, versions)
             if changed:
                 self._changes.notify()
@@ -146,6 +170,12 @@ class ModelStates:
         with self._lock:
             return self._aspired.get(name, ())
 
+    def given_up(self, name: str) -> frozenset[int]:
+        """The versions of the last list, or of one before, whose failure the source knew: what stands in for them is in
+        that list, too."""
+        with self._lock:
+            return self._given_up.get(name, frozenset())
+
     def source_report(self, name: str) -> SourceReport | None:
         with self._lock:
             return self._source.get(name)
@@ -162,10 +192,16 @@ class ModelStates:
         with self._lock:
             return dict(self._arrived.get(name, {}))
 
-    def remarks(self, name: str) -> Mapping[int, Status]:
-        """What is said of versions that serve."""
+    def remarks(self, name: str) -> dict[int, Status]:
+        """What those who change versions that serve have said of them."""
         with self._lock:
             return dict(self._remarks.get(name, {}))
+
+    def places(self, name: str) -> dict[int, str]:
+        """Why versions serve that would not, if those that are wanted did; see :func:`places_of`."""
+        report = self.source_report(name)
+        wanted = [servable_id.version for servable_id in self.aspired(name)]
+        return places_of(self.version_states(name), wanted, report) if report is not None else {}
 
     def version_states(self, name: str) -> Mapping[int, TimedState]:
         """The last event of each version."""
@@ -191,15 +227,17 @@ class ModelStates:
 
     def report(self, name: str) -> ModelReport:
         source = self.source_report(name)
-        with self._lock:
-            remarks = dict(self._remarks.get(name, {}))
+        states, remarks = self.version_states(name), self.remarks(name)
+        said = {v: Status(StatusCode.UNAVAILABLE, f"it {text}") for v, text in self.places(name).items()}
         versions = visible_versions(
-            self.version_states(name),
+            states,
             source.waiting if source else {},
             lambda version: self.last_attempt(ServableId(name, version)),
-            remarks,
+            said | remarks,
         )
-        return ModelReport(name, versions, source.problem if source else OK)
+        passed_over = source.passed_over.items() if source else ()
+        remark = "; ".join(f"{other} beside the versions is passed over: {why}" for other, why in passed_over)
+        return ModelReport(name, versions, source.problem if source else OK, remark)
 
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
@@ -208,11 +246,13 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What clients may know of one model: its versions, the highest first, and why it has none to offer."""
+    """What clients may know of one model: its versions, the highest first, why it has none to offer, and a remark about
+    what lies beside the versions."""
 
     name: str
     versions: tuple[VersionStatus, ...] = ()
     problem: Status = OK
+    remark: str = ""
 
     @property
     def available(self) -> bool:

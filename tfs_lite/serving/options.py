@@ -97,6 +97,8 @@ class ServerOptions:
     """Above 0: poll this often; 0: once; below: never."""
     version_quiet_period_seconds: float = 2.0
     """A version without a manifest counts as complete when its files have not changed for so long."""
+    servable_versions_always_present: bool = False
+    """A base path or repository that is emptied never withdraws what is loaded."""
     aspired_version_policy: str = "availability"
     allow_version_labels_for_unavailable_models: bool = False
 

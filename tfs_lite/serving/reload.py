@@ -20,7 +20,13 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
-from tfs_lite.serving.config_checks import check_actual_platforms, check_models, logged_models, version_labels
+from tfs_lite.serving.config_checks import (
+    check_actual_platforms,
+    check_models,
+    check_versions_present,
+    logged_models,
+    version_labels,
+)
 from tfs_lite.serving.history.recorder import Recorder
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
@@ -74,6 +80,8 @@ class Reloader:
     def check(self, config: ModelServerConfig) -> None:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
         check_models(config, served_platforms(), self._options.allowed_model_base_paths)
+        if self._options.servable_versions_always_present and self._options.looks_at_disk:
+            check_versions_present(config)
         self._logs.check(logged_models(config))
 
     @property

@@ -643,6 +643,8 @@ class ServerCore:
         self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
             self._metrics.on_attempt(attempt)
+            if not attempt.status.ok:
+                self.sources.on_failed_attempt(attempt.id)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify()
@@ -657,6 +659,7 @@ class ServerCore:
         self._recorder.on_state(timed)
         self._metrics.on_event(event)
         self.services.on_event(event)
+        self.sources.on_event(event)
         if self._follower is not None:
             self._follower.on_event(event)
         if event.state is ManagerState.END:

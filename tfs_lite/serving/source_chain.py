@@ -22,6 +22,7 @@ from tfs_lite.core.loader import Loader, LoadProgress
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, SourceRouter, UnarySourceAdapter, connect
+from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
@@ -34,7 +35,7 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
-from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import SourceReport
 
@@ -131,6 +132,16 @@ class SourceChain:
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake()
 
+    def on_event(self, event: ServableState) -> None:
+        """Of the manager: what has become of a version."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.on_state(event)
+
+    def on_failed_attempt(self, servable_id: ServableId) -> None:
+        """A load of the version has failed; it may be tried again."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.on_failed_attempt(servable_id)
+
     def found(self, name: str) -> FoundVersions | None:
         """What the source has found of the model; None where it does not look at the disk."""
         return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
@@ -153,12 +164,14 @@ class SourceChain:
 
     # Without effects.
 
-    def look_ahead(self, config: ModelServerConfig, disk: Disk | None = None) -> dict[str, Look]:
+    def look_ahead(
+        self, config: ModelServerConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
+    ) -> dict[str, Look]:
         """By model, what the source would find now with this config; see
         :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
-        return self._source.look_ahead(source_config(config, self._options), disk)
+        return self._source.look_ahead(source_config(config, self._options), disk, outcomes)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
         """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""

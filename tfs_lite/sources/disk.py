@@ -19,6 +19,8 @@ from tfs_lite.core.manifest import file_stamp
 MAX_FILES = 10_000
 _IGNORED = frozenset({"__pycache__"})
 """Directories that loading a model may write into its version; they are no part of it."""
+_LISTINGS = 3
+"""Of a directory that becomes another one while it is listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class Disk(Protocol):
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         """The children, in no order."""
 
+    def identity(self, path: str) -> str:
+        """Which directory ``path`` leads to: another text when it leads to another one, as after a switched link, or
+        where a volume was mounted and is no more."""
+
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         """Every file below, ``__pycache__`` aside. Looks at no more than ``max_files`` entries. What is neither a
         directory nor a plain file raises OSError."""
@@ -84,12 +90,27 @@ class Disk(Protocol):
         """A file for reading at any position. The caller closes it."""
 
 
+def list_in_place(disk: Disk, path: str) -> tuple[str, list[DirectoryEntry]]:
+    """The identity of the directory, and its children: of one and the same, if it does not change all the time."""
+    place = disk.identity(path)
+    for _ in range(_LISTINGS):
+        entries = disk.list_directory(path)
+        before, place = place, disk.identity(path)
+        if place == before:
+            break
+    return place, entries
+
+
 class RealDisk:
     """The file system of this machine."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as children:
             return [_entry(child) for child in children]
+
+    def identity(self, path: str) -> str:
+        status = os.stat(path)
+        return f"{status.st_dev}:{status.st_ino}"
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         files: list[FileStat] = []

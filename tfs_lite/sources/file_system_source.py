@@ -2,7 +2,8 @@
 
 Polling is the truth, file-system events only shorten the wait. Each stream is looked at and emitted on its own: a base
 path that cannot be read emits nothing and does not disturb the others. A version is offered once it is complete; from
-then on it stays offered for as long as its directory exists, whatever happens to the files in it.
+then on it stays offered for as long as its directory exists, whatever happens to the files in it. A list is an order: a
+look that finds nothing to offer while something that is wanted is still to come emits none.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, PoolExecutor
@@ -20,6 +22,7 @@ from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.inspector import VersionInspector
@@ -31,15 +34,16 @@ from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
 __all__ = ["FileSystemStoragePathSource", "ServableToMonitor", "SourceConfig", "SourceReport"]
 
 logger = logging.getLogger(__name__)
+NOTHING_ENDS: Mapping[ServableId, bool] = MappingProxyType({})
 
 
 class FileSystemStoragePathSource:
     """Emits (name, path of the version directory) of every version that the config wants and the disk has complete.
 
     Order: construct -> ``set_aspired_versions_callback`` (starts polling, the first poll at once) -> ``update_config``*
-    and ``wake``* -> ``close``. Each poll calls the callback once per stream, in alphabetical order, changed or not,
-    and ``on_report`` for each stream whose report has changed. Both are called on the thread that polls (the callback
-    also on the one that calls ``update_config``), one at a time, and must not call back into the source.
+    and ``wake``* -> ``close``. Each poll calls the callback at most once per stream, in alphabetical order, changed or
+    not, and ``on_report`` for each stream whose report has changed. Both are called on the thread that polls (the
+    callback also on the one that calls ``update_config``), one at a time, and must not call back into the source.
 
     Threads: any thread may call any method. Polls never overlap. After ``close`` nothing is emitted.
     """
@@ -60,7 +64,7 @@ class FileSystemStoragePathSource:
         self._watch = watch
         self._owns_executor = executor is None
         self._executor: Executor = PoolExecutor("tfs-digests", 1) if executor is None else executor
-        self._lock = threading.Lock()  # guards the next six
+        self._lock = threading.Lock()  # guards the next six, and the ``failed`` of each stream
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
         self._streams: dict[str, Stream] = {}
@@ -124,6 +128,28 @@ class FileSystemStoragePathSource:
             stream = self._streams.get(name)
         return stream.found if stream is not None else FoundVersions()
 
+    def on_state(self, state: ServableState) -> None:
+        """What has become of a version that was offered. Any thread; short."""
+        if state.state is ManagerState.AVAILABLE:
+            self._mark(state.id, failed=False)
+        elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
+            self._mark(state.id, failed=True)
+
+    def on_failed_attempt(self, servable_id: ServableId) -> None:
+        """A load of a version that was offered has failed, for good or not. Any thread; short."""
+        self._mark(servable_id, failed=True)
+
+    def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
+        """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
+        others stand in for it."""
+        version = frozenset((servable_id.version,))
+        with self._lock:
+            stream = self._streams.get(servable_id.name)
+            if stream is None or failed is (servable_id.version in stream.failed):
+                return
+            stream.failed = stream.failed | version if failed else stream.failed - version
+        self.wake()
+
     def checking(self) -> dict[ServableId, LoadProgress]:
         """How far the versions are whose digests are being checked before they are offered."""
         found = self._inspector.hashing
@@ -157,17 +183,23 @@ class FileSystemStoragePathSource:
             self._prepare_next(looks)
         self._executor.run_pending()
 
-    def look_ahead(self, config: SourceConfig, disk: Disk | None = None) -> dict[str, Look]:
-        """By name, what a poll for ``config`` would find now. It emits nothing, hashes nothing, and the polls do not
-        remember it. Waits for a poll in progress. ``disk`` may stand in for the source's own."""
+    def look_ahead(
+        self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
+    ) -> dict[str, Look]:
+        """By name, what a poll for ``config`` would find now, if the ``outcomes`` were that versions had become
+        available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember it.
+        Waits for a poll in progress. ``disk`` may stand in for the source's own."""
         with self._polling:
             inspector = self._inspector.copy(disk or self._disk)
             with self._lock:
                 streams = {name: replace(stream) for name, stream in self._streams.items()}
-        return {
-            name: look_at(servable, config, streams.get(name, Stream()), disk or self._disk, inspector)
-            for name, servable in config.by_name.items()
-        }
+        looks, now = dict[str, Look](), self._clock.monotonic()
+        for name, servable in config.by_name.items():
+            stream = streams.get(name, Stream())
+            ended = {id.version: works for id, works in outcomes.items() if id.name == name}
+            stream.failed = stream.failed - ended.keys() | {version for version, works in ended.items() if not works}
+            looks[name] = look_at(servable, config, stream, disk or self._disk, inspector, now)
+        return looks
 
     def close(self) -> None:
         """Ends polling, watching and hashing; waits for a poll in progress. May be called more than once."""
@@ -199,6 +231,8 @@ class FileSystemStoragePathSource:
                 callback = self._callback
                 if self._closed or self._config is not config:
                     return False
+                if look.report.on_disk:
+                    stream.failed &= look.report.on_disk
             if look.report != stream.report:
                 _log_report(servable, look.report, stream.report)
                 stream.report = look.report
@@ -246,6 +280,14 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.warning("%s (%s)", new.problem.message, servable.base_path)
     elif old is not None and not old.problem.ok:
         logger.info("model %s: its base path is fine again (%s)", servable.name, servable.base_path)
+    if new.keeps and (old is None or new.keeps != old.keeps):
+        logger.info("model %s: the versions that serve stay: %s", servable.name, new.keeps)
+    for name, why in new.passed_over.items():
+        if old is None or old.passed_over.get(name) != why:
+            logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)
+    for version in sorted(new.stand_ins - (old.stand_ins if old is not None else frozenset())):
+        failed = ", ".join(str(each) for each in sorted(new.failed) if each > version)
+        logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)

@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.completeness import Complete
-from tfs_lite.sources.disk import DirectoryEntry, Disk
+from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
-from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, versions_in
+from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, stand_ins, versions_in, why_no_version
 
 logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
+MAX_PASSED_OVER = 10
+"""Names beside the versions that a report has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,17 @@ class Stream:
     """What the polls remember of one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision
-    ignored: frozenset[str] = frozenset()  # files with the name of a version, as far as logged
+    place: str | None = None  # the identity of the base path when it last held versions that may be loaded
+    empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
+    failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
     report: SourceReport | None = None  # the last one that was sent
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
 
 @dataclass(slots=True)
 class Look:
-    """What was found. ``aspired`` None means that the base path cannot be read, so nothing is emitted."""
+    """What was found. ``aspired`` None: nothing is emitted, because the base path cannot be read, or because the report
+    says why the last list goes on counting."""
 
     report: SourceReport
     aspired: AspiredList | None = None
@@ -66,11 +71,11 @@ def look_at(
     """Lists the base path and inspects as many versions as the policy needs. Never raises for what is on the disk.
     ``now`` is in seconds of ``monotonic``."""
     try:
-        entries = disk.list_directory(servable.base_path)
+        place, entries = list_in_place(disk, servable.base_path)
     except OSError as error:
-        stream.found = FoundVersions()
+        stream.found, stream.empty_since = FoundVersions(), None
         return Look(SourceReport(servable.name, _base_path_problem(servable, error)))
-    _log_ignored(servable, stream, entries)
+    failed = stream.failed
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
@@ -95,13 +100,60 @@ def look_at(
         settling.update({version} if verdict.settling and not offered else ())
         return offered
 
-    chosen = choose(children, servable.policy, usable)
+    chosen = choose(children, servable.policy, usable, failed)
     on_disk = frozenset(existing)
     stream.found = FoundVersions(on_disk, unfinished)
-    problem = _empty_problem(servable, existing)
-    look.report = SourceReport(servable.name, problem, waiting, frozenset(settling), on_disk)
-    look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
+    problem, keeps = _empty_problem(servable, existing), ""
+    if existing:
+        stream.place, stream.empty_since = place, None
+        keeps = "" if chosen or _orders_nothing(servable) else "nothing that is wanted now is there yet"
+    elif not _orders_nothing(servable):
+        problem, keeps = _judge_empty(servable, config, stream, place, now, look)
+    numbers = [version for version, _ in chosen]
+    look.report = SourceReport(
+        servable.name,
+        problem,
+        waiting,
+        frozenset(settling),
+        on_disk,
+        keeps,
+        failed.intersection(numbers),
+        stand_ins(numbers, servable.policy, failed),
+        _passed_over(entries),
+    )
+    if not keeps:
+        look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
     return look
+
+
+def _orders_nothing(servable: ServableToMonitor) -> bool:
+    """Whether the config says itself that no version is wanted."""
+    return isinstance(servable.policy, SpecificPolicy) and not servable.policy.versions
+
+
+def _judge_empty(
+    servable: ServableToMonitor, config: SourceConfig, stream: Stream, place: str, now: float, look: Look
+) -> tuple[Status, str]:
+    """A base path without versions: what to say of it, and why that withdraws nothing. It withdraws what was loaded
+    from it if it is the same directory as before, and stays empty: a version that is replaced is gone for a moment."""
+    problem = _empty_problem(servable, {})
+    if stream.place is None:
+        return problem, ""
+    if stream.place != place:
+        message = (
+            f"model {servable.name}: its base path has become another directory, which holds no version; "
+            "what was loaded before stays until versions appear or the model is removed from the config"
+        )
+        return Status(StatusCode.NOT_FOUND, message), "its base path has become another directory, which is empty"
+    if config.versions_always_present:
+        return problem, "its base path is empty, and --servable_versions_always_present is set"
+    stream.empty_since = now if stream.empty_since is None else stream.empty_since
+    left = stream.empty_since + config.quiet_period - now
+    if left > 0:
+        look.retry_in.append(left)
+        return problem, f"its base path has been empty for less than {config.quiet_period:g} s"
+    stream.place, stream.empty_since = None, None
+    return problem, ""
 
 
 def _printable(text: str) -> str:
@@ -135,11 +187,11 @@ def same_files(revision: str, other: str) -> bool:
     return revision.partition("/")[0] == other.partition("/")[0]
 
 
-def _log_ignored(servable: ServableToMonitor, stream: Stream, entries: Iterable[DirectoryEntry]) -> None:
-    files = frozenset(e.name for e in entries if not e.is_directory and parse_version(e.name) is not None)
-    for name in sorted(files - stream.ignored):
-        logger.warning("%s: %s in %s is no directory: ignored", servable.name, name, servable.base_path)
-    stream.ignored = files
+def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:
+    """What looks like a version and is none, by name, with the reason; a few of them."""
+    found = {e.name: why_no_version(e.name, [o.name for o in entries], is_directory=e.is_directory) for e in entries}
+    named = sorted((_printable(name), why) for name, why in found.items() if why)
+    return dict(named[:MAX_PASSED_OVER])
 
 
 def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int, str]:
@@ -151,13 +203,15 @@ def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int,
     }
 
 
-def _offer(servable: ServableToMonitor, stream: Stream, version: int, child: str) -> ServableData[StoragePath]:
+def _offer(
+    servable: ServableToMonitor, stream: Stream, version: int, child: str, given_up: bool
+) -> ServableData[StoragePath]:
     path = os.path.join(servable.base_path, child)
-    return ServableData.ok(ServableId(servable.name, version), path, stream.offered[version])
+    return ServableData.ok(ServableId(servable.name, version), path, stream.offered[version], given_up)
 
 
 def _empty_problem(servable: ServableToMonitor, existing: dict[int, str]) -> Status:
-    if isinstance(servable.policy, SpecificPolicy) and not servable.policy.versions:
+    if _orders_nothing(servable):
         return Status(StatusCode.NOT_FOUND, f"model {servable.name}: its version policy lists no version")
     if not existing:
         message = f"model {servable.name}: its base path holds no version (a directory whose name is a number)"

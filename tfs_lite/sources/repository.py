@@ -16,7 +16,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.sources.disk import DirectoryEntry, Disk
+from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
@@ -48,8 +48,9 @@ class ModelRepository:
 
     Order: construct -> ``start`` (first look at once, on its own thread) or ``poll`` -> ``close``. ``on_models`` gets
     the whole mapping of names to base paths after each look that succeeds, on the thread that polls; what it raises is
-    logged. While the directory cannot be read the last mapping stays. With ``poll_interval`` None or 0 it looks only
-    when woken.
+    logged. While the directory cannot be read the last mapping stays; so it does when the path leads to another
+    directory than before, which holds no model. A model is gone when its directory has been for ``quiet_period``
+    seconds: one that is replaced is gone for a moment. With ``poll_interval`` None or 0 it looks only when woken.
     """
 
     def __init__(
@@ -61,16 +62,23 @@ class ModelRepository:
         poll_interval: float | None = 1.0,
         watch: bool = True,
         on_problem: Callable[[Status], None] = ignore,
+        quiet_period: float = 0.0,
+        models_always_present: bool = False,
     ) -> None:
-        """``on_problem`` is told why the directory cannot be read, and OK when it can again, on that
-        thread."""
+        """``on_problem`` is told why the last mapping stays, and OK when it does so no more, on that thread. With
+        ``models_always_present`` a directory that is emptied leaves the last mapping as it is."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
         self._on_problem = on_problem
-        self._polling = threading.Lock()  # serialises polls; guards the next two
+        self._clock = clock
+        self._quiet_period = quiet_period
+        self._models_always_present = models_always_present
+        self._polling = threading.Lock()  # serialises polls; guards the next four
         self._sent: dict[str, str] | None = None
         self._problem = OK
+        self._place = ""  # the identity of the directory when it last held models
+        self._missing: dict[str, float] = {}  # models without a directory, and since when, in seconds of ``monotonic``
         self._closed = threading.Event()
         self._watcher = DirectoryWatcher(self.wake, clock) if watch else None
         self._thread = PeriodicThread("tfs-repository", self.poll, poll_interval or None)
@@ -89,7 +97,7 @@ class ModelRepository:
                 return
             listing = self._list()
             if listing is not None:
-                names = models_in(listing, self._sent or {})
+                names = sorted({*models_in(listing, self._sent or {}), *self._just_gone(listing)})
                 self._send({name: os.path.join(self._path, name) for name in names})
             if self._watcher is not None and self._watcher.update(self._points(listing or {})):
                 self.wake()
@@ -104,13 +112,30 @@ class ModelRepository:
     def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
         """What lies in each sub directory; None when the directory itself cannot be read."""
         try:
-            children = self._disk.list_directory(self._path)
+            place, children = list_in_place(self._disk, self._path)
         except OSError as error:
             self._set_problem(_problem(error))
             return None
-        self._set_problem(OK)
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        return {name: self._list_child(name) for name in names}
+        listing = {name: self._list_child(name) for name in names}
+        if models_in(listing, ()):
+            self._place = place
+        elif self._sent and (self._place != place or self._models_always_present):
+            self._set_problem(_emptied(is_another=self._place != place))
+            return None
+        self._set_problem(OK)
+        return listing
+
+    def _just_gone(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> list[str]:
+        """The models whose directories have been gone for less than the quiet period."""
+        now = self._clock.monotonic()
+        gone = [name for name in self._sent or {} if name not in listing]
+        self._missing = {name: self._missing.get(name, now) for name in gone}
+        left = {name: since + self._quiet_period - now for name, since in self._missing.items()}
+        waits = {name: seconds for name, seconds in left.items() if seconds > 0}
+        if waits:
+            self._clock.call_later(min(waits.values()), self.wake)
+        return list(waits)
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:
@@ -142,6 +167,14 @@ class ModelRepository:
         for name in listing:
             if name not in (self._sent or {}):
                 yield WatchPoint(os.path.realpath(os.path.join(self._path, name)))
+
+
+def _emptied(*, is_another: bool) -> Status:
+    if is_another:
+        text = "the model repository has become another directory, which holds no model"
+    else:
+        text = "the model repository holds no model any more (--servable_versions_always_present)"
+    return Status(StatusCode.NOT_FOUND, text)
 
 
 def _problem(error: OSError) -> Status:

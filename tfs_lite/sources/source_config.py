@@ -34,11 +34,14 @@ class SourceConfig:
     ``poll_interval``: seconds from the start of one poll to the start of the next, with watching in between; 0: one
     poll at the start and one after each update, disregarding what happens on the disk in between (versions that are
     only waiting to become quiet are still taken); None or negative: no thread, the owner calls ``poll``.
+
+    ``versions_always_present``: a base path without versions never withdraws those that are loaded.
     """
 
     servables: tuple[ServableToMonitor, ...]
     poll_interval: float | None = 1.0
     quiet_period: float = 1.0
+    versions_always_present: bool = False
 
     def __post_init__(self) -> None:
         names = [servable.name for servable in self.servables]
@@ -64,6 +67,9 @@ class SourceReport:
     ``waiting``: versions that are wanted and not offered yet -> the reason.
     ``settling``: those of them that will be offered soon if nothing else happens to their files.
     ``on_disk``: the versions that have a directory, wanted or not.
+    ``keeps``: why the last list goes on counting; empty where this look has given one, or could not read the base path.
+    ``failed``: versions of the list that are known to have failed; ``stand_ins`` are wanted in their place.
+    ``passed_over``: names beside the versions that look like versions and are none, each with the reason.
     """
 
     name: str
@@ -71,3 +77,7 @@ class SourceReport:
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
     on_disk: frozenset[int] = frozenset()
+    keeps: str = ""
+    failed: frozenset[int] = frozenset()
+    stand_ins: frozenset[int] = frozenset()
+    passed_over: Mapping[str, str] = field(default_factory=dict)

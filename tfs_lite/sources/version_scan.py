@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.manifest import parse_version
@@ -11,6 +11,10 @@ from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import invalid_argument
 
 __all__ = ["AllPolicy", "LatestPolicy", "SpecificPolicy", "VersionPolicy", "candidates", "choose", "parse_version"]
+
+
+MAX_FAILED = 32
+"""Versions that older ones stand in for: where more have failed, it is hardly the fault of each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,29 @@ class SpecificPolicy:
                 raise invalid_argument(f"version policy specific: versions: {version} is not in 0..2^63-1")
 
 
+_LIKE_A_VERSION = re.compile(r"\s*[vV+-]?\d[\d_,.]*\s*")
+"""Names that people give to versions; ``3.tmp`` or ``assets`` are none."""
 VersionPolicy = LatestPolicy | AllPolicy | SpecificPolicy
 
 
 def versions_in(children: Iterable[str]) -> dict[int, str]:
     """Version -> child. Of several spellings of one number the lexicographically last one counts."""
     return {version: name for name in sorted(children) if (version := parse_version(name)) is not None}
+
+
+def why_no_version(name: str, beside: Iterable[str], *, is_directory: bool) -> str:
+    """Why a child that looks like a version is none, or not the one that counts; empty for any other."""
+    version = parse_version(name)
+    if version is not None:
+        if not is_directory:
+            return "it is no directory"
+        same = max(other for other in beside if parse_version(other) == version)
+        return f"{same} is version {version} too, and counts" if same != name else ""
+    if not is_directory or not _LIKE_A_VERSION.fullmatch(name):
+        return ""
+    if name.isdecimal() and name.isascii():
+        return f"the highest version is {MAX_VERSION}"
+    return "a version is a whole number in the digits 0 to 9"
 
 
 def candidates(children: Iterable[str], policy: VersionPolicy) -> list[tuple[int, str]]:
@@ -62,13 +83,34 @@ def candidates(children: Iterable[str], policy: VersionPolicy) -> list[tuple[int
 
 
 def choose(
-    children: Iterable[str], policy: VersionPolicy, usable: Callable[[int, str], bool] = lambda version, child: True
+    children: Iterable[str],
+    policy: VersionPolicy,
+    usable: Callable[[int, str], bool] = lambda version, child: True,
+    failed: Collection[int] = frozenset(),
 ) -> list[tuple[int, str]]:
     """The versions to emit, in that order, as (version, child).
 
     ``usable`` tells whether a version is all there. It is asked from the most wanted down and no more often than
-    needed, so an unfinished newest version leaves its predecessor in place, and old ones are not looked at.
+    needed, so an unfinished newest version leaves its predecessor in place, and old ones are not looked at. Versions
+    that have ``failed`` are emitted too, and take none of the places of the policy latest: older ones stand in for
+    them. After ``MAX_FAILED`` of them no older one is tried.
     """
     wanted = candidates(children, policy)
-    limit = max(policy.num_versions, 1) if isinstance(policy, LatestPolicy) else None
-    return list(itertools.islice((item for item in wanted if usable(*item)), limit))
+    if not isinstance(policy, LatestPolicy):
+        return [item for item in wanted if usable(*item)]
+    chosen: list[tuple[int, str]] = []
+    places, failures = max(policy.num_versions, 1), 0
+    for version, child in wanted:
+        if not places or failures == MAX_FAILED:
+            break
+        if usable(version, child):
+            chosen.append((version, child))
+            places, failures = (places, failures + 1) if version in failed else (places - 1, failures)
+    return chosen
+
+
+def stand_ins(chosen: Sequence[int], policy: VersionPolicy, failed: Collection[int]) -> frozenset[int]:
+    """Those of the chosen versions that are there only because newer ones have failed."""
+    if not isinstance(policy, LatestPolicy):
+        return frozenset()
+    return frozenset(chosen[max(policy.num_versions, 1) :]) - frozenset(failed)

@@ -1,4 +1,5 @@
-"""The two policies, row by row. Versions are written ``+3 ready`` (aspired) and ``-3 ready`` (not aspired)."""
+"""The two policies, row by row. Versions are written ``+3 ready`` (aspired), ``!3 error`` (aspired, and given up by its
+source) and ``-3 ready`` (not aspired)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def stream(text: str) -> list[ServableStateSnapshot]:
 
 
 def snapshot(version: str, state: str) -> ServableStateSnapshot:
-    return ServableStateSnapshot(ServableId("m", int(version[1:])), HarnessState(state), version[0] == "+")
+    id, given_up = ServableId("m", int(version[1:])), version[0] == "!"
+    return ServableStateSnapshot(id, HarnessState(state), version[0] in "+!", given_up=given_up)
 
 
 def text(action: Action | None) -> str:
@@ -33,7 +35,14 @@ AVAILABILITY = [
     ("-3 ready,-1 ready,-2 ready", "unload 1"),
     # something wanted is ready
     ("+3 ready,-2 ready,-1 ready", "unload 1"),
-    ("+3 ready,-1 ready,+4 new", "unload 1"),
+    ("+3 ready,-1 ready,+4 new", "load 4"),
+    ("+3 ready,-1 ready,+4 loading", "none"),
+    ("+3 ready,-1 ready,-2 ready,+4 loading", "unload 1"),
+    # the source does not know yet that 4 has failed, and knows it
+    ("+3 ready,-1 ready,+4 error", "none"),
+    ("+3 ready,-1 ready,!4 error", "unload 1"),
+    ("+3 ready,-1 ready,!4 loading", "unload 1"),
+    ("-1 ready,!4 error", "none"),
     ("+3 ready,+4 new,+5 new", "load 5"),
     ("+3 ready", "none"),
     ("+3 ready,+4 error", "none"),

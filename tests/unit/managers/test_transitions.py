@@ -34,8 +34,8 @@ def with_ready(*versions: int, policy: str = "availability", broken: tuple[int, 
         ([1], [2], (2,), ["load 2"], [1]),
         ([1, 2], [3], (), ["unload 1", "load 3", "unload 2"], [3]),
         ([0, 1], [7], (7,), ["unload 0", "load 7"], [1]),
-        ([1], [2, 3], (), ["load 3", "unload 1", "load 2"], [2, 3]),
-        ([1], [2, 3], (3,), ["load 3", "load 2", "unload 1"], [2]),
+        ([1], [2, 3], (), ["load 3", "load 2", "unload 1"], [2, 3]),
+        ([1], [2, 3], (3,), ["load 3", "load 2"], [1, 2]),
         ([2], [1], (), ["load 1", "unload 2"], [1]),
         ([0, 1], [1], (), ["unload 0"], [1]),
         ([1, 2, 3], [], (), ["unload 1", "unload 2", "unload 3"], []),
@@ -91,7 +91,7 @@ def test_error_that_is_still_wanted_and_an_old_version_stay_as_they_are() -> Non
     assert fixture.ready("m") == [0]
 
 
-def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_either_is_ready() -> None:
+def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_both_are_ready() -> None:
     fixture = ManagerFixture(threads=2)
     fixture.serve("m", 1)
     fixture.aspire("m", 2, 3)
@@ -100,8 +100,27 @@ def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_either_is_
     assert fixture.loads.start()
     assert fixture.loads.start()
     fixture.loads.finish(1)
+    assert fixture.tick() is None
+    fixture.loads.finish()
     action = fixture.tick()
     assert (action.kind.value, action.id.version) == ("unload", 1)
+
+
+def test_old_version_that_another_one_stands_beside_goes_when_its_source_gives_the_failed_one_up() -> None:
+    fixture = with_ready(1, broken=(3,))
+    fixture.aspire("m", 2, 3)
+    assert steps(fixture) == ["load 3", "load 2"]
+    fixture.aspire("m", 2, 3, given_up=(3,))
+    assert steps(fixture) == ["unload 1"]
+
+
+def test_old_version_stays_where_its_source_wants_it_in_the_place_of_the_one_that_failed() -> None:
+    fixture = with_ready(1, 2, broken=(3,))
+    fixture.aspire("m", 3, 2)
+    assert steps(fixture) == ["load 3"]
+    fixture.aspire("m", 3, 2, 1, given_up=(3,))
+    assert steps(fixture) == []
+    assert fixture.ready("m") == [1, 2]
 
 
 def test_resource_policy_waits_for_a_load_that_is_no_longer_aspired() -> None:

@@ -65,9 +65,19 @@ def test_outcome_follows_from_the_wanted_versions(snapshot: Snapshot, expected: 
 
 
 def test_model_fails_when_every_version_has() -> None:
-    both = outcome_of("m", Snapshot(True, (M1, M2), {1: failed(M1), 2: failed(M2)}), RULES)
+    snapshot = Snapshot(True, (M1, M2), {1: failed(M1), 2: failed(M2)}, given_up=frozenset({1, 2}))
+    both = outcome_of("m", snapshot, RULES)
     assert (both.outcome, both.holds_after) == (Outcome.FAILED, 0)
     assert both.reasons == ((str(M1), BROKEN), (str(M2), BROKEN))
+
+
+@pytest.mark.parametrize("rules", [RULES, FIRST])
+def test_failure_that_the_source_does_not_know_yet_must_stand_for_a_moment(rules: WaitRules) -> None:
+    """Another version may be there to stand in for the one that failed."""
+    found = outcome_of("m", Snapshot(True, (M2,), {2: failed(M2)}), rules)
+    assert (found.outcome, found.holds_after) == (Outcome.FAILED, GRACE)
+    stood_in_for = Snapshot(True, (M2, M1), {2: failed(M2)}, given_up=frozenset({2}))
+    assert outcome_of("m", stood_in_for, rules).outcome is Outcome.PENDING
 
 
 def test_failure_of_an_earlier_time_must_stand_for_a_moment() -> None:

@@ -11,10 +11,11 @@ from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
-from tfs_lite.serving.model_states import ModelStates, visible_versions
+from tfs_lite.serving.model_states import ModelStates, places_of, visible_versions
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
+AVAILABLE, LOADING, END = ManagerState.AVAILABLE, ManagerState.LOADING, ManagerState.END
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")
 MISSING = Status(StatusCode.NOT_FOUND, "base path does not exist")
 
@@ -62,6 +63,46 @@ def test_version_between_two_attempts_shows_the_last_error() -> None:
         assert found.status == BROKEN
     (found,) = visible_versions(states(v4=ManagerState.AVAILABLE), {}, last)
     assert found.status == OK
+
+
+KEEPS = "nothing that is wanted now is there yet"
+STAYING = {
+    "it is wanted": ({1: AVAILABLE}, [1], SourceReport("m"), {}),
+    "another one that is wanted answers": ({1: AVAILABLE, 2: AVAILABLE}, [2], SourceReport("m"), {}),
+    "nothing is wanted": ({1: AVAILABLE}, [], SourceReport("m"), {}),
+    "what is wanted loads": (
+        {1: AVAILABLE, 2: LOADING},
+        [2],
+        SourceReport("m"),
+        {1: "stays until version 2 is available"},
+    ),
+    "what is wanted is not there yet": (
+        {1: AVAILABLE},
+        [1],
+        SourceReport("m", waiting={2: "files changed"}, keeps=KEEPS),
+        {1: "stays until version 2 is available, which waits: files changed"},
+    ),
+    "two that are wanted are not there yet": (
+        {1: AVAILABLE},
+        [1],
+        SourceReport("m", waiting={3: "files changed", 2: "no files yet"}, keeps=KEEPS),
+        {1: "stays until version 2 or 3 is available"},
+    ),
+    "it stands in": (
+        {1: AVAILABLE, 2: AVAILABLE, 3: END},
+        [3, 2, 1],
+        SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({1})),
+        {1: "stands in for version 3, whose load failed"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "aspired", "report", "expected"), STAYING.values(), ids=STAYING)
+def test_version_that_is_there_for_another_one_says_so(
+    known: dict[int, ManagerState], aspired: list[int], report: SourceReport, expected: dict[int, str]
+) -> None:
+    found = places_of(states(**{f"v{version}": state for version, state in known.items()}), aspired, report)
+    assert found == expected
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
@@ -61,8 +64,14 @@ def test_files_hidden_names_and_other_directories_are_no_versions(start, put, ta
     source = start(config(model()))
     source.poll()
     assert target.versions("m") == [1]
-    assert [record.message for record in caplog.records if "ignored" in record.message] == [
-        "m: 3 in /models/m is no directory: ignored"
+    passed_over = {
+        "12345678901234567890": "the highest version is 9223372036854775807",
+        "3": "it is no directory",
+        "v7": "a version is a whole number in the digits 0 to 9",
+    }
+    assert target.reports[-1].passed_over == passed_over
+    assert [record.message for record in caplog.records if "passed over" in record.message] == [
+        f"m: {name} in /models/m is passed over: {why}" for name, why in passed_over.items()
     ]
 
 
@@ -103,13 +112,131 @@ def test_an_unreadable_base_path_emits_nothing(
     assert "/models" not in target.problem("m")
 
 
-def test_an_empty_base_path_emits_an_empty_list(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:
+def test_base_path_that_stays_empty_emits_an_empty_list(start, put, target, disk, clock) -> None:
     put("m", 1)
     source = start(config(model()))
     disk.remove("/models/m/1")
     source.poll()
-    assert target.versions("m") == []
+    assert target.versions("m") == [1]
     assert target.problem("m").startswith("NOT_FOUND: model m: its base path holds no version")
+    assert target.reports[-1].keeps == "its base path has been empty for less than 1 s"
+    assert clock.next_due == pytest.approx(1.0)
+    clock.advance(1.0)
+    source.poll()
+    assert (target.versions("m"), target.reports[-1].keeps) == ([], "")
+
+
+def test_version_that_is_replaced_under_the_eyes_of_the_poll_stays_wanted(start, put, target, disk, clock) -> None:
+    put("m", 1)
+    source = start(config(model()))
+    for _ in range(3):
+        disk.remove("/models/m/1")
+        source.poll()
+        clock.advance(0.6)
+        disk.mkdir("/models/m/1")
+        source.poll()
+        clock.advance(0.6)
+    put("m", 1)
+    source.poll()
+    clock.advance(1.0)
+    source.poll()
+    assert [versions for _, versions in target.calls] == [[1], [1]]
+
+
+def test_another_directory_that_is_empty_withdraws_nothing_until_versions_appear(
+    start, put, target, disk, clock
+) -> None:
+    put("m", 1)
+    source = start(config(model()))
+    disk.rename("/models/m", "/models/away")
+    source.poll()
+    assert target.problem("m") == "NOT_FOUND: model m: its base path does not exist"
+    disk.mkdir("/models/m/lost+found")
+    for _ in range(3):
+        source.poll()
+        clock.advance(LONG_AGO)
+    assert target.calls == [("m", [1])]
+    assert "has become another directory, which holds no version" in target.problem("m")
+    put("m", 2)
+    source.poll()
+    assert (target.versions("m"), target.problem("m")) == ([2], "OK")
+
+
+def test_emptied_base_path_withdraws_nothing_where_versions_are_always_present(start, put, target, disk, clock) -> None:
+    put("m", 1)
+    source = start(config(model(), versions_always_present=True))
+    disk.remove("/models/m/1")
+    source.poll()
+    clock.advance(LONG_AGO)
+    source.poll()
+    assert target.calls == [("m", [1])]
+    assert target.problem("m").startswith("NOT_FOUND: model m: its base path holds no version")
+
+
+@pytest.mark.parametrize("policy", [LatestPolicy(), AllPolicy(), SpecificPolicy((2,)), SpecificPolicy((2, 3))])
+def test_nothing_is_ordered_while_all_that_is_wanted_is_still_to_come(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, policy: VersionPolicy
+) -> None:
+    put("m", 1)
+    source = start(config(model(policy=SpecificPolicy((1,)))))
+    disk.mkdir("/models/m/2")
+    disk.rename("/models/m/1", "/models/m/one")
+    source.update_config(config(model(policy=policy)))
+    source.poll()
+    assert target.calls == [("m", [1])]
+    assert target.reports[-1].keeps == "nothing that is wanted now is there yet"
+    put("m", 2)
+    source.poll()
+    clock.advance(1.0)
+    source.poll()
+    assert target.versions("m") == [2]
+    assert target.reports[-1].keeps == ""
+
+
+def test_policy_that_names_no_version_is_an_order(start: Start, put: Any, target: Any) -> None:
+    put("m", 1)
+    source = start(config(model()))
+    source.update_config(config(model(policy=SpecificPolicy(()))))
+    source.poll()
+    assert target.versions("m") == []
+
+
+def test_version_that_failed_takes_nobodys_place_until_it_is_available(
+    start, put, target, disk, clock, archive
+) -> None:
+    for version in (1, 2, 3):
+        put("m", version)
+    source = start(config(model()))
+
+    def say(state: ManagerState, health: Status = OK) -> list[int]:
+        source.on_state(ServableState(ServableId("m", 3), state, health))
+        source.poll()
+        return target.versions("m")
+
+    assert say(ManagerState.LOADING) == [3]
+    assert say(ManagerState.END, Status(StatusCode.CANCELLED, "not wanted")) == [3]
+    assert say(ManagerState.END, Status(StatusCode.DATA_LOSS, "corrupt")) == [3, 2]
+    assert [item.given_up for item in target.lists["m"]] == [True, False]
+    assert (target.reports[-1].failed, target.reports[-1].stand_ins) == ({3}, {2})
+    disk.write("/models/m/3/model.pt2", archive + b"0")
+    clock.advance(LONG_AGO)
+    assert say(ManagerState.START) == [3, 2]
+    assert say(ManagerState.LOADING) == [3, 2]
+    assert say(ManagerState.AVAILABLE) == [3]
+    assert (target.reports[-1].failed, target.reports[-1].stand_ins) == (frozenset(), frozenset())
+
+
+def test_failure_is_forgotten_with_the_directory_of_the_version(start, put, target, disk) -> None:
+    put("m", 1)
+    put("m", 2)
+    source = start(config(model()))
+    source.on_state(ServableState(ServableId("m", 2), ManagerState.END, Status(StatusCode.DATA_LOSS, "corrupt")))
+    disk.rename("/models/m/2", "/models/m/two")
+    source.poll()
+    assert target.versions("m") == [1]
+    disk.rename("/models/m/two", "/models/m/2")
+    source.poll()
+    assert target.versions("m") == [2]
 
 
 def test_a_removed_version_is_no_longer_emitted(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:
@@ -149,7 +276,7 @@ def test_old_time_stamps_do_not_hurry_a_version_that_was_seen_arriving(start, pu
     disk.rename("/models/m/.staged", "/models/m/1/model.py")
     clock.advance(LONG_AGO)
     source.poll()
-    assert target.versions("m") == []
+    assert target.versions("m") is None
     clock.advance(1.0)
     source.poll()
     assert target.versions("m") == [1]
@@ -221,12 +348,13 @@ def test_a_version_removed_and_made_again_between_two_polls_has_another_revision
 
 def test_a_version_seen_to_be_gone_must_be_complete_again_before_it_is_offered(start, put, target, disk) -> None:
     put("m", 1)
+    put("m", 2)
     source = start(config(model()))
-    disk.remove("/models/m/1")
+    disk.remove("/models/m/2")
     source.poll()
-    disk.mkdir("/models/m/1")
+    disk.mkdir("/models/m/2")
     source.poll()
-    assert (target.versions("m"), target.waiting("m")) == ([], {1: "no files yet"})
+    assert (target.versions("m"), target.waiting("m")) == ([1], {2: "no files yet"})
 
 
 def test_a_version_without_permission_waits_and_its_siblings_do_not(start, put, target, disk) -> None:

@@ -49,6 +49,7 @@ class BrokenDisk(MemoryDisk):
 
 def test_a_defect_in_looking_at_one_stream_does_not_disturb_the_others(clock, target, archive, caplog) -> None:
     disk = BrokenDisk(clock)
+    disk.mkdir("/models/a")
     disk.write("/models/b/1/model.pt2", archive)
     clock.advance(LONG_AGO)
     source = FileSystemStoragePathSource(config(model("a"), model("b")), disk, clock, target.reports.append, False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.status import OK, Status
 from tfs_lite.sources.disk import DirectoryEntry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -53,13 +55,18 @@ def test_known_models_stay_exactly_as_long_as_their_directory_exists(
 class RepositoryFixture:
     """A repository in memory, polled by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.clock = VirtualClock()
         self.disk = MemoryDisk(self.clock)
         self.sent: list[dict[str, str]] = []
+        self.problems: list[Status] = []
         self.fail = False
         self.repository = ModelRepository(
-            "/models", self.disk, self.clock, self.on_models, poll_interval=None, watch=False
+            *("/models", self.disk, self.clock, self.on_models),
+            poll_interval=None,
+            watch=False,
+            on_problem=self.problems.append,
+            **settings,
         )
 
     def on_models(self, models: Mapping[str, str]) -> None:
@@ -115,6 +122,51 @@ def test_a_model_that_cannot_be_read_for_a_moment_stays_and_its_siblings_are_fou
     fixture.disk.mkdir("/models/b/1")
     fixture.repository.poll()
     assert fixture.sent[-1] == {"a": "/models/a", "b": "/models/b"}
+
+
+def test_model_whose_directory_is_replaced_stays() -> None:
+    fixture = RepositoryFixture(quiet_period=2.0)
+    fixture.disk.mkdir("/models/a/1")
+    fixture.disk.mkdir("/models/b/1")
+    fixture.repository.poll()
+    fixture.disk.rename("/models/a", "/models/.a")
+    fixture.repository.poll()
+    assert fixture.sent == [{"a": "/models/a", "b": "/models/b"}] * 2
+    assert fixture.clock.next_due == 2.0
+    fixture.clock.advance(1.9)
+    fixture.disk.rename("/models/.a", "/models/a")
+    fixture.repository.poll()
+    fixture.disk.remove("/models/a")
+    fixture.repository.poll()
+    fixture.clock.advance(2.0)
+    fixture.repository.poll()
+    assert fixture.sent[2:] == [{"a": "/models/a", "b": "/models/b"}] * 2 + [{"b": "/models/b"}]
+
+
+def test_repository_that_becomes_another_directory_without_models_changes_nothing(fixture: RepositoryFixture) -> None:
+    fixture.disk.mkdir("/models/a/1")
+    fixture.repository.poll()
+    fixture.disk.rename("/models", "/away")
+    fixture.disk.mkdir("/models/lost+found")
+    fixture.repository.poll()
+    assert fixture.sent == [{"a": "/models/a"}]
+    (problem,) = fixture.problems
+    assert problem.message == "the model repository has become another directory, which holds no model"
+    fixture.disk.mkdir("/models/b/1")
+    fixture.repository.poll()
+    assert fixture.sent[1:] == [{"b": "/models/b"}]
+    assert fixture.problems[1:] == [OK]
+
+
+def test_repository_that_is_emptied_has_no_models_unless_there_always_are_some() -> None:
+    for always, sent in ((False, [{"a": "/models/a"}, {}]), (True, [{"a": "/models/a"}])):
+        fixture = RepositoryFixture(models_always_present=always)
+        fixture.disk.mkdir("/models/a/1")
+        fixture.repository.poll()
+        fixture.disk.remove("/models/a")
+        fixture.repository.poll()
+        assert fixture.sent == sent
+        assert len(fixture.problems) == always
 
 
 def test_a_mapping_that_was_refused_is_sent_again(fixture: RepositoryFixture, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ class SourceMachine(RuleBasedStateMachine):
         self.unreadable: set[str] = set()
         self.offered: dict[str, dict[int, str]] = {"a": {}, "b": {}}
         self.called: set[str] = set()
+        self.keeping: set[str] = set()  # whose report says why the last list goes on counting
 
     @initialize(a=policies, b=policies)
     def start(self, a: VersionPolicy, b: VersionPolicy) -> None:
@@ -104,7 +105,9 @@ class SourceMachine(RuleBasedStateMachine):
     def poll(self) -> None:
         self.called = set()
         self.source.poll()
-        assert self.called == {"a", "b"} - self.unreadable
+        assert self.called == {"a", "b"} - self.unreadable - self.keeping
+        for name in self.called:
+            assert self.offered[name] or name not in {of for of, _ in self.present}, "an order, while one is to come"
 
     @rule()
     def settle(self) -> None:
@@ -122,6 +125,7 @@ class SourceMachine(RuleBasedStateMachine):
     def on_report(self, report: SourceReport) -> None:
         assert report.problem.ok or not report.waiting
         assert all(report.waiting.values())
+        self.keeping = self.keeping | {report.name} if report.keeps else self.keeping - {report.name}
 
     def aspire(self, name: str, items: Sequence[ServableData[str]]) -> None:
         self.called.add(name)

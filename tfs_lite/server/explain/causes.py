@@ -99,7 +99,7 @@ def _memory(case: Case) -> Link | None:
     return words.waits_for_memory(case.model, found, load if parked else None, case.failure)
 
 
-def _place(case: Case) -> Link | None:
+def _room(case: Case) -> Link | None:
     load = case.load
     if load is None or load.stage is not LoadStage.NEEDS_OTHERS or load.waits is not Reason.WAITS_FOR_PLACE:
         return None
@@ -168,6 +168,11 @@ def _config_not_applied(case: Case) -> Link | None:
     if case.found is None or case.found.remark.ok or not case.found.answers:
         return None
     return words.config_not_applied(case.model, case.found)
+
+
+def _place(case: Case) -> Link | None:
+    found = case.found
+    return words.place(case.model, found, "it") if found is not None and found.place and found.answers else None
 
 
 def _incomplete(case: Case) -> Link | None:
@@ -263,10 +268,11 @@ TABLE = (
     _queue_full,
     _slow,
     _config_not_applied,
+    _place,
     _loading,
     _queue_for_thread,
     _memory,
-    _place,
+    _room,
     _retrying,
     _turn,
     _draining,
@@ -333,7 +339,7 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     because = tuple(chain(case))
     sentence = words.sentence(model, case.version, ref.label, verdict, case.verdict, because)
     if ref.version is None and ref.label is None:
-        because = (*because, *_left_out(model, case))[:MAX_CHAIN]
+        because = (*because, *_of_model(model, case))[:MAX_CHAIN]
     return Explanation(
         ref.name,
         version,
@@ -346,6 +352,15 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
         tuple(_answers(model)),
         tuple(_line(model, found) for found in model.versions.values()),
     )
+
+
+def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """What is to be said of a model beside what is the case with the version that it is about."""
+    newest = max(model.answering, default=None)
+    if newest is not None and newest != case.version and model.versions[newest].place:
+        yield words.place(model, model.versions[newest], f"version {newest}")
+    yield from _left_out(model, case)
+    yield from words.names_passed_over(model)
 
 
 def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
@@ -378,12 +393,12 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
     text = words.sentence(model, case.version, None, verdict, case.verdict, because)
-    left_out = list(_left_out(model, case))
-    nearest = next(iter((*because, *left_out)), None)
+    more = list(_of_model(model, case))
+    nearest = next(iter((*because, *more)), None)
     return ModelVerdict(
         model.name,
         verdict,
-        "; ".join((text, *(link.text for link in left_out))),
+        "; ".join((text, *(link.text for link in more))),
         max(model.answering, default=None),
         nearest.cause if nearest else None,
         because[0].fix if because else "",

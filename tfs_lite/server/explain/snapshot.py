@@ -24,12 +24,17 @@ from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import Burden, ServerCore, StandingRefusal
+from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy
 
 MAX_DEPTH = 3
 """How far the models of ensembles are followed."""
 MAX_UNKNOWN = 32
 """Versions on disk that are listed although nothing was ever done with them."""
+
+
+NO_REPORT = SourceReport("")
+"""Of a source that has not looked at the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ Paces: TypeAlias = Callable[[ServableId], Pace | None]
 @dataclass(frozen=True, slots=True)
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
+    ``place``: why it answers although the version policy would not take it; it follows on "version 1".
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
     withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary. ``arrived``:
     when the source has seen its directory first."""
@@ -76,6 +82,7 @@ class VersionSnapshot:
     sequences: tuple[int, float] | None = None
     replicas: str = ""
     arrived: float | None = None
+    place: str = ""
 
     @property
     def answers(self) -> bool:
@@ -156,7 +163,7 @@ class ModelSnapshot:
     """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
     base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``unmarked``: the
     repository has a directory of its name that holds no version. ``refused``: why the last load call began nothing, by
-    version. ``others``: the models that its versions wait for."""
+    version. ``others``: the models that its versions wait for. ``report`` is the source's last."""
 
     name: str
     server: ServerSnapshot
@@ -165,13 +172,18 @@ class ModelSnapshot:
     policy: VersionPolicy = field(default_factory=LatestPolicy)
     base_path: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
-    problem: Status = OK
+    report: SourceReport = NO_REPORT
     problem_since: float | None = None
     looked: bool = True
     exists: bool = False
     unmarked: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Status:
+        """Why the source has nothing to offer."""
+        return self.report.problem
 
     @property
     def answering(self) -> list[int]:
@@ -265,7 +277,7 @@ class Snapshots:
             scan_policy(config) if config is not None else LatestPolicy(),
             config.base_path if config is not None else "",
             core.labels.get(name, {}),
-            report.problem if report is not None else OK,
+            report or NO_REPORT,
             since.get(None),
             report is not None,
             refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
@@ -275,7 +287,7 @@ class Snapshots:
         core, server = self._core, shared.server
         report, found = core.states.source_report(name), core.sources.found(name)
         states, remarks = core.states.version_states(name), core.states.remarks(name)
-        arrived = core.states.arrived(name)
+        arrived, places = core.states.arrived(name), core.states.places(name)
         aspired = {item.version for item in core.states.aspired(name)}
         managed = server.overview.by_model.get(name, {})
         waiting = dict(report.waiting) if report is not None else {}
@@ -302,6 +314,7 @@ class Snapshots:
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),
                 arrived.get(version),
+                places.get(version, ""),
             )
         return versions
 

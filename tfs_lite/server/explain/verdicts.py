@@ -98,7 +98,11 @@ def verdict_of_newest(model: ModelSnapshot) -> Verdict:
 def newest_wanted(model: ModelSnapshot) -> int | None:
     """The version that the model is about: the highest that is wanted, whether it is there or not; else the highest of
     which anything is known."""
-    wanted = [version for version, found in model.versions.items() if found.aspired or found.incomplete is not None]
+    wanted = [
+        version
+        for version, found in model.versions.items()
+        if found.incomplete is not None or (found.aspired and not model.report.keeps)
+    ]
     managed = [version for version, found in model.versions.items() if found.view is not None]
     return max(wanted or managed or list(model.versions), default=None)
 

@@ -7,7 +7,7 @@ named only to clients who may see them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -148,6 +148,23 @@ def config_refused(refused: StandingRefusal, paths: bool) -> Link:
             "itself; until then the models stay as they are"
         )
     return Link(Cause.CONFIG_NOT_APPLIED, text, fix, refused.since, "model-config.md")
+
+
+def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
+    """``what``: the words for the version."""
+    text = f"{what} {found.place}"
+    if found.version in model.report.stand_ins:
+        other = max((*model.versions, found.version)) + 1
+        fix = f"mend what has failed, remove its directory, or publish a good one as version {other}; it goes then"
+        return Link(Cause.STANDS_IN, text, fix)
+    fix = "bring what is wanted to SERVING, and it goes; if nothing is to answer, take the model out of the config"
+    return Link(Cause.STAYS, text, fix)
+
+
+def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
+    for name, why in model.report.passed_over.items():
+        text = f"{name} beside the versions is passed over: {why}"
+        yield Link(Cause.NAME_PASSED_OVER, text, "give it the number that it is to have, or move it away")
 
 
 # What is on its way.
@@ -410,6 +427,12 @@ def seen_soon(model: ModelSnapshot) -> Link:
 def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
     shown = f" ({model.base_path})" if paths and model.base_path else ""
     text, since = f"{model.problem.message}{shown}", model.problem_since
+    if "another directory" in text:
+        fix = (
+            "bring the volume or directory of before back, or publish a version here; if nothing is to answer, take "
+            "the model out of the config"
+        )
+        return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
     if "holds no version" in text:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
         return Link(Cause.NO_VERSIONS, text, fix, since)

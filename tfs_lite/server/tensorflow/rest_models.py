@@ -80,8 +80,9 @@ def _report(
 ) -> dict[str, Any]:
     statuses = orjson.loads(status_json(model_status(report.versions)))
     body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
-    if not report.problem.ok:
-        body["reason"] = report.problem.message
+    reason = "; ".join(filter(None, ("" if report.problem.ok else report.problem.message, report.remark)))
+    if reason:
+        body["reason"] = reason
     if loads:
         body["load_progress"] = [{"version": str(version), **loads[version].as_json()} for version in sorted(loads)]
     if replicas:

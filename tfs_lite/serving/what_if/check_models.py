@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import enum
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.adapters.aoti import model as aoti
@@ -90,6 +90,8 @@ class ModelCheck:
     problem: str = ""
     label_problems: tuple[str, ...] = ()
     """Labels of versions that would not be served."""
+    remarks: tuple[str, ...] = ()
+    """What looks like a version and is none."""
 
     @property
     def ok(self) -> bool:
@@ -109,12 +111,19 @@ def check_model(
 ) -> ModelCheck:
     """Checks the versions of one model. With an empty ``platform`` the model's config names it, or the files decide.
     ``own_batching`` means that a version's ``batching_params.pbtxt`` is read."""
-    look = _look(servable, quiet_period)
-    wanted = {item.id.version: item.payload for item in look.aspired or ()}
-    checks = [
-        check_version(ServableId(servable.name, version), path, platform, trusted, own_batching)
-        for version, path in wanted.items()
-    ]
+    checked: dict[int, VersionCheck] = {}
+    while True:
+        refused = {version for version, check in checked.items() if check.verdict is VersionVerdict.REFUSED}
+        look = _look(servable, quiet_period, refused)
+        unchecked = [item for item in look.aspired or () if item.id.version not in checked]
+        if not unchecked:
+            break
+        for item in unchecked:
+            checked[item.id.version] = check_version(item.id, item.payload, platform, trusted, own_batching)
+    for version in look.report.stand_ins:
+        failed = ", ".join(str(each) for each in sorted(refused) if each > version)
+        checked[version] = replace(checked[version], reason=f"it stands in for version {failed}")
+    checks = list(checked.values())
     checks += [
         VersionCheck(version, VersionVerdict.WAITING, "", reason) for version, reason in look.report.waiting.items()
     ]
@@ -126,7 +135,12 @@ def check_model(
     ]
     ordered = tuple(sorted(checks, key=lambda check: check.version, reverse=True))
     return ModelCheck(
-        servable.name, servable.base_path, ordered, look.report.problem.message, _label_problems(labels, ordered)
+        servable.name,
+        servable.base_path,
+        ordered,
+        look.report.problem.message,
+        _label_problems(labels, ordered),
+        tuple(f"{name} beside the versions is passed over: {why}" for name, why in look.report.passed_over.items()),
     )
 
 
@@ -142,12 +156,13 @@ def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -
     return tuple(found)
 
 
-def _look(servable: ServableToMonitor, quiet_period: float) -> Look:
-    """The result of a server's first poll, with all digests computed."""
+def _look(servable: ServableToMonitor, quiet_period: float, refused: Collection[int]) -> Look:
+    """The result of a server's first poll, with all digests computed, once the versions that are ``refused`` have
+    failed."""
     executor = PoolExecutor("tfs-check", 0)
     inspector = VersionInspector(RealDisk(), SystemClock(), executor, on_progress=lambda: None)
     config = SourceConfig((servable,), quiet_period=quiet_period)
-    stream = Stream()
+    stream = Stream(failed=frozenset(refused))
     look_at(servable, config, stream, RealDisk(), inspector)
     executor.run_pending()
     return look_at(servable, config, stream, RealDisk(), inspector)

@@ -2,14 +2,15 @@
 
 The rules are those of :class:`~tfs_lite.managers.aspired_versions_manager.AspiredVersionsManager`: what a list keeps,
 drops and renews; the transition policy, asked in the same way; the same decision about memory. In place of loads there
-is what is expected of them. Loads and unloads run side by side in a manager and one after the other here: which
-versions load and unload is the same, only the order of different models is not promised.
+is what is expected of them; once they have ended, the source lists anew, as it does when it learns of a failure. Loads
+and unloads run side by side in a manager and one after the other here: which versions load and unload is the same, only
+the order of different models is not promised.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
@@ -19,7 +20,7 @@ from tfs_lite.managers.admission import Admission, Demand, decide
 from tfs_lite.managers.harness import LEAVING, REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
-from tfs_lite.serving.what_if.forecast import Fate
+from tfs_lite.serving.what_if.forecast import BEGIN, Fate
 
 
 class Outcome(enum.Enum):
@@ -57,18 +58,34 @@ Wanted = Mapping[str, Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
+class Lists:
+    """What a source lists. ``given_up``: the versions that it knows to have failed. ``expected`` may leave out what
+    would simply load."""
+
+    wanted: Wanted
+    expected: Mapping[ServableId, Expected] = field(default_factory=dict)
+    given_up: frozenset[ServableId] = frozenset()
+
+
+ListAgain = Callable[[Mapping[ServableId, bool]], Lists]
+"""What the source lists once these versions have become available (True) or have failed (False)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Course:
-    """What becomes of one version. ``after`` are the versions whose load or unload came before and had to."""
+    """What becomes of one version. ``after`` are the versions whose load or unload came before and had to. ``before``:
+    the loads and unloads of the version itself that came first."""
 
     fate: Fate
     why: str = ""
     fits_now: bool | None = None
     after: tuple[ServableId, ...] = ()
+    before: tuple[Fate, ...] = ()
 
 
-def plan(managed: Managed, wanted: Wanted, expected: Mapping[ServableId, Expected]) -> dict[ServableId, Course]:
-    """What becomes of every version that is managed or wanted. ``expected`` may leave out what would simply load."""
-    return _Play(managed, wanted, expected).run()
+def plan(managed: Managed, lists: Lists, list_again: ListAgain | None = None) -> dict[ServableId, Course]:
+    """What becomes of every version that is managed or wanted. Without ``list_again`` no failure changes the lists."""
+    return _Play(managed, lists, list_again).run()
 
 
 @dataclass(slots=True)
@@ -76,8 +93,8 @@ class _Play:
     """The manager's tables while its rules are played through. ``steps`` are the actions so far."""
 
     managed: Managed
-    wanted: Wanted
-    expected: Mapping[ServableId, Expected]
+    lists: Lists
+    list_again: ListAgain | None
     state: dict[ServableId, ServableStateSnapshot] = field(default_factory=dict)
     held: dict[ServableId, ResourceAllocation] = field(default_factory=dict)
     found: dict[ServableId, Course] = field(default_factory=dict)
@@ -86,19 +103,40 @@ class _Play:
     def run(self) -> dict[ServableId, Course]:
         self.held.update(self.managed.held)
         self._leave_out_what_goes()
-        for name, versions in self.wanted.items():
-            self._accept(name, versions)
+        self._accept_lists()
         self._finish_what_is_under_way()
+        self._act()
+        while self._lists_change():
+            self._accept_lists()
+            self._act()
+        for snapshot in self.state.values():
+            self._conclude(snapshot)
+        return dict(sorted(self.found.items()))
+
+    def _act(self) -> None:
         while (action := self._next_action()) is not None:
             if action.kind is ActionKind.UNLOAD:
                 self._unload(action)
             else:
                 self._load(action)
-        for snapshot in self.state.values():
-            self._conclude(snapshot)
-        return dict(sorted(self.found.items()))
 
     # The lists.
+
+    def _lists_change(self) -> bool:
+        """Whether the source lists other versions, as it learns of one that has failed, or is available after all."""
+        ended = {HarnessState.READY: True, HarnessState.ERROR: False}
+        outcomes = {id: ended[s.state] for id, s in self.state.items() if s.is_aspired and s.state in ended}
+        known = self.lists.given_up
+        if self.list_again is None or all(works is (id not in known) for id, works in outcomes.items()):
+            return False
+        again, before = self.list_again(outcomes), self.lists
+        self.lists = replace(again, expected={**before.expected, **again.expected})
+        return (again.wanted, again.given_up) != (before.wanted, before.given_up)
+
+    def _accept_lists(self) -> None:
+        for name, versions in self.lists.wanted.items():
+            self._accept(name, versions)
+        self.state = {id: replace(s, given_up=id in self.lists.given_up) for id, s in self.state.items()}
 
     def _leave_out_what_goes(self) -> None:
         """What is wanted no more and not ready goes in any case; a list that names it waits until it is gone."""
@@ -165,7 +203,7 @@ class _Play:
     def _unload(self, action: Action) -> None:
         """Whatever had no room is tried again."""
         before = self._steps_of(action.id.name, ActionKind.LOAD)
-        self.found[action.id] = Course(Fate.UNLOAD, after=before)
+        self._tell(action.id, Course(Fate.UNLOAD, after=before))
         del self.state[action.id]
         self.held.pop(action.id, None)
         self.steps.append(action)
@@ -192,11 +230,17 @@ class _Play:
             return
         self.state[id] = replace(self.state[id], state=HarnessState.READY)
         self.held[id] = expected.needs
-        self.found[id] = Course(Fate.LOAD, "", fits_now, after)
+        self._tell(id, Course(Fate.LOAD, "", fits_now, after))
         self.steps.append(action)
 
     def _end(self, id: ServableId, status: Status, course: Course) -> None:
         self.state[id] = replace(self.state[id], state=HarnessState.ERROR, status=status)
+        self._tell(id, course)
+
+    def _tell(self, id: ServableId, course: Course) -> None:
+        known = self.found.get(id)
+        if known is not None and known.fate in (*BEGIN, Fate.UNLOAD):
+            course = replace(course, before=(*known.before, known.fate))
         self.found[id] = course
 
     def _conclude(self, snapshot: ServableStateSnapshot) -> None:
@@ -214,7 +258,7 @@ class _Play:
         return tuple(step.id for step in self.steps if step.kind is kind and step.id.name == name)
 
     def _expected(self, id: ServableId) -> Expected:
-        return self.expected.get(id, _NOTHING_KNOWN)
+        return self.lists.expected.get(id, _NOTHING_KNOWN)
 
 
 _NOTHING_KNOWN = Expected()

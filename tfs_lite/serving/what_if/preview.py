@@ -8,8 +8,8 @@ Nothing has effects: the source does not remember the look, no version is loaded
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.diff import ConfigDiff, diff
@@ -26,10 +26,11 @@ from tfs_lite.serving.reload import Reloader
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.what_if.check_models import VersionVerdict, check_version, settings_of
 from tfs_lite.serving.what_if.forecast import Fate, LabelMove, ModelForecast, VersionForecast, WhatIf
-from tfs_lite.serving.what_if.plan import Course, Expected, Managed, Outcome, plan
+from tfs_lite.serving.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
 from tfs_lite.serving.what_if.unpublished import UnpublishedVersion
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.look import Look
+from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import versions_in
 
 _ANSWERS = (Fate.LOAD, Fate.STAY, Fate.KEEP, Fate.FINISH)
@@ -103,7 +104,8 @@ class Preview:
         self, old: ModelServerConfig, new: ModelServerConfig, unpublished: UnpublishedVersion | None = None
     ) -> WhatIf:
         """With ``unpublished`` the models that ``new`` does not have stay as they are."""
-        looks = self._sources.look_ahead(new, unpublished)
+        looks: dict[str, Look] = {}
+        expected: dict[ServableId, Expected] = {}
         views = self._manager.survey().versions
         managed = Managed(
             [view.state for view in views.values()],
@@ -111,19 +113,18 @@ class Preview:
             POLICIES[self._options.aspired_version_policy],
             self._tracker,
         )
-        wanted = {name: _wanted(look) for name, look in looks.items() if look.aspired is not None}
-        if unpublished is None:
-            configured = {model.name for model in new.models}
-            wanted |= {s.id.name: {} for s in managed.versions if s.id.name not in configured}
         models = {model.name: model for model in new.models}
         known = {snapshot.id: snapshot for snapshot in managed.versions}
-        expected = {
-            item.id: self._expect(models[name], item, unpublished)
-            for name, look in looks.items()
-            for item in look.aspired or ()
-            if _may_load(known.get(item.id), item)
-        }
-        courses = plan(managed, wanted, expected)
+        removed = {s.id.name for s in managed.versions if s.id.name not in models} if unpublished is None else set()
+
+        def look(outcomes: Mapping[ServableId, bool]) -> Lists:
+            looks.update(self._sources.look_ahead(new, unpublished, outcomes))
+            for item in (item for look in looks.values() for item in look.aspired or ()):
+                if item.id not in expected and _may_load(known.get(item.id), item):
+                    expected[item.id] = self._expect(models[item.id.name], item, unpublished)
+            return _lists(looks, removed, expected)
+
+        courses = plan(managed, look({}), look)
         told = _Telling(self._options, diff(old, new), looks, courses, expected, known, self._inside)
         return WhatIf(tuple(told.models()))
 
@@ -203,11 +204,19 @@ class _Telling:
     ) -> tuple[VersionForecast, ...]:
         """Highest first. ``unwanted``: why a version goes that is on disk."""
         sequences, found = self.inside.sequences(), []
+        report = self.looks[name].report if name in self.looks else SourceReport(name)
         for id, course in self.courses.items():
             if id.name != name:
                 continue
+            if report.keeps and course.fate is Fate.STAY and id.version not in report.waiting:
+                course = replace(course, fate=Fate.KEEP, why=report.keeps)
             gone = on_disk is not None and id.version not in on_disk
             why = ("its directory is gone" if gone else unwanted) if course.fate is Fate.UNLOAD else course.why
+            if id.version in report.stand_ins and not why:
+                failed = ", ".join(str(each) for each in sorted(report.failed) if each > id.version)
+                why = f"it stands in for version {failed}"
+            if course.before:
+                why = "; ".join(filter(None, (why, f"before that: {', then '.join(f.value for f in course.before)}")))
             found.append(
                 VersionForecast(
                     id.version,
@@ -256,8 +265,11 @@ class _Telling:
         return id in self.known and self.known[id].state is HarnessState.READY
 
 
-def _wanted(look: Look) -> dict[int, str]:
-    return {item.id.version: item.revision for item in look.aspired or ()}
+def _lists(looks: Mapping[str, Look], removed: Iterable[str], expected: Mapping[ServableId, Expected]) -> Lists:
+    listed = {name: look.aspired for name, look in looks.items() if look.aspired is not None}
+    wanted = {name: {item.id.version: item.revision for item in items} for name, items in listed.items()}
+    given_up = frozenset(item.id for items in listed.values() for item in items if item.given_up)
+    return Lists(wanted | {name: {} for name in removed}, expected, given_up)
 
 
 def _may_load(known: ServableStateSnapshot | None, item: ServableData[StoragePath]) -> bool:

@@ -38,6 +38,14 @@ class UnpublishedVersion:
             entries = []
         return [*entries, DirectoryEntry(self._version, is_directory=True)]
 
+    def identity(self, path: str) -> str:
+        try:
+            return self._disk.identity(self.real_path(path))
+        except FileNotFoundError:
+            if os.path.normpath(path) != self._base:
+                raise
+            return ""
+
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         real = self.real_path(path)
         tree = self._disk.stat_tree(real, max_files)

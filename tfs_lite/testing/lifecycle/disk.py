@@ -87,6 +87,10 @@ class MemoryDisk:
         with self._lock:
             return [self._entry(name) for name in self._children(path)]
 
+    def identity(self, path: str) -> str:
+        with self._lock:
+            return str(self._node(path).inode)
+
     def _entry(self, name: str) -> DirectoryEntry:
         node = self._nodes[name]
         state = "" if node.data is None else f"{len(node.data)} {node.mtime_ns}"

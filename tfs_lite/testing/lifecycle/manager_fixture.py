@@ -9,7 +9,8 @@ assert fixture.history("m", 1) == ["Start", "Loading", "Available"]
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfs_lite.core.event_bus import EventBus
@@ -74,9 +75,10 @@ class ManagerFixture:
         self.loaders.setdefault(servable_id, []).append(loader)
         return ServableData.ok(servable_id, loader, revision)
 
-    def aspire(self, name: str, *versions: int, revision: str = "") -> None:
+    def aspire(self, name: str, *versions: int, revision: str = "", given_up: Collection[int] = ()) -> None:
         """Emits the list, without a tick."""
-        self.emit(name, [self.data(name, version, revision) for version in versions])
+        items = [self.data(name, version, revision) for version in versions]
+        self.emit(name, [replace(item, given_up=item.id.version in given_up) for item in items])
 
     def aspire_and_tick(self, name: str, *versions: int) -> Action | None:
         """Emits the list and ticks once."""

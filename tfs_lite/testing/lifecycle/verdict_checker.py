@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.status import OK, ServingError
+from tfs_lite.core.status import ServingError
 from tfs_lite.managers.harness import LEAVING
 from tfs_lite.managers.survey import ManagerView
 from tfs_lite.server.explain.causes import explain
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict
 from tfs_lite.server.explain.snapshot import (
+    NO_REPORT,
     Incomplete,
     ModelSnapshot,
     Overview,
@@ -99,5 +100,5 @@ class VerdictChecker:
         now = simulation.clock
         server = ServerSnapshot(now.time(), now.monotonic(), view, memory=TOTAL, known=tuple(config), overview=overview)
         policy = config[name].policy if name in config else LatestPolicy()
-        problem = report.problem if report is not None else OK
-        return ModelSnapshot(name, server, name in config, versions, policy, problem=problem, looked=report is not None)
+        looked = report is not None
+        return ModelSnapshot(name, server, name in config, versions, policy, report=report or NO_REPORT, looked=looked)

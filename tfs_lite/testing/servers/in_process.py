@@ -61,6 +61,10 @@ class ServerFixture:
     def states(self, model: str = "m") -> dict[int, VersionState]:
         return {version: status.state for version, status in self.status(model).items()}
 
+    def problem(self, model: str = "m") -> str:
+        """Why the model has nothing to offer."""
+        return self.server.core.states.report(model).problem.message
+
     def wait_states(self, expected: dict[int, VersionState], model: str = "m") -> None:
         wait_until(lambda: self.states(model) == expected, f"{model} is {expected}", TIMEOUT)
 

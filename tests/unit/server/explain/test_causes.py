@@ -14,6 +14,7 @@ from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Expl
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.config_follower import CHANGED
 from tfs_lite.serving.server_core import Burden
+from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
@@ -90,7 +91,58 @@ def serving(version: int, **rest: object) -> VersionSnapshot:
 
 def test_a_remark_about_a_version_that_serves_does_not_read_like_its_answer() -> None:
     missing = Status(StatusCode.NOT_FOUND, "model m: its base path does not exist")
-    assert ask(model(serving(1), problem=missing)).sentence.startswith("version 1 answers, but model m: its base path")
+    assert ask(model(serving(1), report=SourceReport("m", missing))).sentence.startswith(
+        "version 1 answers, but model m: its base path"
+    )
+
+
+def test_version_that_stays_says_for_how_long_and_the_model_what_it_waits_for() -> None:
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    old = serving(1, place="stays until version 2 is available, which waits: model.pt2 is truncated")
+    report = SourceReport("m", waiting={2: "model.pt2 is truncated"}, keeps="nothing that is wanted now is there yet")
+    found = model(half, old, report=report)
+    assert [(link.cause, link.text) for link in ask(found, 1).because] == [(Cause.STAYS, f"it {old.place}")]
+    answer = ask(found)
+    assert answer.verdict is Verdict.SERVING_OTHER
+    assert answer.sentence.startswith("version 2 waits: its files are not complete: model.pt2 is truncated")
+    assert (answer.because[-1].cause, answer.because[-1].text) == (Cause.STAYS, f"version 1 {old.place}")
+    assert old.place in line_of_model(found).sentence
+
+
+def test_model_is_about_the_version_that_is_wanted_now_though_a_higher_one_stays() -> None:
+    half = VersionSnapshot(1, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    found = model(half, serving(2), report=SourceReport("m", waiting={1: "truncated"}, keeps="not there yet"))
+    assert ask(found).sentence.startswith("version 1 waits")
+
+
+def test_version_that_stands_in_names_the_one_that_failed_and_how_that_ends() -> None:
+    corrupt = Status(StatusCode.DATA_LOSS, "model.pt2 is damaged")
+    error = ServableStateSnapshot(ServableId("m", 3), HarnessState.ERROR, True, status=corrupt)
+    bad = VersionSnapshot(3, VersionView(error), aspired=True, on_disk=True)
+    good = serving(2, place="stands in for version 3, whose load failed")
+    found = model(bad, good, report=SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({2})))
+    (link,) = ask(found, 2).because
+    assert (link.cause, link.text) == (Cause.STANDS_IN, "it stands in for version 3, whose load failed")
+    assert "publish a good one as version 4" in link.fix
+    answer = ask(found)
+    assert answer.sentence == "version 3 is refused: model.pt2 is damaged; version 2 answers instead"
+    assert [each.cause for each in answer.because] == [Cause.ARTEFACT_REFUSED, Cause.STANDS_IN]
+
+
+def test_base_path_that_is_another_directory_now_says_what_brings_it_back() -> None:
+    gone = Status(StatusCode.NOT_FOUND, "model m: its base path has become another directory, which holds no version")
+    (link,) = ask(model(serving(1), report=SourceReport("m", gone, keeps="it is empty"))).because
+    assert link.cause is Cause.BASE_PATH_PROBLEM
+    assert "bring the volume or directory of before back" in link.fix
+
+
+def test_name_that_looks_like_a_version_is_told_of_the_model_and_not_of_each_version() -> None:
+    report = SourceReport("m", passed_over={"12345678901234567890": "the highest version is 9223372036854775807"})
+    found = model(serving(1), report=report)
+    (link,) = ask(found).because
+    assert link.cause is Cause.NAME_PASSED_OVER
+    assert link.text.startswith("12345678901234567890 beside the versions is passed over")
+    assert not ask(found, 1).because
 
 
 def test_half_a_copy_is_not_to_be_published_as_a_version_that_exists() -> None:

@@ -15,6 +15,7 @@ from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
+from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.process import wait_until
 
 Publish = Callable[[str, int], Path]
@@ -98,8 +99,19 @@ def test_a_version_that_would_be_refused_keeps_its_predecessor(
     assert "runs code of the version" in of(answer, "c")["versions"][0]["why"]
     specific = "model_version_policy { specific { versions: 3 } }"
     answer = what_if(fixture, entry("a", specific))
-    assert fates(answer)["a"] == {3: "wait", 2: "unload"}
-    assert of(answer, "a")["gap"] == "no version of it answers afterwards"
+    assert fates(answer)["a"] == {3: "wait", 2: "keep"}
+    assert of(answer, "a")["versions"][1]["why"] == "nothing that is wanted now is there yet"
+    assert of(answer, "a")["gap"] == ""
+
+
+def test_the_version_that_would_stand_in_for_a_refused_one_is_named(
+    fixture: ServerFixture, publish_python: PublishPython
+) -> None:
+    publish_python("d", 3, "class Model:\n    def predict(self, x):\n        return {'y': x}\n")
+    TaggedArchives().write_version(1, fixture.root / "d")
+    answer = what_if(fixture, entry("a"), entry("d"))
+    assert fates(answer)["d"] == {3: "fail", 1: "load"}
+    assert of(answer, "d")["versions"][1]["why"] == "it stands in for version 3"
 
 
 def test_every_model_that_would_be_refused_is_named_and_nothing_else_is_said(fixture: ServerFixture) -> None:
@@ -212,7 +224,8 @@ def test_files_that_would_be_refused_are_told_before_they_are_published(fixture:
     code.mkdir()
     (code / "model.py").write_text("class Model:\n    def predict(self, x):\n        return {'y': x}\n")
     status, answer = post(fixture, publish_body(code))
-    assert fates(answer)["a"] == {3: "fail", 2: "keep"}
+    assert fates(answer)["a"] == {3: "fail", 2: "stay"}
+    assert of(answer, "a")["versions"][1]["why"] == "it stands in for version 3"
 
 
 @pytest.mark.parametrize(
