@@ -141,6 +141,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@set -e; for example in examples/*/; do \
+	  ls $$example*.py > /dev/null 2>&1 || continue; \
+	  echo "mypy $$example"; (cd $$example && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache *.py); \
+	done
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev

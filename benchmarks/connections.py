@@ -40,9 +40,10 @@ class ProtocolError(RuntimeError):
 
 
 class Answer(NamedTuple):
-    """``due``: as given to ``start``. ``code``: gRPC or HTTP status. ``body``: of a sampled request, else None."""
+    """``request`` and ``due`` are those given to ``start``. ``code``: gRPC or HTTP status. ``body``: of a sampled
+    request, else None."""
 
-    index: int
+    request: int
     due: float
     code: int
     body: bytes | None

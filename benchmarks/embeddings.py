@@ -59,7 +59,8 @@ def make_version(directory: Path) -> None:
     )
     BertModel(config).save_pretrained(directory)
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=256, **special).save_pretrained(directory)
+    tokenizer: Any = PreTrainedTokenizerFast
+    tokenizer(tokenizer_object=made, model_max_length=256, **special).save_pretrained(directory)
     add_sentence_files(directory, "mean_tokens", max_seq_length=256)
 
 

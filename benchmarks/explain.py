@@ -12,6 +12,7 @@ import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import orjson
 
@@ -37,7 +38,7 @@ def main() -> None:
             if number % 10 == 0:
                 (base / "2").mkdir()
                 (base / "2" / "notes.txt").write_text("no model")
-        options = {"trusted_model_base_paths": (directory,), "version_quiet_period_seconds": 0.0}
+        options: dict[str, Any] = {"trusted_model_base_paths": (directory,), "version_quiet_period_seconds": 0.0}
         with Server(model_repository=directory, max_num_load_retries=0, **options) as server:
             core = server.core
             wait_until(lambda: len(core.available_ids()) >= count - count // 10, "the models serve", 600)

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024}
-        config = transformers.BertConfig(**sizes, num_attention_heads=8, vocab_size=8000, attn_implementation="eager")
-        self.model = transformers.BertModel(config)
+        settings: dict[str, Any] = {"num_attention_heads": 8, "vocab_size": 8000, "attn_implementation": "eager"}
+        self.model = transformers.BertModel(transformers.BertConfig(**sizes, **settings))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         result = self.model(input_ids=input_ids, attention_mask=attention_mask)
@@ -93,14 +94,14 @@ def large_cases(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Case]:
     for name, (network, inputs) in examples.items():
         if wanted(name):
             version = tfs_lite.save(network(), folder / name, example_inputs=inputs)
-            yield Case(name, version / "model.pt2", lambda inputs=inputs: inputs)
+            yield Case(name, version / "model.pt2", partial(tuple, inputs))
 
 
 def zoo_cases(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Case]:
     for program in ZOO.values():
         if wanted(program.name):
             path = program.save(folder / f"{program.name}.pt2")
-            yield Case(program.name, path, lambda program=program: program.flat_inputs(program.sizes[-1]))
+            yield Case(program.name, path, partial(program.flat_inputs, program.sizes[-1]))
 
 
 def torch_side(path: Path) -> Program:
@@ -171,14 +172,14 @@ def run_figures(programs: dict[str, Program], case: Case) -> Figures:
     inputs, turns = {side: case.inputs() for side in programs}, {side: list[float]() for side in programs}
     with torch.inference_mode():
         for side in [*programs] * (TURNS + 1):
-            turns[side].append(seconds_of(lambda side=side: programs[side].forward(*inputs[side])))
+            turns[side].append(seconds_of(partial(programs[side].forward, *inputs[side])))
     return {f"run_{side}": statistics.median(found[1:]) for side, found in turns.items()}
 
 
 def measure(case: Case, rounds: int) -> Figures:
     """Medians over rounds; of the ratios as well. The sides take turns in being the first."""
-    for side in SIDES.values():
-        side(case.path)
+    for opens in SIDES.values():
+        opens(case.path)
     found, kept = list[Figures](), {side: list[Program]() for side in SIDES}
     for number in range(rounds):
         one = Figures()

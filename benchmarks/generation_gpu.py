@@ -52,7 +52,8 @@ def save_network(shape: str, directory: Path, length: int, device: str) -> None:
         dtype="bfloat16",
     )
     with torch.device(device):
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+        network: Any = LlamaForCausalLM(config)
+        network.to(torch.bfloat16).save_pretrained(directory)
 
 
 class Ours:
@@ -119,7 +120,8 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         self._device = device
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval().to(device)
+        network: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+        self._model = network.eval().to(device)
 
     def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         ids = torch.tensor(prompts, device=self._device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Static(_Plain):
         import torch
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         ids, mask = _padded(batch)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         drawn: list[torch.Tensor] = []
@@ -134,7 +134,7 @@ class MergeAndCopy(_Plain):
         """The first token of each, and mask, keys and values of all."""
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         ids, mask = _padded(batch)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = self._forward(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
@@ -145,7 +145,7 @@ class MergeAndCopy(_Plain):
         import torch
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
             cache.update(key, value, layer)
         ids = torch.tensor([[found[index][-1]] for index in running])
@@ -212,7 +212,8 @@ class Transformers(Side):
             max_requests_per_batch=PLACES,
             allow_block_sharing=False,
         )
-        generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=100)
+        settings: Any = GenerationConfig
+        generation = settings(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=100)
         self._manager = self.model.init_continuous_batching(generation, config)
         self._manager.warmup()
         self._manager.start()
@@ -248,10 +249,8 @@ class Ours(Side):
     """The product's model and engine, without a server around them. ``parameters`` are those of the config."""
 
     def __init__(self, directory: Path, **parameters: str) -> None:
-        import torch
-
         from tfs_lite.adapters.detect import read_version
-        from tfs_lite.adapters.language.transformers_model import PLATFORM
+        from tfs_lite.adapters.encoders.platform import PLATFORM
         from tfs_lite.adapters.opening import OpenRequest
         from tfs_lite.config.generation import generation_settings
         from tfs_lite.config.model import ModelSettings
@@ -262,9 +261,9 @@ class Ours(Side):
 
         wanted = {"max_num_seqs": str(PLACES), "max_model_len": "1024", "max_queue": "1000", "prefix_reuse": "false"}
         settings = ModelSettings(parameters={**wanted, "max_queued_tokens": "1000000", **parameters})
-        servable_id, device = ServableId("bench", 1), torch.device("cpu")
+        servable_id = ServableId("bench", 1)
         assert PLATFORM.open is not None
-        model: Any = PLATFORM.open(OpenRequest(servable_id, read_version(str(directory)), device, False, settings))
+        model: Any = PLATFORM.open(OpenRequest(servable_id, read_version(str(directory)), "cpu", False, settings))
         engine = engine_settings(generation_settings(settings), model)
         self._servable = GenerativeServable(
             model, servable_id, engine, clock=SystemClock(), on_step=self._count, on_text=lambda report: None
@@ -298,7 +297,7 @@ class Ours(Side):
         self.forwards += 1
 
 
-SIDES = {
+SIDES: Mapping[str, Callable[[Path], Side]] = {
     "static": Static,
     "bare": Bare,
     "merge and copy": MergeAndCopy,

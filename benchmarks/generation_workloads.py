@@ -79,7 +79,8 @@ def save_network(shape: Shape, directory: Path) -> None:
         bos_token_id=None,
         eos_token_id=None,
     )
-    GPT2LMHeadModel(config).eval().save_pretrained(directory)
+    network: Any = GPT2LMHeadModel(config)
+    network.eval().save_pretrained(directory)
 
 
 def load_network(directory: Path) -> Any:
@@ -87,7 +88,8 @@ def load_network(directory: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    network: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return network.eval()
 
 
 def _prompt(rng: random.Random, length: int, vocabulary: int) -> tuple[int, ...]:

@@ -235,7 +235,11 @@ def main() -> int:
             f"torch {torch.__version__} finds no CUDA device; --device cpu --quick tries the program", file=sys.stderr
         )
         return NO_DEVICE
-    head = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+    head: dict[str, object] = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
     head |= {"device": options.device, "cards": cards, "cpus": os.cpu_count(), "quick": options.quick}
     print(json.dumps(head | {"budget": options.budget}), flush=True)
     with tempfile.TemporaryDirectory(prefix="gpu-first-", dir=options.scratch, ignore_cleanup_errors=True) as folder:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,8 +91,9 @@ class _Bert(nn.Module):
         from transformers import BertConfig, BertModel
 
         super().__init__()
-        sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
-        self.model = BertModel(BertConfig(**sizes, num_attention_heads=hidden // 64, attn_implementation="eager"))
+        sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+        settings: dict[str, Any] = {"num_attention_heads": hidden // 64, "attn_implementation": "eager"}
+        self.model = BertModel(BertConfig(**sizes, **settings))
 
     def forward(self, x: Tensor) -> Tensor:
         pooled: Tensor = self.model(input_ids=x, attention_mask=torch.ones_like(x)).pooler_output

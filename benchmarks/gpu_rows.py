@@ -244,6 +244,11 @@ def _result_copies(bench: Bench) -> Iterator[Result]:
 # 6. Memory
 
 
+def _first(models: Sequence[Any], request: object) -> Any:
+    """The model itself in place of a servable: nothing queues its runs."""
+    return models[0]
+
+
 def memory(bench: Bench) -> Iterator[Result]:
     """Loads and unloads beside a version that stays, as the server does them, with the account that it keeps."""
     from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
@@ -252,7 +257,7 @@ def memory(bench: Bench) -> Iterator[Result]:
     from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
 
     accounts = MemoryAccounts()
-    settings = AdapterSettings(lambda models, request: models[0], str(bench.device))
+    settings = AdapterSettings(_first, str(bench.device))
 
     held_by = dict[str, Any]()
 
@@ -282,7 +287,8 @@ def memory(bench: Bench) -> Iterator[Result]:
         stats = torch.cuda.memory_stats(bench.device)
         names = ("reserved_bytes.all.current", "allocated_bytes.all.current", "inactive_split_bytes.all.current")
         yield {"at_the_end": {name: stats.get(name, 0) for name in names}, "free": held()}
-        yield {"segments": [{"size": segment["total_size"]} for segment in torch.cuda.memory_snapshot()][:20]}
+        snapshot: Any = torch.cuda.memory_snapshot
+        yield {"segments": [{"size": segment["total_size"]} for segment in snapshot()][:20]}
 
 
 def item_of(name: str) -> tuple[int, ...]:
@@ -338,7 +344,7 @@ def load_beside(bench: Bench) -> Iterator[Result]:
     else:
         yield {"chunks and priorities": NEEDS_CUDA["left_out"]}
     version = bench.model("huge") / "1"
-    settings = AdapterSettings(lambda models, request: models[0], str(bench.device))
+    settings = AdapterSettings(_first, str(bench.device))
     loader = ArtifactLoader(str(version), "", settings, PLATFORMS, "huge")
     began = time.perf_counter()
     p99 = traffic.p99(lambda: loader.load(ServableId("huge", 1)))
@@ -525,7 +531,8 @@ def _bare_steps(bench: Bench, shape: str, counts: Sequence[int]) -> Iterator[tup
 
     with tempfile.TemporaryDirectory() as folder:
         generation_gpu.save_network(shape, Path(folder), 1024, str(bench.device))
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(bench.device)
+        network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = network.eval().to(bench.device)
     for count in counts:
         ids = torch.zeros(count, 1, dtype=torch.long, device=bench.device)
 

@@ -58,7 +58,9 @@ def served(bench: Bench) -> Iterator[Result]:
         loop = BareLoop(bench, case, dtype)
         for callers in CALLERS:
             rates = loop.rates(min(callers, 8 if bench.quick else 256))
-            loops[name, callers] = rates.get("graph_and_copies", rates["eager"])
+            bare = rates.get("graph_and_copies", rates["eager"])
+            assert bare is not None
+            loops[name, callers] = bare
         del loop
     where = place()
     for name in SERVED:

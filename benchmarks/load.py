@@ -70,10 +70,10 @@ class Tally:
             self.refused.setdefault(answer.code, array("d")).append(now - answer.due)
             return
         self.served.append(now - answer.due)
-        self.rows += rows[answer.index] if rows is not None else 1
+        self.rows += rows[answer.request] if rows is not None else 1
         if answer.body is not None and check is not None:
             self.checked += 1
-            self.wrong += not check(answer.index, answer.body)
+            self.wrong += not check(answer.request, answer.body)
 
 
 class Watch:

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, default=1.8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    shape = replace(SHAPES[arguments.shape], length=arguments.prompt + 200)
+    shape = replace(SHAPES[arguments.shape], length=max(arguments.prompt, 400) + 200)
     rows, figures = [], {}
     with tempfile.TemporaryDirectory(prefix="bench-lm-") as folder:
         directory = Path(folder) / "1"

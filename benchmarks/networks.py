@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -45,8 +47,9 @@ class Bert(nn.Module):
         from transformers import BertConfig, BertModel
 
         super().__init__()
-        sizes = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
-        self.model = BertModel(BertConfig(**sizes, vocab_size=8000, attn_implementation="eager"))
+        sizes: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024}
+        settings: dict[str, Any] = {"num_attention_heads": 8, "vocab_size": 8000, "attn_implementation": "eager"}
+        self.model = BertModel(BertConfig(**sizes, **settings))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
@@ -65,7 +68,7 @@ class ResNet(nn.Module):
         from transformers import ResNetConfig, ResNetForImageClassification
 
         super().__init__()
-        sizes = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
+        sizes: dict[str, Any] = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
         self.model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:

@@ -77,8 +77,8 @@ def cpu_share(running: Running, built: Model, rate: float, seconds: float) -> fl
 
 def measure(built: Model, arguments: argparse.Namespace) -> dict[str, list[float]]:
     """What each side needs, by round: microseconds of a request, and shares of a core with and without viewers."""
-    flags = (f"--model_name={built.name}", f"--model_base_path={built.directory}")
-    flags += (*batched(), WORKER.format("thread"))
+    served = (f"--model_name={built.name}", f"--model_base_path={built.directory}")
+    flags = (*served, *batched(), WORKER.format("thread"))
     place, found = arguments.place, dict[str, list[float]]()
     with ExitStack() as stack:
         collector = stack.enter_context(TraceCollector())

@@ -20,7 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +46,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
 PLAIN, AOTI, ONNX = "plain", "aoti", "onnx"
 LAYOUTS = ("channels_last", "packed", "auto", BFLOAT16)
 SIDES = (*LAYOUTS, AOTI, ONNX)
-NEEDS = {AOTI: ("g++", shutil.which), ONNX: ("onnxscript", find_spec)}
+NEEDS: dict[str, tuple[str, Callable[[str], object]]] = {AOTI: ("g++", shutil.which), ONNX: ("onnxscript", find_spec)}
 LEAST_SECONDS = 0.05
 """Each measurement of a call repeats it for at least so long."""
 TOKENS = 128
@@ -163,8 +163,8 @@ def available(wanted: str) -> list[str]:
     """The sides that can be made here."""
     found = []
     for side in wanted.split(","):
-        what, find = NEEDS.get(side, ("", None))
-        if find is None or find(what):
+        what, find = NEEDS.get(side, ("", bool))
+        if side not in NEEDS or find(what):
             found.append(side)
         else:
             say(f"{side} is left out: it needs {what}")

@@ -49,7 +49,7 @@ class FirstColumn(Model):
     )
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        return {"y": inputs["x"][:, :1].copy()}
+        return {"y": np.asarray(inputs["x"])[:, :1].copy()}
 
     def resident_bytes(self) -> int:
         return 0
@@ -86,7 +86,7 @@ def batch(model: Model, rows: np.ndarray) -> Callable[[], object]:
     def run() -> object:
         staged = model.stage("", shapes)
         assert staged is not None
-        np.copyto(staged["x"], rows)
+        np.copyto(np.asarray(staged["x"]), rows)
         return model.run("", staged, ("y",))
 
     return run

@@ -34,8 +34,8 @@ from servers import Place, batched
 from sides import GRPC_LIMIT, WORKER, Side, Stable, ours
 from transport import Asked, Found, Way, measure, size_of_answer
 
-HEAD = ("path", "layout", "timeouts", "requests/s", "CPU us", "CPU to echo", "one p50 ms", "to echo", "batch", "failed")
-HEAD += ("client",)
+FIGURES = ("requests/s", "CPU us", "CPU to echo", "one p50 ms", "to echo", "batch")
+HEAD = ("path", "layout", "timeouts", *FIGURES, "failed", "client")
 SERVER = "ours"
 FEW, MANY = Way((8, 8), NONE), Way((64, 1), NONE)
 

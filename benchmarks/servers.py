@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ class Running:
         return found
 
 
-Launch = Callable[[Model, Place], "contextmanager[Running]"]
+Launch = Callable[[Model, Place], AbstractContextManager["Running"]]
 
 
 def last_words(log: str) -> str:

@@ -157,7 +157,8 @@ def rows_a_run(before: tuple[float, float], after: tuple[float, float]) -> float
 
 
 def median_of(rounds: Sequence[Figures], name: str) -> float:
-    return statistics.median(getattr(figures, name) for figures in rounds)
+    found: list[float] = [getattr(figures, name) for figures in rounds]
+    return statistics.median(found)
 
 
 class Stable:

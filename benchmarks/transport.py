@@ -48,8 +48,8 @@ from tfs_lite.testing.servers.process import free_ports
 
 WARM_UP_SECONDS = 0.5
 PEERS = ("mosec", "pytriton")
-HEAD = ("side", "layout", "timeout", "requests/s", "CPU us", "CPU to echo", "rate to echo", "p50 ms", "p99 ms")
-HEAD += ("one p50 ms", "to echo", "batch", "failed", "client")
+FIGURES = ("requests/s", "CPU us", "CPU to echo", "rate to echo", "p50 ms", "p99 ms", "one p50 ms", "to echo", "batch")
+HEAD = ("side", "layout", "timeout", *FIGURES, "failed", "client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,8 @@ def rows_of(run: Run, sides: Sequence[Side]) -> list[list[str]]:
                 continue
 
             def middle(name: str, found: Sequence[Found] = found) -> float:
-                return statistics.median(getattr(one.figures, name) for one in found)
+                figures: list[float] = [getattr(one.figures, name) for one in found]
+                return statistics.median(figures)
 
             rows.append([side.name, way.name, way.timeouts, cell(middle("rate")), cell(middle("cpu_us"), 1)])
             rows[-1].append(cell(run.ratio(side.name, way, lambda one: one.figures.cpu_us), 2))

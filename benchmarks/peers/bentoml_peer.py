@@ -16,6 +16,6 @@ class Net:
     def __init__(self) -> None:
         self.run = common.load()
 
-    @bentoml.api(route="/predict", batchable=True, batch_dim=0, max_batch_size=common.ROWS, max_latency_ms=10_000)
+    @bentoml.api(route="/predict", batchable=True, batch_dim=0, max_batch_size=common.ROWS, max_latency_ms=10_000)  # type: ignore[untyped-decorator]
     def predict(self, x: np.ndarray) -> np.ndarray:
         return self.run(np.asarray(x, np.float32))

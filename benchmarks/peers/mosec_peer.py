@@ -10,7 +10,7 @@ import numpy as np
 from mosec import Server, Worker
 
 
-class Net(Worker):
+class Net(Worker):  # type: ignore[misc]
     def __init__(self) -> None:
         self.run = common.load()
 

@@ -11,7 +11,7 @@ from pytriton.triton import Triton, TritonConfig
 run = common.load()
 
 
-@batch
+@batch  # type: ignore[untyped-decorator]
 def infer(x: np.ndarray) -> dict[str, np.ndarray]:
     return {"y": run(x)}
 

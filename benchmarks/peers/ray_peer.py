@@ -18,7 +18,7 @@ class Net:
     def __init__(self) -> None:
         self.run = common.load()
 
-    @serve.batch(max_batch_size=common.ROWS, batch_wait_timeout_s=common.WAIT)
+    @serve.batch(max_batch_size=common.ROWS, batch_wait_timeout_s=common.WAIT)  # type: ignore[untyped-decorator]
     async def rows(self, requests: list[np.ndarray]) -> list[np.ndarray]:
         return list(self.run(np.concatenate(requests)))
 
@@ -31,5 +31,6 @@ class Net:
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
     serve.start(http_options={"host": "127.0.0.1", "port": common.PORT}, logging_config={"enable_access_log": False})
-    serve.run(Net.bind(), route_prefix="/")
+    deployment: Any = Net  # as the decorator makes it
+    serve.run(deployment.bind(), route_prefix="/")
     threading.Event().wait()

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from pictures import CLASSES, SIZE, Painter, Pictures
@@ -105,7 +106,8 @@ class _Learner:
 
     def learn(self, image: Tensor, pictures: Pictures) -> None:
         self._optimizer.zero_grad()
-        self._loss(self._network.scores(image), pictures).backward()
+        loss: Any = self._loss(self._network.scores(image), pictures)
+        loss.backward()
         self._optimizer.step()
         self._rate.step()
 

@@ -88,7 +88,7 @@ def png(image: NDArray[np.uint8]) -> bytes:
 def _enlarged(digit: NDArray[np.float64]) -> NDArray[np.float32]:
     """8 by 8, from 0 to 16 -> what of each pixel the ink covers, from 0 to 1."""
     small = Image.fromarray((digit * (255 / 16)).astype(np.uint8))
-    return np.asarray(small.resize((_WRITTEN, _WRITTEN), Image.Resampling.BICUBIC), np.float32) / 255
+    return np.asarray(small.resize((_WRITTEN, _WRITTEN), Image.Resampling.BICUBIC), np.float32) / np.float32(255)
 
 
 def _part(photograph: NDArray[np.uint8], training: bool) -> NDArray[np.uint8]:

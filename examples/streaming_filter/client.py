@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from make import MODEL, RATE_HZ, make, whole
@@ -74,10 +75,10 @@ class Stream:
         self.cutoffs_hz.update(outputs["cutoff_hz"])
         self.versions.add(answer["model_version"])
 
-    def _ask(self, body: object) -> dict:
+    def _ask(self, body: object) -> dict[str, Any]:
         self._connection.request("POST", f"/v2/models/{MODEL}/infer", json.dumps(body))
         reply = self._connection.getresponse()
-        answer = json.loads(reply.read())
+        answer: dict[str, Any] = json.loads(reply.read())
         if reply.status != 200:
             raise RuntimeError(answer["error"])
         return answer
@@ -94,7 +95,8 @@ def measured(number: int) -> Samples:
     seconds = np.arange(SAMPLES) / RATE_HZ
     slow = sum(random.uniform(1, 3) * np.sin(2 * np.pi * hertz * seconds) for hertz in random.uniform(1, 8, 3))
     hum = np.sin(2 * np.pi * 150 * seconds)
-    return (random.uniform(-20, 20) + slow + hum + random.normal(0, 0.5, SAMPLES)).astype(np.float32)
+    found: Samples = (random.uniform(-20, 20) + slow + hum + random.normal(0, 0.5, SAMPLES)).astype(np.float32)
+    return found
 
 
 def send_all(streams: Sequence[Stream], pieces: int) -> None:

@@ -34,7 +34,8 @@ Numbers = NDArray[np.float64]
 
 def design(cutoff_hz: float) -> tuple[Numbers, Numbers]:
     """Numerator and denominator, as ``scipy.signal.lfilter`` takes them."""
-    return signal.butter(ORDER, cutoff_hz, fs=RATE_HZ)
+    numerator, denominator = signal.butter(ORDER, cutoff_hz, fs=RATE_HZ)
+    return numerator, denominator
 
 
 def whole(samples: NDArray[np.float32], cutoff_hz: float) -> Numbers:
@@ -52,6 +53,13 @@ class LowPass(nn.Module):
     for many samples that is: ``response``, of each result to each sample; ``fading``, of each result to the memory;
     ``powers`` of A; and ``keeping``, of the memory afterwards to each sample.
     """
+
+    response: Tensor
+    fading: Tensor
+    powers: Tensor
+    keeping: Tensor
+    rest: Tensor
+    cutoff: Tensor
 
     def __init__(self, cutoff_hz: float) -> None:
         super().__init__()

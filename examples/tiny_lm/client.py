@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import Any
 
 MODEL = "tiny_lm"
@@ -114,7 +115,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500, help="bytes that the model writes")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text")
     arguments = parser.parse_args()
-    sys.stdout.reconfigure(errors="replace")  # for terminals without all letters
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for terminals without all letters
     try:
         pieces = WAYS[arguments.by](arguments.address, arguments.prompt, arguments.tokens, arguments.seed)
         _, versions = show(arguments.prompt, pieces)

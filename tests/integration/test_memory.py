@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
+from tfs_lite.managers.resource_tracker import LEAST_RESERVE
 from tfs_lite.testing.profiles import is_soak, scaled
 from tfs_lite.testing.servers.in_process import config_text, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 MEGABYTES = 200 if is_soak() else 60
 CYCLES = scaled(50)
@@ -87,3 +90,73 @@ def test_process_of_a_version_is_measured_from_outside(tmp_path):
         assert served.version() == 1
         (account,) = served.server.core.memory("m")
         assert 20_000_000 < account.held["main"]["process"] <= max(account.workers) + 20_000_000
+
+
+class ControlGroup:
+    """A control group with a memory limit of its own, below the one of this process; skips where none can be made."""
+
+    def __init__(self) -> None:
+        old = Path("/sys/fs/cgroup/memory")
+        top, self.used, self._limit = (old, "memory.usage_in_bytes", "memory.limit_in_bytes")
+        if not old.exists():
+            top, self.used, self._limit = (Path("/sys/fs/cgroup"), "memory.current", "memory.max")
+        self.folder = top / f"tfs-lite-test-{os.getpid()}"
+        try:
+            self.folder.mkdir()
+            self.limit_to(1 << 40)
+        except OSError as error:
+            if self.folder.exists():
+                self.folder.rmdir()
+            pytest.skip(f"no control group can be made here: {error}")
+
+    def limit_to(self, limit: int) -> None:
+        (self.folder / self._limit).write_text(str(limit))
+
+    @property
+    def held(self) -> int:
+        return int((self.folder / self.used).read_text())
+
+    @property
+    def command(self) -> list[str]:
+        """Runs the server in the group."""
+        return ["sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$0" "$@"', *default_command()]
+
+    def remove(self) -> None:
+        def gone() -> bool:
+            try:
+                self.folder.rmdir()
+            except OSError:
+                return False
+            return True
+
+        wait_until(gone, "the control group has no processes")
+
+
+@pytest.fixture
+def group():
+    made = ControlGroup()
+    yield made
+    made.remove()
+
+
+def test_in_a_container_a_version_that_does_not_fit_beside_the_old_one_is_refused_and_the_kernel_kills_nobody(
+    tmp_path, group
+):
+    archives, base = TaggedArchives(MEGABYTES), tmp_path / "m"
+    base.mkdir()
+    flags = ("--model_name=m", f"--model_base_path={base}", "--max_num_load_retries=0")
+    with ServerProcess(*flags, command=group.command, env={"OMP_NUM_THREADS": "1"}) as server, Probe(server) as probe:
+        # Room for one version and the reserve; the limit as such has room for nearly two.
+        group.limit_to(group.held + int(MEGABYTES * 1e6 * 1.2) + LEAST_RESERVE + (12 << 20))
+        archives.write_version(1, base)
+        probe.wait_states("m", {1: "AVAILABLE"})
+        archives.write_version(2, base)
+        probe.wait_states("m", {1: "AVAILABLE", 2: "END"})
+        assert probe.ask("m") == 1
+        said = server.log()
+        assert "Insufficient resources to load servable {name: m version: 2}" in said
+        assert "are held beside models" in said
+        group.limit_to(group.held + 4 * int(MEGABYTES * 1e6))
+        probe.wait_states("m", {1: "END", 2: "AVAILABLE"})  # by itself, as soon as there is room
+        assert probe.ask("m") == 2
+    assert server.exit_code == 0

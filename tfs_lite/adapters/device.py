@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 
-from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
+from tfs_lite.core.resources import GPU, MAIN, RAM, GroupMemory, Resource, ResourceAllocation
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
 _SETTING = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_USED = ("memory.current", "memory.usage_in_bytes")
 logger = logging.getLogger(__name__)
 
 
@@ -64,10 +66,10 @@ def machine_resources(
 ) -> tuple[Mapping[str, int], ResourceAllocation]:
     """(devices of each type, total memory of each device), for a resource tracker.
 
-    Main memory is the machine's or that of the control group this process is in, whichever is less. ``limit_bytes``
-    lowers it further. Of a GPU's memory ``gpu_fraction`` counts (0: all of it).
+    Main memory is the machine's, or ``limit_bytes`` if that is less; :func:`group_memory` may leave less of it. Of a
+    GPU's memory ``gpu_fraction`` counts (0: all of it).
     """
-    main = min(limit for limit in (_physical_bytes(), _cgroup_bytes(), limit_bytes) if limit is not None)
+    main = min(limit for limit in (_physical_bytes(), limit_bytes) if limit is not None)
     gpus = {Resource(GPU, RAM, index): total for index, total in gpu_bytes(gpu_fraction).items()}
     return {MAIN: 1, GPU: len(gpus)}, ResourceAllocation({Resource(MAIN, RAM, 0): main, **gpus})
 
@@ -106,14 +108,18 @@ def _physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_bytes(root: Path = _CGROUP_ROOT, process: Path = _CGROUP_OF_PROCESS) -> int | None:
-    """The tightest memory limit of the control groups around this process; None if there is none."""
-    limits = [limit for file in _limit_files(root, process) if (limit := _read_limit(file)) is not None]
-    return min(limits, default=None)
+def group_memory(root: Path = _CGROUP_ROOT, process: Path = _CGROUP_OF_PROCESS) -> GroupMemory | None:
+    """The control group around this process that has the least room left; None if none of them has a limit.
+
+    A limit of at least the machine's memory is none. Swap is not counted as room. Reads some small files of the kernel.
+    """
+    groups = [found for folder in _memory_groups(root, process) if (found := _read_group(folder)) is not None]
+    return min(groups, key=lambda group: group.limit - group.held, default=None)
 
 
-def _limit_files(root: Path, process: Path) -> Iterator[Path]:
-    """Version 2: the group of the process and its parents. Version 1: the memory controller's group."""
+def _memory_groups(root: Path, process: Path) -> Iterator[Path]:
+    """The folders of the process's group and its parents: in version 1 those of the memory controller. Inside a
+    container the group's path may be one of the host, of which only the top is there."""
     try:
         lines = process.read_text().splitlines()
     except OSError:
@@ -122,12 +128,35 @@ def _limit_files(root: Path, process: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        top = root / "memory" if controllers else root
         group = top / path.lstrip("/")
-        yield from (folder / name for folder in (group, *group.parents) if folder.is_relative_to(top))
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 
-def _read_limit(file: Path) -> int | None:
+def _read_group(folder: Path) -> GroupMemory | None:
+    """``memory.high`` counts as a limit: beyond it the kernel slows the processes down until they stand still. The
+    older version has other names. None for a group without a limit, or one whose use cannot be read."""
+    limits = [found for name in _LIMITS if (found := _read_number(folder / name)) is not None]
+    used = [found for name in _USED if (found := _read_number(folder / name)) is not None]
+    if not limits or min(limits) >= _physical_bytes() or not used:
+        return None
+    return GroupMemory(min(limits), max(0, used[0] - _droppable(folder / "memory.stat")))
+
+
+def _droppable(statistics: Path) -> int:
+    """Bytes of the group that the system drops when it needs room: cached files that are not mapped, and the kernel's
+    own caches. Files in memory (tmpfs, shared memory) are none of them."""
+    try:
+        words = (line.split() for line in statistics.read_text().splitlines())
+        found = {name.removeprefix("total_"): int(value) for name, value in words}  # the totals come last
+    except (OSError, ValueError):
+        return 0
+    cached = found.get("active_file", 0) + found.get("inactive_file", 0)
+    mapped = found.get("file_mapped", found.get("mapped_file", 0)) - found.get("shmem", 0)
+    return max(0, cached - max(0, mapped)) + found.get("slab_reclaimable", 0)
+
+
+def _read_number(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -101,16 +101,17 @@ class AdapterSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """Bytes: of each copy of the weights on its device, and of main memory while copies for a GPU are loaded. How many
-    copies each device has."""
+    """Bytes: of each copy of the weights on its device, of main memory while copies for a GPU are loaded, and of main
+    memory for a moment while any copy is opened. How many copies each device has."""
 
     of_copy: int
     while_loading: int
     copies: Mapping[Resource, int]
+    for_a_moment: int = 0
 
     @property
     def allocation(self) -> ResourceAllocation:
-        return memory.estimate(self.of_copy, self.copies, self.while_loading)
+        return memory.estimate(self.of_copy, self.copies, self.while_loading, self.for_a_moment)
 
 
 class ArtifactLoader(Loader):
@@ -220,7 +221,7 @@ class ArtifactLoader(Loader):
         on_gpu, copies = uses_gpu(self._settings.device), self._copies(platform, settings, self._default_device())
         if platform is not None and platform.reserve is not None:
             bound = platform.reserve(files, settings, on_gpu)
-            return _Reserved(bound, bound, copies)
+            return _Reserved(bound, bound, copies, platform.for_a_moment(files) if copies else 0)
         by_files = memory.bytes_to_reserve(files.unpacked_bytes)
         known = self._settings.measured.bound(self._name, files.unpacked_bytes, _size_settings(settings))
         of_copy = by_files if known is None else known + memory.FIXED_BYTES

@@ -37,13 +37,17 @@ def bytes_to_reserve(file_bytes: int) -> int:
     return file_bytes * 6 // 5 + FIXED_BYTES
 
 
-def estimate(of_copy: int, copies: Mapping[Resource, int], while_loading: int) -> ResourceAllocation:
+def estimate(
+    of_copy: int, copies: Mapping[Resource, int], while_loading: int, for_a_moment: int = 0
+) -> ResourceAllocation:
     """What to reserve before loading: so many bytes for each copy, by device. Copies for a GPU need main memory as
-    well ``while_loading``, one after the other."""
+    well ``while_loading``, one after the other. ``for_a_moment``: what opening a copy takes of main memory besides."""
     quantities = {resource: of_copy * count for resource, count in copies.items()}
-    if any(resource.device == GPU for resource in copies):
+    on_gpu = any(resource.device == GPU for resource in copies)
+    more = for_a_moment + (while_loading if on_gpu else 0)
+    if more:
         main = Resource(MAIN, RAM, 0)
-        quantities[main] = quantities.get(main, 0) + while_loading
+        quantities[main] = quantities.get(main, 0) + more
     return ResourceAllocation(quantities)
 
 

@@ -97,6 +97,7 @@ class Platform:
     ``check_config`` raises INVALID_ARGUMENT if the artefact in a directory contradicts a config, without opening it.
     ``reserve`` returns an upper bound of the bytes that a version takes on its device, from its files, the config and
     whether it goes to a GPU, or raises ServingError; None means that the bound follows from the size of the files.
+    ``for_a_moment`` returns the bytes of main memory that opening takes besides.
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
@@ -115,6 +116,7 @@ class Platform:
     missing: str = ""
     composed: bool = False
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
+    for_a_moment: Callable[[VersionFiles], int] = lambda files: 0
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
     shares_weights: bool = False

@@ -167,6 +167,14 @@ FLAGS: tuple[Flag, ...] = (
     _load("flush_filesystem_caches", _BOOL, True, "let the system forget the files of a version that was loaded"),
     _load("reload_timeout_seconds", _FLOAT, 120.0, "how long a new config waits for its new models", minimum=0),
     _load("total_model_memory_limit_bytes", _INT, 0, "memory for all models; 0: all", minimum=0, maximum=INT64_MAX),
+    _load(
+        "memory_reserve_bytes",
+        _INT,
+        -1,
+        "of a container's memory, what models never get; -1: a tenth, from 32 MiB to 1 GiB",
+        minimum=-1,
+        maximum=INT64_MAX,
+    ),
     _load("exit_on_initial_load_failure", _BOOL, False, "stop when a model fails to load at start"),
     _load("ready_requires_all_models", _BOOL, False, "not ready until every model has a version available"),
     _run(

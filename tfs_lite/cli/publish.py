@@ -16,7 +16,7 @@ from tfs_lite.cli.arguments import Parser, version_number
 from tfs_lite.cli.output import DONE, print_json
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.loader import bytes_text
-from tfs_lite.core.publish import OnProgress, publish
+from tfs_lite.core.publish import FOLLOW_LINKS, OnProgress, publish
 
 LARGE = 64 << 20
 """Bytes from which a terminal gets a bar unasked; fewer are copied before one could be read."""
@@ -30,17 +30,24 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--base", required=True, help="the model's base path; made when it is missing")
     parser.add_argument("--version", type=version_number, metavar="N", help="default: the highest one there plus 1")
     parser.add_argument(
+        FOLLOW_LINKS,
+        FOLLOW_LINKS.replace("_", "-"),
+        action="store_true",
+        help="copy what links in SRC point to, wherever that is: a snapshot in the hub's cache is made of such links",
+    )
+    parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
         help="show on standard error how far it is; default: on a terminal, for large directories; never with --json",
     )
     args = parser.parse(argv)
     with _progress(args) as on_progress:
-        published = publish(args.source, args.base, args.version, on_progress)
+        published = publish(args.source, args.base, args.version, on_progress, follow_links=args.follow_links)
     if args.json:
         print_json({"version": published.version, "path": published.path})
     else:
-        print(f"published version {published.version}: {published.path}")
+        path = published.path.encode(errors="backslashreplace").decode()  # it may hold bytes that are no text
+        print(f"published version {published.version}: {path}")
     return DONE
 
 

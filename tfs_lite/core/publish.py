@@ -5,20 +5,27 @@
         published = commit(staging, base)         # manifest, fsync, rename to BASE/<version>
 
 :func:`publish` does that for files that already exist. A caller that writes artefacts itself (``save``) uses the
-two steps directly and so writes the data once. Nothing here overwrites a version, and a process that dies in between
-leaves only a hidden directory, which scans ignore.
+two steps directly and so writes the data once. Nothing here overwrites a version. A process that is ended by a signal
+removes its hidden directory; one that is killed leaves it behind. Scans ignore it, and the next publication to that
+base path removes it once nobody has written to it for an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
 import secrets
 import shutil
+import signal
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
+from types import FrameType
 from typing import TypeAlias
 
 from tfs_lite.core.callbacks import ignore
@@ -31,9 +38,33 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Called often: what is done (``copying``, ``hashing``), how many bytes of it are done, and how many there are."""
 
 HIDDEN_PREFIX = ".publish-"
+LEFTOVER_SECONDS = 3600.0
+"""A hidden copy that nobody has written to for so long was left by a process that is gone."""
+FOLLOW_LINKS = "--follow_links"
+"""The option of ``tfs-lite publish`` that refusals name."""
+_BEAT_SECONDS = 60.0
+"""Between two signs of life in the directory of a publication, in which nothing may be written for hours."""
 _MAX_RACES = 100
 _CHUNK = 1 << 20
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EISDIR})
+"""What file systems answer that cannot bring a directory to the disk by itself, such as CIFS and some of FUSE."""
+_FATAL = (signal.SIGTERM, signal.SIGHUP)
+_FULL = "make room on that disk, then publish again"
+_ADVICE = {
+    errno.ENOSPC: (StatusCode.RESOURCE_EXHAUSTED, _FULL),
+    errno.EDQUOT: (StatusCode.RESOURCE_EXHAUSTED, _FULL),
+    errno.EFBIG: (StatusCode.RESOURCE_EXHAUSTED, "that disk takes no file of this size"),
+    errno.EROFS: (StatusCode.FAILED_PRECONDITION, "that disk is mounted read-only: publish where it can be written"),
+    errno.EACCES: (StatusCode.PERMISSION_DENIED, "let this user read the source and write to the base path"),
+    errno.EPERM: (StatusCode.PERMISSION_DENIED, "let this user read the source and write to the base path"),
+    errno.ENOENT: (StatusCode.ABORTED, "it was removed meanwhile: publish again when nothing else changes it"),
+    errno.EIO: (StatusCode.UNAVAILABLE, "that disk has errors: look at the system's log, then publish again"),
+    errno.ESTALE: (StatusCode.UNAVAILABLE, "the file server has lost it: publish again"),
+    errno.ENAMETOOLONG: (StatusCode.INVALID_ARGUMENT, "that disk takes no name of this length"),
+    errno.ELOOP: (StatusCode.FAILED_PRECONDITION, "its links lead in a circle"),
+}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +75,20 @@ class Published:
     path: str
 
 
-def publish(source: str, base: str, version: int | None = None, on_progress: OnProgress = ignore) -> Published:
+def publish(
+    source: str, base: str, version: int | None = None, on_progress: OnProgress = ignore, *, follow_links: bool = False
+) -> Published:
     """Copies ``source`` to ``base/<version>``; without a version, to the highest one there plus 1. ``on_progress`` is
-    called on this thread.
+    called on this thread. ``follow_links``: what links point to is copied too, wherever it is.
 
     A directory is copied with everything in it, litter aside; a single file is stored as ``model`` plus its suffix, the
-    name under which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a
-    plain file, or with a link that leaves it), ALREADY_EXISTS (that version is there), ABORTED (source changed
-    meanwhile); OSError when the disk refuses.
+    name under which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a plain file,
+    with a link that leaves it, or with the base path in it), ALREADY_EXISTS (that version is there), ABORTED (source
+    changed meanwhile), and those of :func:`staging_directory`.
     """
-    files = _files_of(source)
+    with _advised(base):
+        files = _files_of(source, follow_links)
+        _refuse_base_inside(source, base)
     with staging_directory(base, version) as staging:
         copied = _Counter("copying", sum(map(os.path.getsize, files.values())), on_progress)
         for relative, origin in sorted(files.items()):
@@ -63,19 +98,30 @@ def publish(source: str, base: str, version: int | None = None, on_progress: OnP
 
 @contextlib.contextmanager
 def staging_directory(base: str, version: int | None = None) -> Iterator[str]:
-    """A new hidden directory inside ``base``, which is made if needed. Removed at the end unless it was committed.
+    """A new hidden directory inside ``base``, which is made if needed. Removed at the end unless it was committed, also
+    if a signal ends the process. Removes what earlier publications have left in ``base``.
 
-    A version that cannot be committed later is refused at once, with the errors of :func:`commit`.
+    A version that cannot be committed later is refused at once, with the errors of :func:`commit`. An OSError of the
+    block becomes a ServingError that names the file and the next step: RESOURCE_EXHAUSTED (the disk is full),
+    PERMISSION_DENIED, FAILED_PRECONDITION, or UNAVAILABLE.
     """
-    os.makedirs(base, exist_ok=True)
-    _pick_version(base, version)
-    label = "next" if version is None else str(version)
-    staging = os.path.join(base, f"{HIDDEN_PREFIX}{label}-{secrets.token_hex(6)}")
-    os.mkdir(staging)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with _advised(base):
+        os.makedirs(base, exist_ok=True)
+        _pick_version(base, version)
+        label = "next" if version is None else str(version)
+        staging = os.path.join(base, f"{HIDDEN_PREFIX}{label}-{secrets.token_hex(6)}")
+        os.mkdir(staging)
+        with _removed_at_the_end(staging), _alive(staging):
+            _remove_leftovers(base, os.stat(staging).st_mtime)
+            yield staging
+
+
+def leftovers(base: str, now: float) -> list[str]:
+    """The hidden copies in ``base`` that processes have left which are gone. ``now``: seconds since 1970 by the clock
+    of its disk. A copy that is being made is locked, or was written to in the last hour."""
+    with os.scandir(base) as children:
+        names = [child.name for child in children if child.name.startswith(HIDDEN_PREFIX)]
+    return sorted(name for name in names if _is_left(os.path.join(base, name), now))
 
 
 def commit(staging: str, base: str, version: int | None = None, on_progress: OnProgress = ignore) -> Published:
@@ -90,9 +136,115 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
         number = _pick_version(base, version)
         path = os.path.join(base, str(number))
         if _rename_to_new(staging, path):
-            _sync(base)
+            try:
+                _sync(base)
+            except OSError as error:  # it is there: whoever is told that it failed would publish it twice
+                logger.warning("%s was not synced (%s): a loss of power now may take the version", path, error)
             return Published(number, path)
     raise ServingError(StatusCode.ABORTED, f"{_MAX_RACES} version numbers in a row were taken by other publishers")
+
+
+@contextlib.contextmanager
+def _removed_at_the_end(staging: str) -> Iterator[None]:
+    """Removes the directory after the block, and before a signal ends the process that would end it at once."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        shutil.rmtree(staging, ignore_errors=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    in_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    taken = [number for number in _FATAL if in_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _alive(staging: str) -> Iterator[None]:
+    """Shows others for the time of the block that the directory is in use: by a lock, where the disk has them, and by
+    its time, for those on other machines."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT_SECONDS):
+            with contextlib.suppress(OSError):  # it was committed, or the disk does not answer
+                os.utime(staging)
+
+    thread = threading.Thread(target=beat, name="tfs-publish", daemon=True)
+    thread.start()
+    descriptor = os.open(staging, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+        done.set()
+
+
+def _is_left(directory: str, now: float) -> bool:
+    """False where that cannot be told."""
+    try:
+        newest = max(os.lstat(path).st_mtime for path in _all_below(directory))
+        return now - newest >= LEFTOVER_SECONDS and not _is_locked(directory)
+    except (OSError, ValueError):
+        return False
+
+
+def _all_below(directory: str) -> Iterator[str]:
+    for folder, _, names in os.walk(directory):
+        yield folder
+        yield from (os.path.join(folder, name) for name in names)
+
+
+def _is_locked(directory: str) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # such disks tell by the time alone
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove_leftovers(base: str, now: float) -> None:
+    for name in leftovers(base, now):
+        shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+        logger.warning("removed %s, which a publication that did not end has left in %s", name, base)
+
+
+@contextlib.contextmanager
+def _advised(base: str) -> Iterator[None]:
+    """An OSError of the block becomes a ServingError that names the file and the next step."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of whoever reads the progress
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code, advice = _ADVICE.get(error.errno or 0, (StatusCode.UNAVAILABLE, "nothing was published"))
+        reason = error.strerror or type(error).__name__
+        raise ServingError(code, f"publishing to {base} failed: {where}{reason}; {advice}") from error
+
+
+def _refuse_base_inside(source: str, base: str) -> None:
+    """A version of the base path may be published again; the base path itself, or what holds it, may not."""
+    root, target = os.path.realpath(source), os.path.realpath(base)
+    if os.path.isdir(root) and os.path.commonpath([root, target]) == root:
+        is_in = "is" if root == target else "lies in"
+        raise failed_precondition(
+            f"the base path {base!r} {is_in} the source {source!r}: every version in it would be copied into the new "
+            "one; publish the directory that holds the files of one version"
+        )
 
 
 class _Counter:
@@ -108,7 +260,7 @@ class _Counter:
         self._on_progress(self._phase, self._done, self._expected)
 
 
-def _files_of(source: str) -> dict[str, str]:
+def _files_of(source: str, follow_links: bool) -> dict[str, str]:
     """Path inside the version -> path of the original."""
     if os.path.isfile(source):
         return {"model" + os.path.splitext(source)[1]: source}
@@ -116,16 +268,15 @@ def _files_of(source: str) -> dict[str, str]:
         raise not_found(f"source {source!r}: expected a file or a directory, found neither")
     root = os.path.realpath(source)
     files: dict[str, str] = {}
-    for directory, subdirectories, names in os.walk(root, onerror=_raise):
+    for directory, subdirectories, names in os.walk(root, onerror=_raise, followlinks=follow_links):
         subdirectories[:] = [name for name in subdirectories if not is_litter(name)]
         for name in subdirectories:
-            if os.path.islink(os.path.join(directory, name)):
-                raise _refuse(root, directory, name, "a link to a directory")
+            _check_directory(root, directory, name, follow_links)
         for name in names:
             if is_litter(name):
                 continue
             path = os.path.join(directory, name)
-            _check_file(root, directory, name)
+            _check_file(root, directory, name, follow_links)
             files[os.path.relpath(path, root).replace(os.sep, "/")] = path
     files.pop(MANIFEST_NAME, None)
     if not files:
@@ -133,16 +284,33 @@ def _files_of(source: str) -> dict[str, str]:
     return files
 
 
-def _check_file(root: str, directory: str, name: str) -> None:
+def _check_directory(root: str, directory: str, name: str, follow_links: bool) -> None:
+    path = os.path.join(directory, name)
+    if not os.path.islink(path):
+        return
+    if not follow_links:
+        raise _refuse(root, directory, name, "a link to a directory", leads_on=True)
+    above, target = {root}, os.path.realpath(path)
+    while directory != root:
+        above.add(os.path.realpath(directory))
+        directory = os.path.dirname(directory)
+    if target in above or os.path.commonpath([target, root]) == target:
+        raise _refuse(root, os.path.dirname(path), name, "a link to a directory that holds it")
+
+
+def _check_file(root: str, directory: str, name: str, follow_links: bool) -> None:
     target = os.path.realpath(os.path.join(directory, name))
-    if os.path.commonpath([root, target]) != root:
-        raise _refuse(root, directory, name, "a link that leaves the source")
+    if not os.path.exists(target):
+        raise _refuse(root, directory, name, "a broken link")
+    if not follow_links and os.path.commonpath([root, target]) != root:
+        raise _refuse(root, directory, name, "a link that leaves the source", leads_on=True)
     if not os.path.isfile(target):
-        raise _refuse(root, directory, name, "a broken link" if not os.path.exists(target) else "not a plain file")
+        raise _refuse(root, directory, name, "not a plain file")
 
 
-def _refuse(root: str, directory: str, name: str, what: str) -> ServingError:
-    return failed_precondition(f"{os.path.relpath(os.path.join(directory, name), root)} is {what}")
+def _refuse(root: str, directory: str, name: str, what: str, leads_on: bool = False) -> ServingError:
+    path = os.path.relpath(os.path.join(directory, name), root)
+    return failed_precondition(f"{path} is {what}" + (f"; {FOLLOW_LINKS} copies what it points to" if leads_on else ""))
 
 
 def _raise(error: OSError) -> None:
@@ -152,13 +320,33 @@ def _raise(error: OSError) -> None:
 def _copy(origin: str, target: str, relative: str, on_copied: Callable[[int], None]) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     before = os.stat(origin)
-    with open(origin, "rb") as source, open(target, "wb") as copy:
+    is_sparse = before.st_blocks * 512 < before.st_size
+    with open(origin, "rb") as source, _named(target), open(target, "wb", buffering=0) as copy:
         while chunk := source.read(_CHUNK):
-            copy.write(chunk)
+            if is_sparse and not chunk.lstrip(b"\0"):
+                copy.truncate(copy.seek(len(chunk), os.SEEK_CUR))
+            else:
+                _write_all(copy, chunk)
             on_copied(len(chunk))
     after = os.stat(origin)
     if (before.st_size, before.st_mtime_ns, before.st_ino) != (after.st_size, after.st_mtime_ns, after.st_ino):
         raise ServingError(StatusCode.ABORTED, f"{relative} changed while it was copied")
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """An OSError of the block that names no file names this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def _write_manifest(staging: str, on_progress: OnProgress) -> None:
@@ -170,15 +358,16 @@ def _write_manifest(staging: str, on_progress: OnProgress) -> None:
     files.pop(MANIFEST_NAME, None)
     if not files:
         raise failed_precondition("nothing to publish: no file was written")
-    with open(os.path.join(staging, MANIFEST_NAME), "wb") as file:
+    path = os.path.join(staging, MANIFEST_NAME)
+    with _named(path), open(path, "wb") as file:
         file.write(Manifest(files).to_bytes())
         file.flush()
-        os.fsync(file.fileno())
+        _sync_file(file.fileno(), path)
 
 
 def _synced_entry(path: str, on_read: Callable[[int], None]) -> ManifestFile:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    with _named(path), open(path, "rb") as file:
+        _sync_file(file.fileno(), path)
         digest = sha256_of(file, on_read=on_read)
         status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
@@ -191,12 +380,28 @@ def _sync_directories(root: str) -> None:
         _sync(directory)
 
 
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync_file(descriptor: int, path: str) -> None:
+    """Where the disk cannot do that, a loss of power may take the contents; the manifest shows that."""
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+        logger.warning("%s was not synced, its disk cannot do that: a loss of power now may damage it", path)
+
+
+def _sync(directory: str) -> None:
+    """Where the disk cannot do that, a loss of power may take the whole version, and no part of it."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            error.filename = error.filename or directory
+            raise
 
 
 def _pick_version(base: str, version: int | None) -> int:

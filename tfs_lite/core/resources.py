@@ -87,6 +87,15 @@ class RunningTotal:
         return ResourceAllocation(self._sums)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """The main memory of a control group, in bytes: its limit, and what all its processes hold together. Cached files
+    that no process has mapped do not count: the system drops them as soon as it needs room."""
+
+    limit: int
+    held: int
+
+
 def main_ram(quantity: int) -> ResourceAllocation:
     """``quantity`` bytes of main memory."""
     return ResourceAllocation({Resource(MAIN, RAM, 0): quantity})

@@ -88,7 +88,7 @@ class BasicManager:
             options.on_drained,
             lambda servable_id: options.on_overdue(servable_id, True),
         )
-        reservations = Reservations(self._registry, options.resource_tracker)
+        self._reservations = reservations = Reservations(self._registry, options.resource_tracker)
 
         def on_overdue_load(servable_id: ServableId) -> None:
             options.on_overdue(servable_id, False)
@@ -176,12 +176,16 @@ class BasicManager:
 
     def renew_exhausted(self) -> list[ServableId]:
         """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
-        was unloaded since, or a load that had waited has given memory back: once for each such change. Returns their
-        ids."""
+        was unloaded since, or a load that had waited has given memory back: once for each such change; or if it fits
+        now because less is held beside models. Returns their ids."""
         renewed = []
         with self._registry.lock:
-            if self._registry.releases == self._renewed_at:
+            refused = any(harness.refused_as_measured for harness in self._registry.exhausted)
+            if not refused and self._registry.releases == self._renewed_at:
                 return []
+        if refused:
+            self._reservations.measure()
+        with self._registry.lock:
             self._renewed_at = self._registry.releases
             for old in list(self._registry.exhausted):
                 if old.loader is None or not self._may_fit_now(old):
@@ -197,7 +201,11 @@ class BasicManager:
         return renewed
 
     def _may_fit_now(self, harness: LoaderHarness) -> bool:
-        return harness.is_aspired and harness.releases_seen < self._registry.releases and not self._registry.closing
+        return (
+            harness.is_aspired
+            and not self._registry.closing
+            and (harness.releases_seen < self._registry.releases or self._reservations.fits_again(harness))
+        )
 
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         """Every managed version of the stream, or of all streams, in the order of their ids."""

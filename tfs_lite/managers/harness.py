@@ -118,6 +118,7 @@ class LoaderHarness:
         "id",
         "loader",
         "on_change",
+        "refused_as_measured",
         "releases_seen",
         "revision",
         "state",
@@ -140,6 +141,8 @@ class LoaderHarness:
         self.attempts = 0
         self.releases_seen = 0
         """The registry's ``releases`` when this version ended in error."""
+        self.refused_as_measured = False
+        """It ended for lack of memory, which may come back without an unload: others than models hold some of it."""
         self.on_change: Callable[[LoaderHarness], None] = ignore
         self._is_aspired = True
         self._is_overdue = False

@@ -155,6 +155,8 @@ class LoadFlow:
 
     def reconsider(self) -> None:
         """Decides the parked loads again. Called after anything that may have freed memory."""
+        if self._reservations.any_parked:
+            self._reservations.measure()
         with self._registry.lock:
             decided = [self._active[harness.id] for harness in self._reservations.decide_parked()]
             refused = [load for load in decided if load.harness.state is HarnessState.ERROR]

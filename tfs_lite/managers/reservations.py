@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class Reservations:
-    """``estimate`` and ``estimate_loaded`` call the loader: without the registry's lock. The rest: with it held."""
+    """``estimate`` and ``estimate_loaded`` call the loader, ``measure`` reads files: without the registry's lock. The
+    rest: with it held."""
 
     def __init__(self, registry: Registry, tracker: ResourceTracker | None) -> None:
         self._registry = registry
@@ -35,6 +36,7 @@ class Reservations:
         for a device that the machine does not have."""
         if self._tracker is None:
             return NO_RESOURCES
+        self._tracker.measure()
         return self._tracker.verify(loader.estimate_resources())
 
     def estimate_loaded(self, loader: Loader, before: ResourceAllocation) -> ResourceAllocation:
@@ -45,11 +47,14 @@ class Reservations:
             logger.exception("no estimate after loading; the one from before the load stays: %s", before)
             return before
 
+    def measure(self) -> None:
+        """Takes a new measurement of the memory that is held beside models, for the next decisions."""
+        if self._tracker is not None:
+            self._tracker.measure()
+
     def decide(self, harness: LoaderHarness) -> Admission:
         """Approves the load, parks it, or ends it with RESOURCE_EXHAUSTED."""
-        admission = Admission.ADMIT
-        if self._tracker is not None:
-            admission = decide(self._tracker, self._demand(), harness.estimate)
+        admission = self._admission(harness)
         if admission is Admission.ADMIT:
             harness.transition(HarnessState.LOAD_APPROVED)
         elif admission is Admission.PARK:
@@ -57,12 +62,13 @@ class Reservations:
             self._ahead.add(harness.estimate)
         else:
             harness.error(self._exhausted(harness))
+            harness.refused_as_measured = self._tracker is not None and self._tracker.is_measured
         return admission
 
     def hold_beside(self, harness: LoaderHarness) -> None:
         """Keeps a second load of a managed version beside it, with its memory; RESOURCE_EXHAUSTED if there is no room,
         or others wait for it."""
-        if self._tracker is not None and decide(self._tracker, self._demand(), harness.estimate) is not Admission.ADMIT:
+        if self._admission(harness) is not Admission.ADMIT:
             refusal = self._exhausted(harness)
             raise ServingError(refusal.code, refusal.message)
         self._registry.keep_beside(harness)
@@ -83,9 +89,25 @@ class Reservations:
             self._ahead.take(harness.estimate)
             self._decided_at = -1
 
+    def fits_again(self, harness: LoaderHarness) -> bool:
+        """Whether a load that was refused when more was held beside models fits by the latest measurement."""
+        return harness.refused_as_measured and self._admission(harness) is Admission.ADMIT
+
+    @property
+    def any_parked(self) -> bool:
+        """Whether a load waits for memory."""
+        return bool(self._parked)
+
     def is_parked(self, harness: LoaderHarness) -> bool:
         """Whether the load waits for memory."""
         return harness in self._parked
+
+    def _admission(self, harness: LoaderHarness) -> Admission:
+        if self._tracker is None:
+            return Admission.ADMIT
+        demand, changing = self._demand(), bool(self._registry.moving)
+        self._tracker.settle(demand.used, in_flight=changing)
+        return decide(self._tracker, demand, harness.estimate)
 
     def _demand(self) -> Demand:
         return Demand(

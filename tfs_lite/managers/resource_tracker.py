@@ -1,31 +1,126 @@
 """Whether one more version fits: pure arithmetic over allocations, with the machine's totals.
 
 The tracker remembers nothing but the totals. Who holds how much is known by the harnesses; the manager passes their
-estimates in and decides under its own lock.
+estimates in and decides under its own lock. Inside a control group the total of main memory is what :class:`ModelShare`
+leaves for models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 
-from tfs_lite.core.resources import NO_RESOURCES, Resource, ResourceAllocation, ResourceUtil
+from tfs_lite.core.resources import MAIN, NO_RESOURCES, RAM, GroupMemory, Resource, ResourceAllocation, ResourceUtil
 from tfs_lite.core.status import invalid_argument
+
+MAIN_MEMORY = Resource(MAIN, RAM, 0)
+LEAST_RESERVE, MOST_RESERVE = 32 << 20, 1 << 30
+
+
+def default_reserve(limit: int) -> int:
+    """The bytes of a control group's memory that are kept back for requests and for what a load takes for a moment."""
+    return min(max(limit // 10, LEAST_RESERVE), MOST_RESERVE)
+
+
+class ModelShare:
+    """What models may have of the memory of a control group. Any thread.
+
+        limit = share of the models + what else the group holds + reserve
+
+    What else it holds is measured: all that the group holds, less what versions have reserved. While a load or an
+    unload runs its memory is there in part only, and the figure of before stays unless the new one is higher.
+    """
+
+    def __init__(
+        self, measure: Callable[[], GroupMemory | None], reserve: Callable[[int], int] = default_reserve
+    ) -> None:
+        """``measure`` returns None as long as there is no limit. ``reserve`` gets the limit, in bytes."""
+        self._measure = measure
+        self._reserve = reserve
+        self._lock = threading.Lock()  # guards the following
+        self._group: GroupMemory | None = None
+        self._others = 0
+        self.measure()
+        self.settle(0, in_flight=False)
+
+    def measure(self) -> None:
+        """Reads some small files."""
+        group = self._measure()
+        with self._lock:
+            self._group = group
+
+    def settle(self, reserved: int, *, in_flight: bool) -> None:
+        """Works out what is held beside models, from the last measurement. ``reserved``: what versions count for."""
+        with self._lock:
+            others = self._group.held - reserved if self._group is not None else 0
+            self._others = max(others, self._others if in_flight else 0)
+
+    @property
+    def total(self) -> int | None:
+        """The bytes that models may have together; None without a limit."""
+        with self._lock:
+            if self._group is None:
+                return None
+            return max(0, self._group.limit - self._others - self._reserve(self._group.limit))
+
+    def __str__(self) -> str:
+        with self._lock:
+            if self._group is None:
+                return ""
+            kept = self._reserve(self._group.limit)
+            return (
+                f"of the {self._group.limit} bytes of the control group {self._others} are held beside models, and "
+                f"{kept} are kept back (--memory_reserve_bytes)"
+            )
 
 
 class ResourceTracker:
-    """Totals of a machine. Immutable; all methods may be called from any thread.
+    """Totals of a machine. All methods may be called from any thread. Without a ``share`` it is immutable.
 
     An unbound entry ("8 GB on one of the GPUs") that is already in use counts against every instance until the loader
     names its GPU: accepting is safe, refusing may be too careful for the time of a load.
     """
 
-    def __init__(self, util: ResourceUtil, total: ResourceAllocation) -> None:
-        """INVALID_ARGUMENT if a total names an unknown device or does not name its instance."""
-        self.total = util.normalize(total)
-        if not self.total.bound:
+    def __init__(self, util: ResourceUtil, total: ResourceAllocation, share: ModelShare | None = None) -> None:
+        """``share`` may lower the total of main memory. INVALID_ARGUMENT if a total names an unknown device or does not
+        name its instance."""
+        self._total = util.normalize(total)
+        if not self._total.bound:
             raise invalid_argument(f"the total of every resource must name its device instance: {total}")
         self._util = util
+        self._share = share
+
+    @property
+    def total(self) -> ResourceAllocation:
+        """What models may have of each resource, as it was measured last."""
+        share = self._share.total if self._share is not None else None
+        if share is None:
+            return self._total
+        main = min(share, self._total.entries.get(MAIN_MEMORY, share))
+        return ResourceAllocation({**self._total.entries, MAIN_MEMORY: main})
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the total depends on what is held beside models."""
+        return self._share is not None and self._share.total is not None
+
+    @property
+    def beside_models(self) -> str:
+        """What the share says of the memory that models do not get; empty if there is none."""
+        return str(self._share) if self.is_measured else ""
+
+    def measure(self) -> None:
+        """Takes a new measurement of what the control group holds, if there is one. Reads files: without locks."""
+        if self._share is not None:
+            self._share.measure()
+
+    def settle(self, used: Iterable[ResourceAllocation], *, in_flight: bool) -> None:
+        """Works out the total from the last measurement. ``used``: all that versions have reserved. ``in_flight``:
+        whether a load or an unload runs."""
+        if self._share is not None:
+            held = self._util.overbind(self.recompute_used(used)).entries.get(MAIN_MEMORY, 0)
+            self._share.settle(held, in_flight=in_flight)
 
     def verify(self, allocation: ResourceAllocation) -> ResourceAllocation:
         """The allocation, normalised. INVALID_ARGUMENT if it names a device that the machine does not have."""
@@ -47,10 +142,11 @@ class ResourceTracker:
     def explain(self, used: Iterable[ResourceAllocation], wanted: ResourceAllocation) -> str:
         """For every resource wanted: how much, how much is used, and the total. For messages."""
         held = self._util.overbind(self.recompute_used(used)).entries
-        return "; ".join(
+        figures = [
             f"{resource} wanted {quantity}{self._places(resource, held)}"
             for resource, quantity in self._util.normalize(wanted).entries.items()
-        )
+        ]
+        return "; ".join(figures + [self.beside_models] * self.is_measured)
 
     def _free(self, used: ResourceAllocation) -> ResourceAllocation:
         held = self._util.overbind(used)

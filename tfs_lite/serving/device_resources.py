@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from tfs_lite.adapters.device import check_device, gpu_bytes, limit_gpu_memory, machine_resources
+from tfs_lite.adapters.device import check_device, gpu_bytes, group_memory, limit_gpu_memory, machine_resources
 from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, open_here
 from tfs_lite.adapters.model_warmup import warm_models
@@ -18,7 +18,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.managers.resource_tracker import ModelShare, ResourceTracker, default_reserve
 from tfs_lite.serving.load_journal import LoadJournal
 from tfs_lite.serving.metrics import ResourceUse
 from tfs_lite.serving.options import ServerOptions
@@ -78,13 +78,15 @@ class DeviceResources:
     tracker: ResourceTracker
 
     @classmethod
-    def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> DeviceResources:
-        """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0 means no other limit than
-        the machine's own."""
-        limit_gpu_memory(gpu_fraction)
-        devices, total = machine_resources(memory_limit_bytes or None, gpu_fraction)
+    def measure(cls, options: ServerOptions) -> DeviceResources:
+        """The machine's devices, as far as the options let models have them. In a control group models share main
+        memory with what else is measured there."""
+        fraction, reserve = options.per_process_gpu_memory_fraction, options.memory_reserve_bytes
+        limit_gpu_memory(fraction)
+        devices, total = machine_resources(options.total_model_memory_limit_bytes or None, fraction)
         util = ResourceUtil(devices)
-        return cls(util, ResourceTracker(util, total))
+        share = ModelShare(group_memory, default_reserve if reserve < 0 else lambda limit: reserve)
+        return cls(util, ResourceTracker(util, total, share))
 
     def use(self, journal: LoadJournal) -> Iterable[ResourceUse]:
         """What the versions in memory hold now, as their loaders estimate it."""

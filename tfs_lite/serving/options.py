@@ -122,6 +122,9 @@ class ServerOptions:
     """The share of a GPU's memory that torch may take; 0: all of it."""
     total_model_memory_limit_bytes: int = 0
     """Main memory for all models; 0: what the machine has."""
+    memory_reserve_bytes: int = -1
+    """Main memory of a control group that models never get, beside what else is held there; -1: a tenth of its limit,
+    at least 32 MiB and at most 1 GiB."""
 
     # running models
     enable_batching: bool = False
@@ -325,6 +328,7 @@ _MINIMA = {
     "version_quiet_period_seconds": 0,
     "reload_timeout_seconds": 0,
     "total_model_memory_limit_bytes": 0,
+    "memory_reserve_bytes": -1,
     "drain_timeout_seconds": 0,
     "shutdown_delay_seconds": 0,
     "max_message_bytes": 1,

@@ -134,9 +134,7 @@ class ServerCore:
         self._gone = GoneModels()
         self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
         # What loads, serves and unloads.
-        self._resources = DeviceResources.measure(
-            options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
-        )
+        self._resources = DeviceResources.measure(options)
         self._manager = self._make_manager()
         self._cluster = self._join(engine)
         self._opener = ModelOpener(
@@ -630,6 +628,11 @@ class ServerCore:
     def memory_total(self) -> ResourceAllocation:
         """The memory of the devices, as far as models may have it."""
         return self._resources.tracker.total
+
+    @property
+    def memory_beside_models(self) -> str:
+        """What keeps models from having all of a container's memory, in words; empty without a limit."""
+        return self._resources.tracker.beside_models
 
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())

@@ -5,7 +5,7 @@ import torch
 
 from tfs_lite.adapters import device
 from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, usable_gpus, uses_gpu
-from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceUtil
+from tfs_lite.core.resources import GPU, MAIN, RAM, GroupMemory, Resource, ResourceUtil
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.errors import refusal
 
@@ -73,29 +73,94 @@ def test_gpus_are_listed_with_their_memory(gpus, monkeypatch):
     assert total.entries[Resource(GPU, RAM, 1)] == 80
 
 
+V2 = "0::/pod/container\n"
+V1 = "5:cpu,cpuacct:/box\n4:memory:/box\n"
+STATISTICS = """anon 600
+file 900
+shmem 150
+file_mapped 250
+inactive_file 400
+active_file 350
+slab_reclaimable 20
+"""
+OLD_STATISTICS = """active_file 1
+inactive_file 1
+total_shmem 150
+total_mapped_file 250
+total_inactive_file 400
+total_active_file 350
+"""
 CONTROL_GROUPS = {
     "no groups": (None, {}, None),
-    "a group without a limit": ("0::/pod/container\n", {}, None),
-    "a limit that is none": ("0::/pod/container\n", {"pod/container/memory.max": "max\n"}, None),
-    "the tightest of two": (
-        "0::/pod/container\n",
-        {"pod/container/memory.max": "3000\n", "pod/memory.max": "2000\n"},
-        2000,
+    "a group without a limit": (V2, {"pod/container/memory.current": "100\n"}, None),
+    "a limit that is none": (V2, {"pod/container/memory.max": "max\n", "pod/container/memory.current": "1\n"}, None),
+    "a limit above the machine's memory": (
+        V1,
+        {"memory/box/memory.limit_in_bytes": "9223372036854771712\n", "memory/box/memory.usage_in_bytes": "1\n"},
+        None,
     ),
-    "old groups": ("5:cpu,cpuacct:/box\n4:memory:/box\n", {"memory/box/memory.limit_in_bytes": "1234\n"}, 1234),
+    "a limit whose use cannot be read": (V2, {"pod/container/memory.max": "3000\n"}, None),
+    "what is dropped does not count, what is mapped or in shared memory does": (
+        V2,
+        {
+            "pod/container/memory.max": "3000\n",
+            "pod/container/memory.high": "max\n",
+            "pod/container/memory.current": "1800\n",
+            "pod/container/memory.stat": STATISTICS,
+        },
+        GroupMemory(3000, 1800 - (750 - 100) - 20),
+    ),
+    "beyond memory.high processes stand still": (
+        V2,
+        {
+            "pod/container/memory.max": "3000\n",
+            "pod/container/memory.high": "2500\n",
+            "pod/container/memory.current": "7\n",
+        },
+        GroupMemory(2500, 7),
+    ),
+    "the least room of two, not the lowest limit": (
+        V2,
+        {
+            "pod/container/memory.max": "2000\n",
+            "pod/container/memory.current": "500\n",
+            "pod/memory.max": "3000\n",
+            "pod/memory.current": "2900\n",
+        },
+        GroupMemory(3000, 2900),
+    ),
+    "the container's own group is the top": (
+        "0::/\n",
+        {"memory.max": "3000\n", "memory.current": "10\n"},
+        GroupMemory(3000, 10),
+    ),
+    "old groups": (
+        V1,
+        {
+            "memory/box/memory.limit_in_bytes": "3000\n",
+            "memory/box/memory.usage_in_bytes": "1800\n",
+            "memory/box/memory.stat": OLD_STATISTICS,
+        },
+        GroupMemory(3000, 1800 - (750 - 100)),
+    ),
+    "old groups, named as on the host": (
+        "4:memory:/docker/0123\n",
+        {"memory/memory.limit_in_bytes": "3000\n", "memory/memory.usage_in_bytes": "9\n"},
+        GroupMemory(3000, 9),
+    ),
 }
 
 
-@pytest.mark.parametrize(("groups", "limits", "expected"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
-def test_limit_of_the_control_group_counts(tmp_path, groups, limits, expected):
+@pytest.mark.parametrize(("groups", "files", "expected"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
+def test_memory_of_the_control_group_is_its_limit_and_what_is_held_for_good(tmp_path, groups, files, expected):
     root, process = tmp_path / "cgroup", tmp_path / "self"
     (root / "pod" / "container").mkdir(parents=True)
     (root / "memory" / "box").mkdir(parents=True)
     if groups is not None:
         process.write_text(groups)
-    for path, text in limits.items():
+    for path, text in files.items():
         (root / path).write_text(text)
-    assert device._cgroup_bytes(root, process) == expected
+    assert device.group_memory(root, process) == expected
 
 
 def test_torch_leaves_a_core_to_the_front_end(monkeypatch):

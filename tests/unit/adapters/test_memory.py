@@ -26,6 +26,8 @@ def test_version_for_a_gpu_passes_through_main_memory():
     assert memory.estimate(5, {HERE: 1}, while_loading=6) == main_ram(5)
     assert memory.estimate(5, {gpu(None): 1}, while_loading=6).entries == {HERE: 6, gpu(None): 5}
     assert memory.estimate(5, {gpu(1): 2, HERE: 3}, while_loading=6).entries == {HERE: 21, gpu(1): 10}
+    assert memory.estimate(5, {HERE: 2}, 6, for_a_moment=7) == main_ram(17)
+    assert memory.estimate(5, {gpu(1): 2}, 6, for_a_moment=7).entries == {HERE: 13, gpu(1): 10}
 
 
 def test_loaded_version_counts_what_it_holds_where_it_is():

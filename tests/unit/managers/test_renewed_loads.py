@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.core.resources import main_ram
+from tfs_lite.core.resources import GroupMemory, main_ram
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
@@ -170,3 +170,52 @@ def test_version_dropped_by_the_very_tick_that_could_try_it_again_is_dropped() -
     fixture.serve("m", 1)
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
     assert fixture.ready("m") == [1]
+
+
+# In a control group, whose memory others take and give back.
+
+
+class Group:
+    """100 bytes, of which so many are held."""
+
+    held = 60
+
+    def __call__(self) -> GroupMemory:
+        return GroupMemory(100, self.held)
+
+
+def test_version_that_had_no_room_beside_a_burst_of_requests_is_tried_again_when_that_is_over() -> None:
+    group = Group()
+    fixture = ManagerFixture(ram=1000, group=group)
+    fixture.loading[ServableId("m", 1)] = {"estimate": main_ram(50)}
+    fixture.serve("m", 1)
+    assert fixture.history("m", 1) == ["Start", "End(RESOURCE_EXHAUSTED)"]
+    group.held = 51
+    fixture.settle()
+    assert fixture.history("m", 1) == ["Start", "End(RESOURCE_EXHAUSTED)"]
+    group.held = 50
+    fixture.settle()
+    assert fixture.history("m", 1) == ["Start", "End(RESOURCE_EXHAUSTED)", *LIFE]
+
+
+def test_load_that_itself_had_no_memory_is_not_tried_again_because_there_is_room() -> None:
+    fixture = ManagerFixture(ram=1000, group=Group(), max_num_load_retries=0)
+    full = Status(StatusCode.RESOURCE_EXHAUSTED, "the model wanted more than its files say")
+    fixture.loading[ServableId("m", 1)] = {"estimate": main_ram(10), "failures": -1, "failure": full}
+    fixture.serve("m", 1)
+    fixture.settle()
+    assert fixture.history("m", 1) == ["Start", "Loading", "End(RESOURCE_EXHAUSTED)"]
+
+
+def test_new_version_waits_while_the_old_one_leaves_and_counts_what_it_gives_back() -> None:
+    group = Group()
+    group.held = 10
+    fixture = ManagerFixture("resource", ram=1000, group=group)
+    fixture.loading = {ServableId("m", version): {"estimate": main_ram(60)} for version in (1, 2)}
+    fixture.serve("m", 1)
+    group.held = 70
+    fixture.aspire("m", 2)
+    fixture.unloads.run_all()
+    group.held = 10
+    fixture.settle()
+    assert fixture.ready("m") == [2]

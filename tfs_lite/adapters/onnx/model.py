@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.memory import trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, open_session, run_error
@@ -138,6 +139,7 @@ def open_in_process(request: OpenRequest) -> OnnxModel:
     request.meter.begin(LoadPhase.OPENING)
     signature, resident = inspect_onnx(request.files, request.trusted, request.settings)
     session = open_session(path, request, reserve(request.files, request.settings, request.on_gpu))
+    trim_heap()  # of what onnxruntime has parsed
     _check_names("input", signature.input_names, session.get_inputs())
     _check_names("output", signature.output_names, session.get_outputs())
     return OnnxModel(request, signature, session, resident)
@@ -176,8 +178,13 @@ def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> No
 
 
 def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
-    """onnxruntime holds weights twice for a moment, and its own memory besides."""
+    """A session rearranges weights, and has memory of its own besides."""
     return files.unpacked_bytes * 13 // 10 + FIXED_BYTES
+
+
+def for_a_moment(files: VersionFiles) -> int:
+    """onnxruntime holds weights up to three times before a session is open: as parsed, as they are, and rearranged."""
+    return files.unpacked_bytes * 2
 
 
 def recognises(files: VersionFiles) -> bool:
@@ -190,6 +197,7 @@ PLATFORM = Platform(
     recognises,
     open_onnx,
     reserve=reserve,
+    for_a_moment=for_a_moment,
     extra="onnx",
     open_in_process=open_in_process,
     check_config=check_config,

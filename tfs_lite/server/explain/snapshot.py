@@ -141,6 +141,7 @@ class ServerSnapshot:
     refused_config: StandingRefusal | None = None
     refused_models: Mapping[str, Status] = field(default_factory=dict)
     overview: Overview = field(default_factory=lambda: Overview())
+    beside_models: str = ""
 
     @property
     def by_calls(self) -> bool:
@@ -262,6 +263,7 @@ class Snapshots:
             core.refused_config,
             core.refused_models,
             Overview.of(view),
+            core.memory_beside_models,
         )
 
     def _model(self, name: str, shared: _Shared) -> ModelSnapshot:

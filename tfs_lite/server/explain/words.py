@@ -224,13 +224,16 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
         return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
     figures = [_Memory.of(server, resource, wanted) for resource, wanted in needs.items()]
     text = "; ".join(map(str, figures))
+    if server.beside_models and _main_only(needs):
+        text += f"; {server.beside_models}"
     leaving = list(map(name_of, server.overview.leaving))
     if leaving:
         text += f"; memory comes free when these have gone: {listed(leaving)}"
     elif load is None and all(each.free >= each.wanted for each in figures):
         text += ": there is room now"
     own = any(view.answers for view in server.overview.by_model.get(model.name, {}).values())
-    flag = "raise --total_model_memory_limit_bytes if the machine has more" if _main_only(needs) else "use a larger GPU"
+    limit = "the container's limit" if server.beside_models else "--total_model_memory_limit_bytes"
+    flag = f"raise {limit} if the machine has more" if _main_only(needs) else "use a larger GPU"
     beside = ", or use --aspired_version_policy=resource, which unloads the old version first" if own else ""
     again = "it is tried again by itself then" if can_be_renewed(found) else "publish it anew then"
     fix = f"take another model or version out of the config ({again}), or {flag}{beside}"

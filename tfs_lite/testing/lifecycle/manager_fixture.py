@@ -9,20 +9,20 @@ assert fixture.history("m", 1) == ["Start", "Loading", "Available"]
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
+from tfs_lite.core.resources import MAIN, GroupMemory, ResourceUtil, main_ram
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.policies import POLICIES, Action, Policy
-from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.managers.resource_tracker import ModelShare, ResourceTracker
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -35,8 +35,15 @@ class ManagerFixture:
     """``loading[id]`` are the arguments of the :class:`FakeLoader` made for that id whenever it is aspired."""
 
     def __init__(
-        self, policy: str | Policy = "availability", *, threads: int = 1, ram: int | None = None, **options: Any
+        self,
+        policy: str | Policy = "availability",
+        *,
+        threads: int = 1,
+        ram: int | None = None,
+        group: Callable[[], GroupMemory | None] | None = None,
+        **options: Any,
     ) -> None:
+        """``ram``: what models may have; ``group``: a control group that they share with others, without a reserve."""
         self.clock = VirtualClock()
         self.loads, self.unloads = ManualExecutor(threads), ManualExecutor(threads)
         self.bus: EventBus[ServableState] = EventBus(self.clock)
@@ -45,7 +52,8 @@ class ManagerFixture:
         self.monitor = ServableStateMonitor(self.bus)
         self.loading: dict[ServableId, dict[str, Any]] = {}
         self.loaders: dict[ServableId, list[FakeLoader]] = {}
-        tracker = None if ram is None else ResourceTracker(ResourceUtil({MAIN: 1}), main_ram(ram))
+        share = None if group is None else ModelShare(group, lambda limit: 0)
+        tracker = None if ram is None else ResourceTracker(ResourceUtil({MAIN: 1}), main_ram(ram), share)
         settings: dict[str, Any] = {
             "clock": self.clock,
             "load_executor": self.loads,
