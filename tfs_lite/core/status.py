@@ -118,5 +118,10 @@ def failed_precondition(message: str) -> ServingError:
     return ServingError(StatusCode.FAILED_PRECONDITION, message)
 
 
+def queue_full(message: str) -> Status:
+    """What a queue that has all that it may hold answers: protocols have a word of their own for it."""
+    return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_FULL)
+
+
 def not_found(message: str) -> ServingError:
     return ServingError(StatusCode.NOT_FOUND, message)

@@ -20,7 +20,7 @@ from functools import partial
 
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
@@ -199,7 +199,9 @@ class ItemServable(JudgesCalls):
             if self._closed:
                 return self._unavailable("is being unloaded")
             if len(self._waiting) >= self._max_waiting:
-                return self._unavailable(f"has {self._max_waiting} requests waiting, the most allowed; try again later")
+                return queue_full(
+                    f"{self._name} has {self._max_waiting} requests waiting, the most allowed; try again later"
+                )
             pending = _PendingCall(call, self._rotation[0])
             self._rotation.rotate(-1)
             self._open_calls[id(pending.model)] += 1

@@ -244,7 +244,7 @@ def test_more_calls_than_may_wait_are_refused_at_once(serve, model):
     waiting = [submitted(servable, x) for x in (1.0, 2.0)]
     refused = submitted(servable, 3.0)
     assert len(refused.answers) == 1
-    assert refused.code is StatusCode.UNAVAILABLE
+    assert (refused.code, refused.status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     model.before.open()
     assert [answer.values["y"] for answer in (running, *waiting)] == [[1.0], [11.0], [21.0]]
 

@@ -16,7 +16,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, OnCall, PredictCall, SequenceFlags, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, served
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
 from tfs_lite.schedulers.ensemble.models import (
@@ -179,7 +179,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
                 reason = (
                     f"ensemble {self._graph.name} has {self._max_requests} requests inside, its most; try again later"
                 )
-                return Status(StatusCode.UNAVAILABLE, reason)
+                return queue_full(reason)
             self._inside += 1
             return None
 

@@ -106,6 +106,7 @@ def test_failure_in_the_queue_of_a_model_is_the_answer(
         queued = [ask(servable, {"x": [0, 0]}) for _ in range(waiting)]
         status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + seconds).status
         assert status.code is code
+        assert (status.reason is Reason.QUEUE_FULL) == (code is StatusCode.UNAVAILABLE)
         assert status.message.startswith("in ensemble 'e', ")
     assert all(each.outputs for each in queued)
 
@@ -128,7 +129,7 @@ def test_number_of_requests_is_bounded(
     inside = [ask(e, {"IN": [0, 0]}) for _ in range(2)]
     assert (e.pending, e.pending_rows) == (2, 2)
     refused = ask(e, {"IN": [0, 0]})
-    assert refused.status.code is StatusCode.UNAVAILABLE
+    assert (refused.status.code, refused.status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert "2 requests inside" in refused.status.message
     assert not refused.call.admitted
     gate.set()
