@@ -82,7 +82,7 @@ class Client:
     """A client of one server. Any thread may call; calls do not wait for one another.
 
     The first call makes the connection: it waits up to ``connect_timeout`` seconds for the server and then raises
-    UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
+    UNAVAILABLE; with ``wait_for_server=False`` a connection that is refused raises it at once. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
     :class:`ServingError` with the server's code and message.
 
     ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
@@ -102,10 +102,12 @@ class Client:
         token: str = "",
         timeout: float = 60.0,
         connect_timeout: float = 10.0,
+        wait_for_server: bool = True,
     ) -> None:
         self._address = address
         self._timeout = timeout
         self._connect_timeout = connect_timeout
+        self._waits = wait_for_server
         self._connected = False
         self._credentials = ((HEADER, bearer(token)),) if token else None
         self._secure = _uses_tls(root_certificates, client_key, client_certificate)
@@ -245,14 +247,16 @@ class Client:
             return
         check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
         try:
-            check(b"", timeout=self._connect_timeout, wait_for_ready=True)
+            check(b"", timeout=self._connect_timeout, wait_for_ready=self._waits)
         except grpc.RpcError as error:
             if error.code() in _UNREACHABLE:
                 kind = "with TLS" if self._secure else "without TLS"
+                refused = not self._waits and error.code() is grpc.StatusCode.UNAVAILABLE
                 raise ServingError(
                     StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._address} within {self._connect_timeout:g} s; "
-                    f"is it running, is this its gRPC port, and does it speak {kind}? ({self._last_failure()})",
+                    f"no gRPC server answered at {self._address}"
+                    f"{'' if refused else f' within {self._connect_timeout:g} s'}; is it running, is this its gRPC "
+                    f"port, and does it speak {kind}? ({error.details() if refused else self._last_failure()})",
                 ) from error
         self._connected = True
 
