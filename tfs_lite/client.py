@@ -82,8 +82,8 @@ class Client:
     """A client of one server. Any thread may call; calls do not wait for one another.
 
     The first call makes the connection: it waits up to ``connect_timeout`` seconds for the server and then raises
-    UNAVAILABLE; with ``wait_for_server=False`` a connection that is refused raises it at once. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
-    :class:`ServingError` with the server's code and message.
+    UNAVAILABLE; with ``wait_for_server=False`` a connection that is refused raises it at once. Every call takes at most
+    ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are :class:`ServingError` with the server's code and message.
 
     ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
     servers with a certificate from one of these authorities; ``client_certificate`` and its private key ``client_key``

@@ -95,8 +95,8 @@ def add_token(parser: Parser) -> None:
 
 def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -> Client:
     """A client whose calls fail after ``timeout`` seconds, and at once if there is no server. ``credentials`` are
-    arguments with the options of :func:`add_credentials`, and maybe of :func:`add_waiting`. The user is told when the token leaves the machine in plain
-    text."""
+    arguments with the options of :func:`add_credentials`, and maybe of :func:`add_waiting`. The user is told when the
+    token leaves the machine in plain text."""
     from tfs_lite.client import Client
 
     files = {name: _read(getattr(credentials, name), f"--{name}") for name in _TLS_FILES}

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
@@ -20,8 +21,9 @@ from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
+from tfs_lite.core.history import iso_time
 from tfs_lite.core.status import Reason, ServingError
-from tfs_lite.protocols.log_format import start_logging
+from tfs_lite.protocols.log_format import JSON, start_logging
 from tfs_lite.serving.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
     start_logging(settings["log_level"].upper(), settings["log_format"])
     _prepare_processes(options.worker)
     _set_torch_threads(*threads)
-    return _serve(options, stop, settings["json"])
+    return _serve(options, stop, settings["json"], settings["log_format"])
 
 
 class StopSignal:
@@ -74,12 +76,12 @@ class StopSignal:
         self._signalled = True
 
 
-def _serve(options: ServerOptions, stop: StopSignal, as_json: bool) -> int:
+def _serve(options: ServerOptions, stop: StopSignal, as_json: bool, log_format: str) -> int:
     from tfs_lite.server.server import Server
 
     server = Server(options)
     with server:
-        _print_banner(server, as_json)
+        _print_banner(server, as_json, log_format)
         threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
         stop.wait()
     if server.failure is not None:
@@ -94,12 +96,15 @@ def _notify_at_end(server: Server, stop: StopSignal) -> None:
     stop.notify()
 
 
-def _print_banner(server: Server, as_json: bool) -> None:
+def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
+    """One object, like a line of the log where that has objects; else a few lines of text."""
     options = server.options
     source = options.model_config_file or options.model_repository or options.model_base_path
-    if as_json:
+    if as_json or log_format == JSON:
+        head = {"ts": iso_time(time.time()), "level": "INFO", "msg": f"tfs_lite {__version__} serves {source}"}
         print_json(
             {
+                **(head if log_format == JSON else {}),
                 "version": __version__,
                 "source": source,
                 "host": options.host,

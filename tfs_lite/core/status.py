@@ -80,8 +80,10 @@ class ServingError(Exception):
     """An operation failed with a canonical status.
 
     The message is meant for clients: it names the model, version and field, says what was expected and what
-    came, and holds neither a stack nor a server path.
+    came, and holds neither a stack nor a server path. ``detail`` is for the log alone and may hold both.
     """
+
+    detail: str = ""
 
     def __init__(
         self, code: StatusCode, message: str, reason: Reason | None = None, models: tuple[str, ...] = ()

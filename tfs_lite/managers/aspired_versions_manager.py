@@ -13,6 +13,7 @@ import threading
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.periodic import PeriodicThread
@@ -183,9 +184,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
             return None
         action = next((action for action in actions if action.kind is ActionKind.UNLOAD), actions[0])
         if action.kind is ActionKind.LOAD:
-            self._manager.load_servable(action.id, lambda status: _log(action, status))
+            self._manager.load_servable(action.id, ignore)  # each attempt that fails is logged
         else:
-            self._manager.unload_servable(action.id, lambda status: _log(action, status))
+            self._manager.unload_servable(action.id, lambda status: _log_unload(action, status))
         return action
 
     def _ask(self, name: str, versions: Sequence[ServableStateSnapshot]) -> Action | None:
@@ -235,6 +236,6 @@ def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
     return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
 
 
-def _log(action: Action, status: Status) -> None:
+def _log_unload(action: Action, status: Status) -> None:
     if not status.ok:
-        logger.info("%s %s: %s", action.kind.value, action.id, status)
+        logger.info("unload %s: %s", action.id, status)

@@ -243,12 +243,14 @@ def _report(on_report: Callable[[SourceReport], None], report: SourceReport) -> 
 
 def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceReport | None) -> None:
     if not new.problem.ok:
-        logger.warning("%s (%s)", new.problem.message, servable.base_path)
+        logger.warning("%s (%s)", new.problem.message, servable.base_path, extra={"model": servable.name})
     elif old is not None and not old.problem.ok:
-        logger.info("model %s: its base path is fine again (%s)", servable.name, servable.base_path)
+        text, extra = "model %s: its base path is fine again (%s)", {"model": servable.name}
+        logger.info(text, servable.name, servable.base_path, extra=extra)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
-            logger.info("model %s version %d waits: %s", servable.name, version, reason)
+            extra = {"model": servable.name, "version": version}
+            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=extra)
 
 
 def _log_moved(old: SourceConfig, new: SourceConfig) -> None:
