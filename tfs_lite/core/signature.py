@@ -280,8 +280,8 @@ def _check_shape(
         if known != size:
             called = f" (both are {dim.symbol!r})" if dim.is_named else ""
             raise invalid_argument(
-                f"input {name} has size {size} in dimension {axis}, but input {other} has {known} in dimension {where}, "
-                f"and these have to be equal{called}"
+                f"input {name} has size {size} in dimension {axis}, but input {other} has {known} in dimension {where}"
+                f", and these have to be equal{called}"
             )
 
 
