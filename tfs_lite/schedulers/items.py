@@ -27,6 +27,8 @@ from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000
+SHORTEST_STEP = 1e-9
+"""Seconds. A step that has failed counts as run, however short it was."""
 logger = logging.getLogger(__name__)
 
 
@@ -215,15 +217,22 @@ class ItemServable(JudgesCalls):
     def _work(self) -> None:
         while (pending := self._next()) is not None:
             step = self._prepare if pending.stage is _Stage.PREPARED else self._complete
+            began = self._monotonic()
             try:
                 step(pending)
             except ServingError as error:
+                self._count_step(pending.call, began)
                 invalid = error.code is StatusCode.INVALID_ARGUMENT and pending.stage is _Stage.PREPARED
                 self._finish(pending, replace(error.status, reason=Reason.INVALID_ITEM) if invalid else error.status)
             except BaseException as error:
+                self._count_step(pending.call, began)
                 logger.exception("a step of %s broke its contract: it may only raise ServingError", self._name)
                 self._finish(pending, Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"))
             del pending, step
+
+    def _count_step(self, call: PredictCall, began: float) -> None:
+        """A call whose step has failed was run by the model, and did not end in a queue."""
+        call.run_seconds += max(self._monotonic() - began, SHORTEST_STEP)
 
     def _next(self) -> _PendingCall | None:
         """Blocks. Returns None when closed, and all that ran is taken."""

@@ -182,7 +182,9 @@ def test_it_shows_what_the_inner_servable_shows_and_counts_what_waits_anywhere(s
 def test_failures_of_items_and_of_the_inner_servable_are_passed_on_with_their_reasons(serve, model, inner):
     servable = serve(inner)
     refused = Status(StatusCode.INVALID_ARGUMENT, "item 0 is negative", Reason.INVALID_ITEM)
-    assert submitted(servable, -1.0).answer == refused
+    negative = submitted(servable, -1.0)
+    assert negative.answer == refused
+    assert negative.call.run_seconds > 0, "its model has run: it has not ended in a queue"
     late = submitted(servable, 1.0, deadline=0.0).answer
     assert (late.code, late.reason) == (StatusCode.DEADLINE_EXCEEDED, Reason.JOB_EXPIRED)
     assert model.prepared == [-1.0], "what comes too late is not begun"

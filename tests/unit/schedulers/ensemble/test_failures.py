@@ -17,7 +17,7 @@ def test_failure_of_a_step_keeps_its_code_names_the_ensemble_and_begins_no_other
     last = adder(1)
     fixture.serve("b", last)
     status = ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).status
-    assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', no memory", Reason.INVALID_ITEM)
+    assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', step 0 (model a): no memory", Reason.INVALID_ITEM)
     ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
         ServableId("a", 1),
@@ -33,7 +33,7 @@ def test_failure_is_answered_at_once_and_what_runs_is_dropped(fixture: EnsembleF
     answer = ask(e, {"IN": [0, 0]})
     left.wait_entered()
     breaks.set()
-    assert answer.status.message == "in ensemble 'e', broken"
+    assert answer.status.message == "in ensemble 'e', step 2 (model right): broken"
     assert e.pending == 1
     slow.set()
     fixture.wait_for_no_handles()
@@ -107,7 +107,7 @@ def test_failure_in_the_queue_of_a_model_is_the_answer(
         status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + seconds).status
         assert status.code is code
         assert (status.reason is Reason.QUEUE_FULL) == (code is StatusCode.UNAVAILABLE)
-        assert status.message.startswith("in ensemble 'e', ")
+        assert status.message.startswith("in ensemble 'e', step 0 (model a): ")
     assert all(each.outputs for each in queued)
 
 
