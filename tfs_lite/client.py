@@ -192,10 +192,11 @@ class Client:
         asked = {"model": ref.name, "version": ref.version, "label": ref.label}
         return self._ask("Explain", {name: value for name, value in asked.items() if value not in (None, "")}, timeout)
 
-    def failed_requests(self, id: str, *, timeout: float | None = None) -> dict[str, Any]:
-        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP. NOT_FOUND if
-        none was kept. Only our servers answer."""
-        return self._ask("FailedRequests", {"request": id}, timeout)
+    def failed_requests(self, id: str = "", *, model: str = "", timeout: float | None = None) -> dict[str, Any]:
+        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP; NOT_FOUND if
+        none was kept. Without an id the last ones, of ``model`` or of all. Only our servers answer."""
+        asked = {"request": id} if id else {"model": model}
+        return self._ask("FailedRequests", asked, timeout)
 
     def what_if(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """What a config or a new version would change, without changing it; ``asked`` and the answer are those of

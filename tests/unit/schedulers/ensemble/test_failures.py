@@ -17,7 +17,9 @@ def test_failure_of_a_step_keeps_its_code_names_the_ensemble_and_begins_no_other
     last = adder(1)
     fixture.serve("b", last)
     status = ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).status
-    assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', step 0 (model a): no memory", Reason.INVALID_ITEM)
+    assert status == Status(
+        StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', step 0 (model a): no memory", Reason.INVALID_ITEM
+    )
     ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
         ServableId("a", 1),

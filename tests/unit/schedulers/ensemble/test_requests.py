@@ -84,7 +84,9 @@ def test_only_models_of_needed_steps_are_taken(fixture: EnsembleFixture) -> None
     fixture.map.withdraw(ServableId("right", 1), lambda: None)
     assert set(ask(e, {"IN": [0, 0]}, ("LEFT",)).outputs) == {"LEFT"}
     answer = ask(e, {"IN": [0, 0]})
-    assert answer.status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', step 2 (model right): model right is not available")
+    assert answer.status == Status(
+        StatusCode.UNAVAILABLE, "in ensemble 'e', step 2 (model right): model right is not available"
+    )
     assert not answer.call.admitted
     assert e.missing() == (("right", None),)
     assert e.pending == 0
