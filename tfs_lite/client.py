@@ -82,8 +82,8 @@ class Client:
     """A client of one server. Any thread may call; calls do not wait for one another.
 
     The first call makes the connection: it waits up to ``connect_timeout`` seconds for the server and then raises
-    UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
-    :class:`ServingError` with the server's code and message.
+    UNAVAILABLE; with ``wait_for_server=False`` a connection that is refused raises it at once. Every call takes at most
+    ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are :class:`ServingError` with the server's code and message.
 
     ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
     servers with a certificate from one of these authorities; ``client_certificate`` and its private key ``client_key``
@@ -102,10 +102,12 @@ class Client:
         token: str = "",
         timeout: float = 60.0,
         connect_timeout: float = 10.0,
+        wait_for_server: bool = True,
     ) -> None:
         self._address = address
         self._timeout = timeout
         self._connect_timeout = connect_timeout
+        self._waits = wait_for_server
         self._connected = False
         self._credentials = ((HEADER, bearer(token)),) if token else None
         self._secure = _uses_tls(root_certificates, client_key, client_certificate)
@@ -190,10 +192,11 @@ class Client:
         asked = {"model": ref.name, "version": ref.version, "label": ref.label}
         return self._ask("Explain", {name: value for name, value in asked.items() if value not in (None, "")}, timeout)
 
-    def failed_requests(self, id: str, *, timeout: float | None = None) -> dict[str, Any]:
-        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP. NOT_FOUND if
-        none was kept. Only our servers answer."""
-        return self._ask("FailedRequests", {"request": id}, timeout)
+    def failed_requests(self, id: str = "", *, model: str = "", timeout: float | None = None) -> dict[str, Any]:
+        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP; NOT_FOUND if
+        none was kept. Without an id the last ones, of ``model`` or of all. Only our servers answer."""
+        asked = {"request": id} if id else {"model": model}
+        return self._ask("FailedRequests", asked, timeout)
 
     def what_if(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """What a config or a new version would change, without changing it; ``asked`` and the answer are those of
@@ -245,14 +248,16 @@ class Client:
             return
         check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
         try:
-            check(b"", timeout=self._connect_timeout, wait_for_ready=True)
+            check(b"", timeout=self._connect_timeout, wait_for_ready=self._waits)
         except grpc.RpcError as error:
             if error.code() in _UNREACHABLE:
                 kind = "with TLS" if self._secure else "without TLS"
+                refused = not self._waits and error.code() is grpc.StatusCode.UNAVAILABLE
                 raise ServingError(
                     StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._address} within {self._connect_timeout:g} s; "
-                    f"is it running, is this its gRPC port, and does it speak {kind}? ({self._last_failure()})",
+                    f"no gRPC server answered at {self._address}"
+                    f"{'' if refused else f' within {self._connect_timeout:g} s'}; is it running, is this its gRPC "
+                    f"port, and does it speak {kind}? ({error.details() if refused else self._last_failure()})",
                 ) from error
         self._connected = True
 

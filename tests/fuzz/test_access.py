@@ -46,7 +46,7 @@ THREE = st.lists(st.sampled_from(WORDS), min_size=3, max_size=3).map(" ".join)
 LINES = THREE | st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=6).flatmap(
     lambda words: st.sampled_from(("", " ", "\t")).map(lambda gap: gap.join(words))
 )
-NAMES = ("authorization", "host", "origin", "content-type", "sec-fetch-site", "x-forwarded-for", "via", "forwarded")
+NAMES = ("authorization", "host", "origin", "content-type", "user-agent", "sec-fetch-site", "via", "forwarded")
 HEADERS = st.dictionaries(st.sampled_from(NAMES), st.text(st.characters(max_codepoint=255), max_size=60))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -157,11 +161,13 @@ def test_client_with_a_token_manages_and_one_without_is_told_how(server: Managed
     assert "two words" not in refusal(lambda: Client(server.served.target, token="two words"))
 
 
+OLD_BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:60.0) Gecko/20100101 Firefox/60.0"
 FORGED: list[dict[str, str]] = [
     {"origin": "http://evil.example"},
     {"origin": "null"},
-    {"content-type": "text/plain"},
-    {"content-type": "application/x-www-form-urlencoded"},
+    {"content-type": "text/plain", "user-agent": OLD_BROWSER},
+    {"content-type": "application/x-www-form-urlencoded", "user-agent": OLD_BROWSER},
+    {"content-type": "text/plain", "origin": "http://evil.example", "sec-fetch-site": "cross-site"},
     {"sec-fetch-site": "cross-site"},
     {"host": "evil.example"},
     {"host": "evil.example:8501", "origin": "http://evil.example:8501", "sec-fetch-site": "same-origin"},
@@ -176,6 +182,34 @@ def test_web_page_of_another_origin_cannot_manage(server: ManagedServer, headers
         assert "'manage'" in answer.json()["error"]
         assert "access-control-allow-origin" not in answer.headers
     assert server.served.version("m") == 1
+
+
+def posted_by_urllib(url: str) -> int:
+    """As Python's own library sends it: the content type of a form."""
+    with urllib.request.urlopen(url, b"{}") as answer:
+        return int(answer.status)
+
+
+def posted_by_curl(url: str) -> int:
+    if not (curl := shutil.which("curl")):
+        pytest.skip("there is no curl")
+    command = [curl, "-s", "-o", os.devnull, "-w", "%{http_code}", "-d", "{}", url]
+    return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def posted_as_octets(url: str) -> int:
+    """As aiohttp sends bytes, on which Triton's asynchronous client is built."""
+    request = urllib.request.Request(url, b"{}", {"content-type": "application/octet-stream"})
+    with urllib.request.urlopen(request) as answer:
+        return int(answer.status)
+
+
+@pytest.mark.parametrize("post", [posted_by_urllib, posted_by_curl, posted_as_octets])
+def test_tools_that_are_no_browsers_manage_with_the_content_type_that_they_send_by_themselves(
+    server: ManagedServer, post: Callable[[str], int]
+) -> None:
+    for path in ("/v2/logging", "/v2/trace/setting", "/v2/models/m/trace/setting"):
+        assert post(f"{server.served.url}{path}") == 200, path
 
 
 def test_own_page_may_manage(server: ManagedServer) -> None:

@@ -293,9 +293,12 @@ def test_error_of_a_step_is_told_with_the_name_of_the_ensemble(fixture: Ensemble
         inputs=[{"name": "RAW_IMAGE", "datatype": "BYTES", "shape": [1, 1]}],
         raw_input_contents=[struct.pack("<I", 6) + b"broken"],
     )
-    assert (code, text) == (alone[0], f"in ensemble 'ensemble_image_model', {alone[1]}")
+    step = "step 0 (model image_preprocess_model)"
+    assert (code, text) == (alone[0], f"in ensemble 'ensemble_image_model', {step}: {alone[1]}")
     assert "this is no image" in text
-    assert fixture.refusal(b"broken", "nested")[1] == f"in ensemble 'nested', {text}"
+    assert (
+        fixture.refusal(b"broken", "nested")[1] == f"in ensemble 'nested', step 0 (model ensemble_image_model): {text}"
+    )
     wait_until(
         lambda: (
             fixture.failed("image_preprocess_model") == before[0] + 3

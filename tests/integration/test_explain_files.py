@@ -3,7 +3,9 @@ leads to SERVING."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +16,13 @@ from urllib.parse import quote
 import pytest
 import torch
 
+from tfs_lite.cli.main import main
+from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.testing.servers.explanations import Explanations, link_of
 from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
+from tfs_lite.testing.servers.platforms import write_onnx
 from tfs_lite.testing.servers.process import wait_until
 
 BROKEN = "raise ValueError('the weights are not there')"
@@ -291,6 +296,96 @@ def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, ar
         explain.wait("m/labels/stable", "SERVING")
         explain.wait("other", "SERVING")
         assert not explain.ask("m")["because"]
+
+
+def test_labels_that_are_refused_at_every_look_are_one_line_and_the_status_says_it(
+    tmp_path: Path, archives: TaggedArchives, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    file = tmp_path / "models.config"
+    with started(tmp_path, entry("m"), model_config_file_poll_wait_seconds=0.1) as (served, explain):
+        file.write_text(config_text(tmp_path, entry("m", 'version_labels { key: "stable" value: 7 }')))
+        explain.wait("m", "SERVING", "!CONFIG_NOT_APPLIED", "stable")
+        wait_until(lambda: times(served) > 3, "it was looked at some more times")
+        assert len([line for line in caplog.messages if "refused, nothing changed" in line]) == 1
+        rest = f"--rest={served.url.removeprefix('http://')}"
+        assert main(["status", rest]) == 0
+        table, _, told = capsys.readouterr().out.partition("the config file was refused: ")
+        assert "AVAILABLE" in table
+        assert 'label "stable" to version 7' in " ".join(told.split())
+        assert "do: correct the config file" in " ".join(told.split())
+        assert main(["status", rest, "--json"]) == 0
+        assert "stable" in json.loads(capsys.readouterr().out)["config_refused"]["text"]
+        file.write_text(config_text(tmp_path, entry("m", 'version_labels { key: "stable" value: 1 }')))
+        explain.wait("m/labels/stable", "SERVING")
+        assert main(["status", rest]) == 0
+        assert "refused" not in capsys.readouterr().out
+
+
+def times(served: ServerFixture) -> int:
+    """How often the config was refused."""
+    events = served.server.core.history.after(0)
+    return sum(event.count for event in events if event.kind is EventKind.CONFIG_REFUSED)
+
+
+def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fix is what to install. The version is loaded when the server starts again, which a new server stands for."""
+    write_onnx(tmp_path / "m" / "1")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "onnxruntime", None)
+        with started(tmp_path, entry("m")) as (_, explain):
+            answer = explain.wait("m", "FAILED", "!EXTRA_MISSING", "needs onnxruntime, which is not installed")
+            fix = link_of(answer, "EXTRA_MISSING")["fix"]
+            assert fix == "pip install 'tfs-lite[onnx]' in the environment of the server, then start the server again"
+    with started(tmp_path, entry("m")) as (_, explain):
+        explain.wait("m", "SERVING")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.pbtxt"])
+def test_a_fix_for_a_model_of_a_repository_names_its_config_and_can_be_pasted_into_it(
+    tmp_path: Path, archives: TaggedArchives, name: str
+) -> None:
+    archives.write_version(1, tmp_path / "m")
+    archives.write_version(2, tmp_path / "m")
+    config, empty = tmp_path / "m" / name, "max_batch_size: 8\n"
+    config.write_text(empty)
+    with started_repository(tmp_path) as explain:
+        answer = explain.wait("m/versions/1", "NOT_WANTED", "!POLICY_PASSES_OVER")
+        fix = link_of(answer, "POLICY_PASSES_OVER")["fix"]
+        assert f"({name} beside the versions)" in fix
+        first, _, second = fix.removeprefix("set ").partition(" in the model's config")[0].partition(" or ")
+        for each in (first, second):
+            config.write_text(f"{empty}{each}\n")
+            explain.wait("m/versions/1", "SERVING")
+            config.write_text(empty)
+            explain.wait("m/versions/1", "NOT_WANTED")
+
+
+def test_a_fix_for_a_yaml_config_of_the_server_is_yaml_and_can_be_pasted_into_it(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    for version in (1, 2):
+        archives.write_version(version, tmp_path / "m")
+    file = tmp_path / "models.yaml"
+    head = "model_config_list:\n  config:\n"
+    text = f"{head}    - name: m\n      base_path: {tmp_path}/m\n"
+    file.write_text(text)
+    options = {"model_config_file": str(file), "model_config_file_poll_wait_seconds": 0.1}
+    with serving(tmp_path, **options) as served:
+        explain = Explanations(served, tmp_path)
+        fix = link_of(explain.wait("m/versions/1", "NOT_WANTED"), "POLICY_PASSES_OVER")["fix"]
+        first = fix.removeprefix("set ").partition(" in the model's config")[0].partition(" or ")[0]
+        file.write_text(f"{text}      {first}\n")
+        explain.wait("m/versions/1", "SERVING")
+        fix = link_of(explain.wait("m/labels/old", "NOT_CONFIGURED"), "LABEL_UNKNOWN")["fix"]
+        label = fix.partition("or add ")[2].partition(" to the model's config")[0]
+        file.write_text(f"{text}      {first}\n      {label}\n")
+        explain.wait("m/labels/old", "SERVING")
+        archives.write_version(1, tmp_path / "n")
+        fix = link_of(explain.wait("n", "NOT_CONFIGURED"), "NOT_CONFIGURED")["fix"]
+        added = fix.removeprefix("add ").partition(" below config:")[0].replace("...", f"{tmp_path}/n")
+        file.write_text(f"{text}    {added}\n")
+        explain.wait("n", "SERVING")
 
 
 @contextmanager

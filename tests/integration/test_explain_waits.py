@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,26 @@ output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }
 ensemble_scheduling {
   step { model_name: "STEP" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
 }
+"""
+OF_ITEMS = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }
+ensemble_scheduling {
+  step { model_name: "STEP" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }
+}
+"""
+ITEMS = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def preprocess(self, item):
+        raise KeyError("no table")
+
+    def predict(self, inputs):
+        return {"y": inputs["x"]}
 """
 SLOW_SOURCE = """
 import time
@@ -162,6 +183,43 @@ def test_an_ensemble_without_one_of_its_steps(root: Path, archives: TaggedArchiv
         explain.wait("e", "SERVING")
 
 
+def test_an_ensemble_whose_step_is_refused_is_told_alike_by_the_list_and_the_model(
+    root: Path, archives: TaggedArchives
+) -> None:
+    (root / "e" / "1").mkdir(parents=True)
+    (root / "e" / "config.pbtxt").write_text(ENSEMBLE.replace("STEP", "g"))
+    (root / "g" / "1").mkdir(parents=True)
+    with zipfile.ZipFile(root / "g" / "1" / "model.pt2", "w") as archive:
+        archive.writestr("archive/data/x.pkl", b"x")
+    with started(root, entry("e"), entry("g"), max_num_load_retries=0) as (_, explain):
+        explain.wait("g", "REFUSED", "!ARTEFACT_REFUSED")
+        answer = explain.wait("e", "WAITING", "!WAITS_FOR_MODELS", "g (REFUSED)")
+        assert causes_of(answer) == ["WAITS_FOR_MODELS", "ARTEFACT_REFUSED"]
+        (line,) = [line for line in explain.get("/v1/models:explain")["models"] if line["model"] == "e"]
+        assert "g (REFUSED)" in line["sentence"]
+        assert (line["cause"], line["fix"]) == ("WAITS_FOR_MODELS", link_of(answer, "WAITS_FOR_MODELS")["fix"])
+        archives.write_version(2, root / "g")
+        explain.wait("e", "SERVING")
+
+
+def test_a_step_that_fails_before_its_run_has_not_ended_in_a_queue(root: Path) -> None:
+    (root / "e" / "1").mkdir(parents=True)
+    (root / "e" / "config.pbtxt").write_text(OF_ITEMS.replace("STEP", "items"))
+    write_python_version(root / "items", 1, ITEMS)
+    (root / "items" / "config.pbtxt").write_text(
+        OF_ITEMS.partition("ensemble_scheduling")[0].replace("ensemble", "python")
+    )
+    with started(root, entry("items"), entry("e")) as (served, explain):
+        explain.wait("e", "SERVING")
+        for model, before in (("items", ""), ("e", "in ensemble 'e', step 0 (model items): ")):
+            with pytest.raises(ServingError, match="no table") as failed:
+                served.predict(model)
+            assert str(failed.value).startswith(before)
+            wait_until(lambda name=model: explain.ask(name)["requests"], "the failed request is known")
+            request = explain.ask(model)["requests"][0]
+            assert (request["stage"], request["code"]) == ("run", "INTERNAL")
+
+
 def test_a_version_whose_predecessor_has_to_go_first(root: Path, gate: Path, archives: TaggedArchives) -> None:
     write_python_version(root / "m", 1, gated_source(1, gate))
     with started(root, entry("m"), aspired_version_policy="resource") as (served, explain):
@@ -191,10 +249,17 @@ def test_a_full_queue(root: Path, gate: Path) -> None:
     write_python_version(root / "m", 1, gated_source(1, gate))
     with started(root, entry("m"), max_queued_requests=2) as (served, explain):
         explain.wait("m", "SERVING")
+        wait_until(lambda: explain.get("/v1/overview")["server"]["tick"] > 0, "its requests are counted")
         with inside(served, gate, 1, requests=8):
             answer = explain.wait("m", "SERVING", "!QUEUE_FULL", "one more is refused")
             assert "--max_queued_requests" in link_of(answer, "QUEUE_FULL")["fix"]
         wait_until(lambda: "QUEUE_FULL" not in causes_of(explain.ask("m")), "the queue is empty again")
+        answer = explain.wait("m", "SERVING", "!FAILING", "5 of 8), most of them UNAVAILABLE in queue")
+        assert answer["sentence"].startswith(
+            "version 1 answers, but 62% of its requests in the last five minutes failed"
+        )
+        assert "raise instance_group count" in link_of(answer, "FAILING")["fix"]
+        assert "62%" in explain.get("/v1/models:explain")["models"][0]["sentence"]
 
 
 def test_calls_that_wait_longer_than_they_run(root: Path) -> None:

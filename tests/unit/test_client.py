@@ -306,6 +306,13 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     assert "no gRPC server answered at localhost:1 within 0.2 s" in str(raised.value)
 
 
+def test_a_client_that_does_not_wait_is_told_at_once_that_nobody_listens() -> None:
+    with Client("127.0.0.1:1", connect_timeout=1000, wait_for_server=False) as client:
+        told = refusal(client.status, "echo", code=StatusCode.UNAVAILABLE)
+    assert told.startswith("no gRPC server answered at 127.0.0.1:1; is it running")
+    assert "refused" in told
+
+
 def test_a_server_that_starts_late_is_waited_for() -> None:
     (port,) = free_ports(1)
     with Client(f"localhost:{port}", connect_timeout=30) as client, ThreadPoolExecutor(1) as pool:

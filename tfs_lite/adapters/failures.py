@@ -31,12 +31,21 @@ def sentence(error: BaseException) -> str:
 
 def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
     """Why a version could not be loaded: a ServingError keeps its code, lack of memory is RESOURCE_EXHAUSTED, and
-    everything else is FAILED_PRECONDITION, because it depends on the files only."""
+    everything else is FAILED_PRECONDITION, because it depends on the files only. The log gets the stack of an error
+    that nobody expected."""
     if isinstance(error, ServingError):
         status = error.status
-        return ServingError(status.code, f"{label_of(servable_id)}: {status.message}", status.reason, status.models)
+        message = f"{label_of(servable_id)}: {status.message}"
+        return with_detail(ServingError(status.code, message, status.reason, status.models), error.detail)
     code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
-    return ServingError(code, f"{label_of(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
+    failure = ServingError(code, f"{label_of(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
+    return with_detail(failure, story(error))
+
+
+def with_detail(failure: ServingError, detail: str) -> ServingError:
+    """The failure, with what the log says of it beside its message."""
+    failure.detail = detail
+    return failure
 
 
 def run_failure(servable_id: ServableId, error: BaseException, shapes_were_checked: bool) -> ServingError:

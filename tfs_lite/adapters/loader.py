@@ -20,7 +20,7 @@ from typing import Any, cast
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
-from tfs_lite.adapters.failures import label_of, load_failure, story
+from tfs_lite.adapters.failures import label_of, load_failure
 from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.inspect.archive import unsafe
 from tfs_lite.adapters.instances import (
@@ -137,7 +137,6 @@ class ArtifactLoader(Loader):
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
         self._opened: _Opened | None = None
-        self._logged = ""
         self._meter: LoadMeter | None = None  # while ``load`` runs
 
     def estimate_resources(self) -> ResourceAllocation:
@@ -159,7 +158,7 @@ class ArtifactLoader(Loader):
         try:
             self._servable = self._make(servable_id, meter)
         except Exception as error:
-            failure = self._logged_failure(servable_id, error)
+            failure = load_failure(servable_id, error)
         else:
             return
         self._forget_place()
@@ -174,7 +173,7 @@ class ArtifactLoader(Loader):
         try:
             return self._resize(servable, opened, replace(opened.request, settings=settings))
         except Exception as error:
-            failure = self._logged_failure(opened.request.id, error)
+            failure = load_failure(opened.request.id, error)
         memory.release_memory()
         raise failure
 
@@ -442,15 +441,6 @@ class ArtifactLoader(Loader):
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)
         return request, platform, loaded
-
-    def _logged_failure(self, servable_id: ServableId, error: Exception) -> ServingError:
-        """The error for the manager. An unexpected error is logged with its stack, once, however often the load is
-        tried."""
-        failure = load_failure(servable_id, error)
-        if not isinstance(error, ServingError) and failure.status.message != self._logged:
-            self._logged = failure.status.message
-            logger.warning("%s\n%s", failure, story(error))
-        return failure
 
 
 def _size_settings(settings: ModelSettings) -> Hashable:

@@ -19,7 +19,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +151,5 @@ class Platform:
         raise ServingError(
             StatusCode.UNIMPLEMENTED,
             f"platform {self.name} needs {library}, which is not installed: pip install 'tfs-lite[{self.extra}]'",
+            Reason.NEEDS_EXTRA,
         )

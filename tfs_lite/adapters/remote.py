@@ -15,7 +15,7 @@ import orjson
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
-from tfs_lite.adapters.failures import label_of, load_failure, story
+from tfs_lite.adapters.failures import label_of, load_failure, with_detail
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
@@ -93,9 +93,9 @@ def open_version(arguments: str) -> OpenedModel:
     except ServingError:
         raise
     except BaseException as error:
-        logger.warning("%s\n%s", load_failure(request.id, error), story(error))
         failure = load_failure(request.id, error)
-    raise ServingError(failure.code, failure.status.message.removeprefix(f"{label_of(request.id)} "))
+    message = failure.status.message.removeprefix(f"{label_of(request.id)} ")
+    raise with_detail(ServingError(failure.code, message), failure.detail)
 
 
 def _end_process(failure: str) -> None:

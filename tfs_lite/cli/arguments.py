@@ -80,6 +80,13 @@ def add_credentials(parser: Parser) -> None:
     add_token(parser)
 
 
+def add_waiting(parser: Parser) -> None:
+    """Adds the option for a server that is being started, which :func:`grpc_client` reads."""
+    help_text = "wait so long for a server that is being started; without it, one that is not there is an error at once"
+    flags = ("--wait_for_server", "--wait-for-server")
+    parser.add_argument(*flags, type=positive_seconds, metavar="SECONDS", help=help_text)
+
+
 def add_token(parser: Parser) -> None:
     """Adds the option for the token alone, which :func:`http_server` reads."""
     help_text = f"the token for a server with --access_file; {TOKEN_VARIABLE} in the environment is the default"
@@ -87,16 +94,20 @@ def add_token(parser: Parser) -> None:
 
 
 def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -> Client:
-    """A client whose calls fail after ``timeout`` seconds, and sooner if there is no server. ``credentials`` are
-    arguments with the options of :func:`add_credentials`. The user is told when the token leaves the machine in plain
-    text."""
+    """A client whose calls fail after ``timeout`` seconds, and at once if there is no server. ``credentials`` are
+    arguments with the options of :func:`add_credentials`, and maybe of :func:`add_waiting`. The user is told when the
+    token leaves the machine in plain text."""
     from tfs_lite.client import Client
 
     files = {name: _read(getattr(credentials, name), f"--{name}") for name in _TLS_FILES}
     token = read_token(credentials)
     if token and files["root_certificates"] is None:
         _warn_of_plain_text(address)
-    return Client(address, **files, token=token, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
+    wait = getattr(credentials, "wait_for_server", None)
+    connect = wait or min(timeout, _CONNECT_TIMEOUT)
+    return Client(
+        address, **files, token=token, timeout=timeout, connect_timeout=connect, wait_for_server=wait is not None
+    )
 
 
 def http_server(address: str, credentials: argparse.Namespace, timeout: float | None = None) -> HttpServer:

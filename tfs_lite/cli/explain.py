@@ -1,5 +1,6 @@
 """``tfs-lite explain [MODEL[@VERSION|@LABEL]]``: why a model is in its state, and what to do about it; why a request
-has failed (``--request``); what a config or a new version would change (``--config``, ``--if-published``).
+has failed (``--request``), and the last that have (``--failed``); what a config or a new version would change
+(``--config``, ``--if-published``).
 
 Without a model it shows one line for each, worst first. It asks over HTTP; with ``--server`` over gRPC. The exit code
 is 0 if what was asked for serves, 1 if not, 2 for wrong usage, so that a script can ask.
@@ -18,7 +19,7 @@ from urllib.parse import quote
 
 from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
-from tfs_lite.cli.views.failures import print_failed_requests
+from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
 from tfs_lite.core.manifest import parse_version
@@ -62,7 +63,7 @@ class Question:
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     question = read_question(args.model or "")
-    if args.request or args.config or args.if_published:
+    if args.request or args.failed or args.config or args.if_published:
         return _ask_once(question, args)
 
     def ask() -> Tree:
@@ -88,6 +89,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
     add_credentials(parser)
     parser.add_argument("--request", metavar="ID", help="why this request has failed, by its id or its trace id")
+    parser.add_argument("--failed", action="store_true", help="the last requests that have failed, of MODEL or of all")
     parser.add_argument("--config", metavar="FILE", help="what a reload of this config would change; changes nothing")
     text = "what MODEL[@VERSION] would do if these files, on the server's machine, were published; changes nothing"
     parser.add_argument("--if-published", "--if_published", metavar="DIR", help=text)
@@ -95,9 +97,9 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--follow", action="store_true", help="go on, and show each change, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     args = parser.parse(argv)
-    asked = [name for name in ("request", "config", "if_published") if getattr(args, name)]
-    if len(asked) > 1 or (asked and (args.follow or args.since)):
-        raise UsageError("--request, --config and --if-published are questions of their own: ask one of them")
+    asked = [name for name in ("request", "failed", "config", "if_published") if getattr(args, name)]
+    if len(asked) > 1 or (asked and args.follow) or (asked and asked != ["failed"] and args.since):
+        raise UsageError("--request, --failed, --config and --if-published are questions of their own: ask one of them")
     if args.model and asked in (["request"], ["config"]):
         raise UsageError(f"--{asked[0]} asks about no model: leave it out")
     return args
@@ -107,6 +109,9 @@ def _ask_once(question: Question, args: Namespace) -> int:
     """About a failed request, a config, or files that are not published yet."""
     if args.request:
         print_failed_requests(_failed_requests(args), args.json)
+        return DONE
+    if args.failed:
+        print_last_failed(_since(_last_failed(question.model, args), args.since, "requests"), args.json)
         return DONE
     if args.config:
         return show(of_config_file(args.config, lambda asked: _what_if(asked, args)), args.json)
@@ -121,6 +126,14 @@ def _failed_requests(args: Namespace) -> Any:
         with grpc_client(args.server, _ANSWER_TIMEOUT, args) as client:
             return client.failed_requests(args.request)
     return http_server(args.rest, args, ANSWER_TIMEOUT).json(f"/v1/requests/{quote(args.request, safe='')}")
+
+
+def _last_failed(model: str, args: Namespace) -> Tree:
+    if args.server:
+        with grpc_client(args.server, _ANSWER_TIMEOUT, args) as client:
+            return client.failed_requests(model=model)
+    path = f"/v1/models/{quote(model, safe='')}:failures" if model else "/v1/requests"
+    return dict(http_server(args.rest, args, ANSWER_TIMEOUT).json(path))
 
 
 def _what_if(asked: Tree, args: Namespace) -> Any:
@@ -158,13 +171,12 @@ def _over_grpc(address: str, question: Question, tls: Namespace) -> Tree:
         return client.explain(question.model, version=question.version, label=question.label)
 
 
-def _since(answer: Tree, seconds: float | None) -> Tree:
-    """With the events of the last ``seconds`` only."""
-    if seconds is None or "events" not in answer:
+def _since(answer: Tree, seconds: float | None, what: str = "events") -> Tree:
+    """With the events, or the requests, of the last ``seconds`` only."""
+    if seconds is None or what not in answer:
         return answer
     oldest = time.time() - seconds
-    events = [event for event in answer["events"] if parse_time(event.get("last", event["time"])) >= oldest]
-    return {**answer, "events": events}
+    return {**answer, what: [each for each in answer[what] if parse_time(each.get("last", each["time"])) >= oldest]}
 
 
 def _follow(ask: Callable[[], Tree], question: Question, args: Namespace) -> int:

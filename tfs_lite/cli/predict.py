@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_seconds, version_number
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds, version_number
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--output", action="append", default=[], metavar="NAME", help="only this output; repeat it")
     parser.add_argument("--server", default="127.0.0.1:8500", metavar="HOST:PORT", help="gRPC address (%(default)s)")
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--timeout", type=positive_seconds, default=60.0, help="seconds (%(default)s)")
     return parser.parse(argv)
 

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_int, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_int, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 
 _DEFAULT_SERVER = "127.0.0.1:8500"
@@ -41,6 +41,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input of one more request; repeat it")
     add("--server", default="", metavar="HOST:PORT", help=f"gRPC address ({_DEFAULT_SERVER})")
     add_credentials(parser)
+    add_waiting(parser)
     add("--timeout", type=positive_seconds, metavar="S", help=f"seconds for each request ({_DEFAULT_TIMEOUT:g})")
     add("--from_log", "--from-log", action="append", nargs="+", default=[], metavar="FILE", help="request logs to copy")
     add("--limit", type=positive_int, metavar="N", help="copy at most N records of the logs")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
 from tfs_lite.cli.output import DONE
 from tfs_lite.cli.views.models import Model, print_models, read_grpc
 from tfs_lite.core.status import ServingError, StatusCode
@@ -24,6 +24,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE", help="ModelServerConfig as text proto or YAML")
     parser.add_argument("--server", default="127.0.0.1:8500", metavar="HOST:PORT", help="gRPC address (%(default)s)")
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--timeout", type=positive_seconds, default=180.0, help="seconds (%(default)s)")
     args = parser.parse(argv)
     from tfs_lite.config.text import read_model_server_config

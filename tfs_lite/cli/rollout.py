@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
@@ -174,6 +174,7 @@ def run(argv: Sequence[str]) -> int:
     where = f"gRPC addresses HOST:PORT,...; {_DNS}NAME:PORT stands for every address of the name"
     parser.add_argument("--servers", required=True, metavar="A,B", help=where)
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--timeout", type=positive_seconds, default=180.0, help="seconds for each step (%(default)s)")
     args = parser.parse(argv)
     servers = server_addresses(args.servers)

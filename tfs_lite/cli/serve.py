@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from types import FrameType
@@ -24,8 +25,9 @@ from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.history import iso_time
 from tfs_lite.core.status import Reason, ServingError
-from tfs_lite.protocols.log_format import start_logging
+from tfs_lite.protocols.log_format import JSON, start_logging
 from tfs_lite.serving.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     _unblock_outputs()  # starts threads, after which the process cannot be forked any more
     start_logging(settings["log_level"].upper(), settings["log_format"])
     _set_torch_threads(*threads)
-    return _serve(options, stop, settings["json"])
+    return _serve(options, stop, settings["json"], settings["log_format"])
 
 
 class StopSignal:
@@ -132,13 +134,13 @@ class HangUps:
         return wanted
 
 
-def _serve(options: ServerOptions, stop: StopSignal, as_json: bool) -> int:
+def _serve(options: ServerOptions, stop: StopSignal, as_json: bool, log_format: str) -> int:
     from tfs_lite.server.server import Server
 
     server = Server(options)
     stop.arm()
     with server:
-        _print_banner(server, as_json)
+        _print_banner(server, as_json, log_format)
         threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
         stop.wait(HangUps(server.read_again).request)
     if server.failure is not None:
@@ -153,12 +155,15 @@ def _notify_at_end(server: Server, stop: StopSignal) -> None:
     stop.notify()
 
 
-def _print_banner(server: Server, as_json: bool) -> None:
+def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
+    """One object, like a line of the log where that has objects; else a few lines of text."""
     options = server.options
     source = options.model_config_file or options.model_repository or options.model_base_path
-    if as_json:
+    if as_json or log_format == JSON:
+        head = {"ts": iso_time(time.time()), "level": "INFO", "msg": f"tfs_lite {__version__} serves {source}"}
         print_json(
             {
+                **(head if log_format == JSON else {}),
                 "version": __version__,
                 "source": source,
                 "host": options.host,

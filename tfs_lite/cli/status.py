@@ -7,7 +7,7 @@ It reads the REST list, which has every model; with ``--server`` it uses gRPC, w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,7 +15,7 @@ from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_se
 from tfs_lite.cli.http import ANSWER_TIMEOUT, HttpServer
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
-from tfs_lite.cli.views.models import Model, models_table, print_models, read_grpc, read_rest
+from tfs_lite.cli.views.models import Model, answering, models_json, models_table, read_grpc, read_rest
 from tfs_lite.cli.views.replicas import ReplicasByVersion, read_replicas, replicas_table
 from tfs_lite.core.status import ServingError
 
@@ -30,11 +30,26 @@ _LARGEST_PAGE = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What a server answered. ``known`` is None without ``--verbose``."""
+    """What a server answered. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
+    ``is_whole``: it has all models of the server."""
 
     models: list[Model]
     known: NumbersByVersion | None = None
     replicas: ReplicasByVersion = field(default_factory=dict)
+    refused: Mapping[str, str] | None = None
+    is_whole: bool = False
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the table does not say: which models do not answer, and that a config is not in force."""
+        found = []
+        silent = [model.name for model in self.models if not model.answers]
+        if self.is_whole and silent:
+            found.append(f"{answering(len(self.models) - len(silent), len(self.models))}; not: {', '.join(silent)}")
+        if self.refused is not None:
+            since = f" (since {self.refused['since']})" if self.refused["since"] else ""
+            found += [f"{self.refused['text']}{since}", f"  do: {self.refused['fix']}"]
+        return found
 
 
 Fetch = Callable[[], ServerView]
@@ -52,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
         if args.server:
             return ServerView(over_grpc(args.server, args.model, args))
         view = over_rest(server, args.model)
-        return replace(view, known=numbers(server)) if args.verbose else ServerView(view.models)
+        return replace(view, known=numbers(server)) if args.verbose else replace(view, replicas={})
 
     if not args.watch:
         _print(fetch(), args.json)
@@ -83,13 +98,15 @@ def over_grpc(address: str, name: str, credentials: Namespace) -> list[Model]:
 
 def over_rest(server: HttpServer, name: str | None) -> ServerView:
     """Every model, or the one of that name, over REST, with its replicas. Raises CliError."""
-    items = server.json("/v1/models")["models"]
+    answer = server.json("/v1/models")
+    items = answer["models"]
     found = [item for item in items if name in (None, item["name"])]
     if not found and name is not None:
         hint = nearest(name, [item["name"] for item in items])
         raise CliError(f"the server has no model {name!r}{hint}; tfs-lite status lists them all", "NOT_FOUND")
     replicas = {key: of_version for item in found for key, of_version in read_replicas(item).items()}
-    return ServerView([read_rest(item) for item in found], replicas=replicas)
+    models, refused = [read_rest(item) for item in found], answer.get("config_refused")
+    return ServerView(models, replicas=replicas, refused=refused, is_whole=name is None)
 
 
 def numbers(server: HttpServer) -> NumbersByVersion:
@@ -138,20 +155,26 @@ def _fetch(fetch: Fetch) -> ServerView | str:
 
 def _tables(view: ServerView) -> RenderableType:
     from rich.console import Group
+    from rich.text import Text
 
     if view.known is None:
-        return models_table(view.models)
-    versions = verbose_table(view.models, view.known, view.replicas)
-    return Group(versions, replicas_table(view.replicas.values(), time.time())) if view.replicas else versions
+        return Group(models_table(view.models), *map(Text, view.remarks))
+    parts = [verbose_table(view.models, view.known, view.replicas)]
+    if view.replicas:
+        parts.append(replicas_table(view.replicas.values(), time.time()))
+    return Group(*parts, *map(Text, view.remarks))
 
 
 def _print(view: ServerView, as_json: bool) -> None:
-    if view.known is None or not (view.models or as_json):
-        print_models(view.models, as_json)
-    elif as_json:
-        print_json(verbose_json(view.models, view.known, view.replicas))
-    else:
+    if as_json:
+        answer = models_json(view.models)
+        if view.known is not None:
+            answer = verbose_json(view.models, view.known, view.replicas)
+        print_json({**answer, "config_refused": dict(view.refused)} if view.refused is not None else answer)
+    elif view.models:
         console().print(_tables(view))
+    else:
+        print("\n".join(("the server has no models", *view.remarks)), flush=True)
 
 
 def _print_view(seen: ServerView | str, as_json: bool) -> None:

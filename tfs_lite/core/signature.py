@@ -78,6 +78,11 @@ class SymbolicDim:
     symbol: str
     maximum: int | None = None
 
+    @property
+    def is_named(self) -> bool:
+        """Whether somebody chose the symbol, who knows it when a message has it. Exporters number theirs."""
+        return not any(character.isdigit() for character in self.symbol)
+
 
 Dim = int | SymbolicDim
 
@@ -238,7 +243,7 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
 
     ``sent`` maps each input's name to its dtype and shape.
     """
-    sizes: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, tuple[str, int, int]] = {}
     for position, spec in enumerate(signature.inputs):
         if spec.name in signature.optional and spec.name not in sent:
             continue
@@ -252,7 +257,7 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
 
 
 def _check_shape(
-    name: str, declared: tuple[Dim, ...], shape: tuple[int, ...], sizes: dict[str, tuple[str, int]]
+    name: str, declared: tuple[Dim, ...], shape: tuple[int, ...], sizes: dict[str, tuple[str, int, int]]
 ) -> None:
     if len(shape) != len(declared):
         raise invalid_argument(
@@ -271,11 +276,12 @@ def _check_shape(
             raise invalid_argument(
                 f"input {name} has size {size} in dimension {axis}, at most {dim.maximum} is allowed"
             )
-        other, known = sizes.setdefault(dim.symbol, (name, size))
+        other, where, known = sizes.setdefault(dim.symbol, (name, axis, size))
         if known != size:
+            called = f" (both are {dim.symbol!r})" if dim.is_named else ""
             raise invalid_argument(
-                f"input {name} has size {size} in dimension {axis}, but input {other} has {known} "
-                f"in the same dimension ({dim.symbol})"
+                f"input {name} has size {size} in dimension {axis}, but input {other} has {known} in dimension {where}"
+                f", and these have to be equal{called}"
             )
 
 

@@ -52,6 +52,7 @@ class Reason(enum.Enum):
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
     NO_PLATFORM = "nothing here loads such files"
+    NEEDS_EXTRA = "a library that loads such files is not installed"
     NEEDS_TRUST = "a version brings code, and its path is not trusted"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
     GPU_FAILED = "a GPU failed, which this process cannot use any more"
@@ -93,8 +94,10 @@ class ServingError(Exception):
     """An operation failed with a canonical status.
 
     The message is meant for clients: it names the model, version and field, says what was expected and what
-    came, and holds neither a stack nor a server path.
+    came, and holds neither a stack nor a server path. ``detail`` is for the log alone and may hold both.
     """
+
+    detail: str = ""
 
     def __init__(
         self, code: StatusCode, message: str, reason: Reason | None = None, models: tuple[str, ...] = ()
@@ -129,6 +132,11 @@ def invalid_argument(message: str) -> ServingError:
 
 def failed_precondition(message: str) -> ServingError:
     return ServingError(StatusCode.FAILED_PRECONDITION, message)
+
+
+def queue_full(message: str) -> Status:
+    """What a queue that has all that it may hold answers: protocols have a word of their own for it."""
+    return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_FULL)
 
 
 def not_found(message: str) -> ServingError:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, ServableId
@@ -195,9 +196,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
             return None
         self._changed.add(action.id.name)
         if action.kind is ActionKind.LOAD:
-            self._manager.load_servable(action.id, lambda status: _log(action, status))
+            self._manager.load_servable(action.id, ignore)  # each attempt that fails is logged
         else:
-            self._manager.unload_servable(action.id, lambda status: _log(action, status))
+            self._manager.unload_servable(action.id, lambda status: _log_unload(action, status))
         return action
 
     def _ask(self, name: str) -> None:
@@ -256,6 +257,6 @@ def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
     return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
 
 
-def _log(action: Action, status: Status) -> None:
+def _log_unload(action: Action, status: Status) -> None:
     if not status.ok:
-        logger.info("%s %s: %s", action.kind.value, action.id, status)
+        logger.info("unload %s: %s", action.id, status)

@@ -135,6 +135,7 @@ class LoadFlow:
                 return
             cancelled = Status(StatusCode.CANCELLED, f"Loading of {servable_id} was cancelled")
             self._end(load, load.failure or cancelled)
+        logger.info("loading %s was cancelled", servable_id)
         self._report_end(load)
 
     def end_retries(self, servable_id: ServableId) -> bool:
@@ -164,7 +165,7 @@ class LoadFlow:
                 del self._active[load.harness.id]
         for load in decided:
             if load in refused:
-                self._report_end(load)
+                self._refused(load)
             else:
                 self._submit(load)
 
@@ -259,7 +260,7 @@ class LoadFlow:
             logger.info("%s waits for resources: %s", load.harness.id, estimate)
             self._settings.on_parked(load.harness.id, estimate)
         elif admission is Admission.REFUSE:
-            self._report_end(load)
+            self._refused(load)
         return admission is Admission.ADMIT
 
     def _start(self, load: _Load) -> bool:
@@ -326,6 +327,7 @@ class LoadFlow:
         with self._registry.lock:
             if not self._is_active(load):
                 return
+            known = load.failure == status
             load.running, load.failure, harness.is_overdue = False, status, False
             load.failures += 1
             delay = next_delay(retry, load.failures, retryable=retryable, cancelled=harness.cancelled)
@@ -333,10 +335,11 @@ class LoadFlow:
             load.retry_at = load.since + delay if delay is not None else None
             if delay is None:
                 self._end(load, status)
-        cause = None if isinstance(error, ServingError) else error
+        cause, story = (None, error.detail) if isinstance(error, ServingError) else (error, "")
         ends_early = delay is None and load.failures < retry.max_attempts
         tries = f"attempt {load.failures}" + (", not retried" if ends_early else f" of {retry.max_attempts}")
-        logger.warning("loading %s failed (%s): %s", harness.id, tries, status, exc_info=cause)
+        told = {"story": "" if known else story}
+        logger.warning("loading %s failed (%s): %s", harness.id, tries, status, exc_info=cause, extra=told)
         if delay is None:
             self._report_end(load)
         elif delay > 0:
@@ -388,6 +391,11 @@ class LoadFlow:
         self._reservations.forget(load.harness)
         self._registry.releases += load.waited
         load.harness.error(status)
+
+    def _refused(self, load: _Load) -> None:
+        """There is no room for it, and it may not wait for some."""
+        logger.warning("loading %s failed: %s", load.harness.id, load.harness.status)
+        self._report_end(load)
 
     def _report_end(self, load: _Load) -> None:
         self._registry.publish_events()

@@ -76,6 +76,7 @@ def ended_request(
 ) -> EndedRequest:
     """While a listener is called: later the record has no calls any more."""
     calls = tuple([_times(call) for call in record.calls])
+    reason = error.status.reason if isinstance(error, ServingError) else None
     text = "" if code is _OK else str(error or "") or code.name
     return EndedRequest(
         record.method,
@@ -84,8 +85,8 @@ def ended_request(
         record.version,
         code,
         text[:MAX_ERROR_TEXT],
-        error.status.reason if isinstance(error, ServingError) else None,
-        _stage(record, code),
+        reason,
+        "check" if reason is Reason.INVALID_ITEM else _stage(record, code),
         record.context,
         record.trace_id or (record.context.trace.trace_id if record.context.trace is not None else ""),
         record.arrived,

@@ -125,9 +125,15 @@ class FailedRequests:
     def of_model(self, name: str, most: int = KEPT_OF_MODEL) -> list[FailedRequest]:
         """The newest first."""
         with self._lock:
-            ring = self._of_model.get(name, ())
-            entries = [self._entries[number] for number in reversed(ring)]
-        return entries[:most]
+            numbers = self._of_model.get(name) or self._of_model.get(UNKNOWN, ())
+            entries = [self._entries[number] for number in reversed(numbers)]
+        return [entry for entry in entries if entry.model == name][:most]
+
+    def latest(self) -> list[FailedRequest]:
+        """Of all models, the newest first."""
+        with self._lock:
+            entries = list(self._entries.values())
+        return entries[::-1]
 
     def find(self, request_id: str) -> list[FailedRequest]:
         """Those with this request id or trace id, the newest first."""

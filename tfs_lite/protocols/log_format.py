@@ -1,6 +1,8 @@
 """Lines of the log, as text or as JSON. No text in them, such as a model's name or a client's error, can begin a line.
 
-``logger.info(..., extra={...})`` gives a line any of :data:`FIELDS`; the text format leaves them out.
+``logger.info(..., extra={...})`` gives a line any of :data:`FIELDS`; the text format leaves them out. An argument of
+the message that is a :class:`ServableId` gives ``model`` and ``version``. ``story`` is the text of a stack: indented
+lines of its own, or ``error.stack``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import orjson
+
+from tfs_lite.core.servable import ServableId
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
@@ -97,25 +101,30 @@ class JsonFormatter(logging.Formatter):
             "msg": escaped(self._prefix + record.getMessage()),
             "thread": escaped(record.threadName or ""),
         }
-        values = record.__dict__
+        values = {**_named_by(record), **record.__dict__}
         for name in FIELDS:
             if (value := values.get(name)) is not None:
                 line[name] = escaped(value) if isinstance(value, str) else value
         stack = _stack_of(self, record)
         if stack:
             kind, error, _ = record.exc_info or (None, None, None)
-            line["error"] = {
-                "type": "" if kind is None else kind.__name__,
-                "message": escaped(str(error or "")),
-                "stack": escaped(stack),
-            }
+            known = {} if kind is None else {"type": kind.__name__, "message": escaped(str(error or ""))}
+            line["error"] = {**known, "stack": "\n".join(map(escaped, stack.splitlines()))}
         return _bounded(line)
+
+
+def _named_by(record: logging.LogRecord) -> dict[str, Any]:
+    """The version that the message is about: the first one among its arguments."""
+    found = (each for each in record.args or () if isinstance(each, ServableId))
+    return next(({"model": each.name, "version": each.version} for each in found), {})
 
 
 def _stack_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     parts = []
     if record.exc_info and record.exc_info[0] is not None:
         parts.append(formatter.formatException(record.exc_info))
+    if story := record.__dict__.get("story"):
+        parts.append(story)
     if record.stack_info:
         parts.append(formatter.formatStack(record.stack_info))
     return "\n".join(parts)
@@ -131,7 +140,9 @@ def _bounded(line: dict[str, Any]) -> str:
         return data.decode()
     if "error" in line:
         error = line["error"]
-        line["error"] = {"type": error["type"], "message": error["message"][:1000], "stack": error["stack"][-8000:]}
+        line["error"] = {**error, "stack": error["stack"][-8000:]}
+        if "message" in error:
+            line["error"]["message"] = error["message"][:1000]
         data = orjson.dumps(line, default=str)
     room = max(MAX_LINE - (len(data) - len(line["msg"].encode())), 0)
     while len(data) > MAX_LINE:

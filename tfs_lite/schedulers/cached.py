@@ -16,7 +16,7 @@ from functools import partial
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, queue_full
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.calls import Answer
 from tfs_lite.schedulers.response_cache import ResponseCache, request_key
@@ -146,4 +146,4 @@ class CachedServable(JudgesCalls):
     def _full(self) -> Status:
         name = f"{self.id.name}-{self.id.version}"
         text = f"{name} has {self._ordered} answers that wait for an earlier one, the most allowed; try again later"
-        return Status(StatusCode.UNAVAILABLE, text)
+        return queue_full(text)

@@ -18,7 +18,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Status, StatusCode, queue_full
 from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish, rows_of
 
 MAX_TIMED_PARTS = 1000
@@ -98,9 +98,8 @@ class DecoupledServable(JudgesCalls):
                 if self._closed:
                     refusal = self._unavailable("is being unloaded")
                 elif len(self._queue) >= self._max_queued_calls:
-                    refusal = self._unavailable(
-                        f"has {self._max_queued_calls} calls waiting, the most allowed; try again later"
-                    )
+                    text = f"{self._name} has {self._max_queued_calls} calls waiting, the most allowed"
+                    refusal = queue_full(f"{text}; try again later")
                 else:
                     call.admitted = True
                     self._queue.append((call, self._clock.monotonic()))

@@ -20,13 +20,15 @@ from functools import partial
 
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000
+SHORTEST_STEP = 1e-9
+"""Seconds. A step that has failed counts as run, however short it was."""
 logger = logging.getLogger(__name__)
 
 
@@ -199,7 +201,9 @@ class ItemServable(JudgesCalls):
             if self._closed:
                 return self._unavailable("is being unloaded")
             if len(self._waiting) >= self._max_waiting:
-                return self._unavailable(f"has {self._max_waiting} requests waiting, the most allowed; try again later")
+                return queue_full(
+                    f"{self._name} has {self._max_waiting} requests waiting, the most allowed; try again later"
+                )
             pending = _PendingCall(call, self._rotation[0])
             self._rotation.rotate(-1)
             self._open_calls[id(pending.model)] += 1
@@ -213,15 +217,22 @@ class ItemServable(JudgesCalls):
     def _work(self) -> None:
         while (pending := self._next()) is not None:
             step = self._prepare if pending.stage is _Stage.PREPARED else self._complete
+            began = self._monotonic()
             try:
                 step(pending)
             except ServingError as error:
+                self._count_step(pending.call, began)
                 invalid = error.code is StatusCode.INVALID_ARGUMENT and pending.stage is _Stage.PREPARED
                 self._finish(pending, replace(error.status, reason=Reason.INVALID_ITEM) if invalid else error.status)
             except BaseException as error:
+                self._count_step(pending.call, began)
                 logger.exception("a step of %s broke its contract: it may only raise ServingError", self._name)
                 self._finish(pending, Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"))
             del pending, step
+
+    def _count_step(self, call: PredictCall, began: float) -> None:
+        """A call whose step has failed was run by the model, and did not end in a queue."""
+        call.run_seconds += max(self._monotonic() - began, SHORTEST_STEP)
 
     def _next(self) -> _PendingCall | None:
         """Blocks. Returns None when closed, and all that ran is taken."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
-from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile
+from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile, read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin

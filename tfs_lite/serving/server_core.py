@@ -380,7 +380,7 @@ class ServerCore:
 
     def follow(self, config: ModelServerConfig) -> None:
         """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
-        self._counted(self._reloader.follow, config)
+        self._counted(self._reloader.follow, config, is_logged=False)
 
     def look_again(self) -> None:
         """The source looks at its directories now, on its own thread. FAILED_PRECONDITION where the options say that
@@ -433,12 +433,16 @@ class ServerCore:
             how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
             raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
-    def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
+    def _counted(
+        self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool = True
+    ) -> T:
+        """With ``is_logged=False`` the caller logs a refusal: it tries again at each look, and logs each cause once."""
         try:
             result = apply(config)
         except ServingError as error:
             refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
-            logger.warning("%s%s", refused, str(error))
+            if is_logged:
+                logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
             if refused:
                 self._recorder.config_refused(error.status)

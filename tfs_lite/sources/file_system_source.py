@@ -451,11 +451,14 @@ def _report(on_report: Callable[[SourceReport], None], report: SourceReport) -> 
 
 def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceReport | None) -> None:
     if not new.problem.ok:
-        logger.warning("%s (%s)", new.problem.message, servable.base_path)
+        logger.warning("%s (%s)", new.problem.message, servable.base_path, extra={"model": servable.name})
     elif old is not None and not old.problem.ok:
-        logger.info("model %s: its base path is fine again (%s)", servable.name, servable.base_path)
+        text, extra = "model %s: its base path is fine again (%s)", {"model": servable.name}
+        logger.info(text, servable.name, servable.base_path, extra=extra)
     if new.keeps and (old is None or new.keeps != old.keeps):
-        logger.info("model %s: the versions that serve stay: %s", servable.name, new.keeps)
+        logger.info(
+            "model %s: the versions that serve stay: %s", servable.name, new.keeps, extra={"model": servable.name}
+        )
     for name, why in new.passed_over.items():
         if old is None or old.passed_over.get(name) != why:
             logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)
@@ -464,4 +467,5 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
-            logger.info("model %s version %d waits: %s", servable.name, version, reason)
+            extra = {"model": servable.name, "version": version}
+            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=extra)

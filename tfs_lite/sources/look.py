@@ -30,10 +30,12 @@ MAX_PASSED_OVER = 10
 @dataclass(frozen=True, slots=True)
 class FoundVersions:
     """What the last look has found: every version directory, and for each that is not complete the time, in seconds
-    of ``monotonic``, when the verdict may change by itself (None: it does not)."""
+    of ``monotonic``, when the verdict may change by itself (None: it does not). ``config`` is the name of the config
+    beside the versions, empty without one."""
 
     versions: frozenset[int] = frozenset()
     unfinished: Mapping[int, float | None] = field(default_factory=dict)
+    config: str = ""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,8 @@ def look_at(
 
     chosen = choose(children, servable.policy, usable, failed)
     on_disk = frozenset(existing)
-    stream.found = FoundVersions(on_disk, unfinished)
+    config_name = next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
+    stream.found = FoundVersions(on_disk, unfinished, config_name)
     problem, keeps = _empty_problem(servable, existing), ""
     if existing:
         stream.place, stream.empty_since = place, None

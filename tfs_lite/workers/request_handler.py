@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -34,8 +35,8 @@ def open_model(function: str, arguments: str, label: str) -> Opened:
     except ServingError:
         raise
     except BaseException as error:
-        logger.exception("%s cannot be opened", label)
         failure = ServingError(StatusCode.FAILED_PRECONDITION, f"cannot be loaded: {type(error).__name__}")
+        failure.detail = "".join(traceback.format_exception(error))
     raise failure
 
 

@@ -136,7 +136,12 @@ def read_description(raw: object) -> Description:
 
 def plain_failure(code: StatusCode, message: str) -> tuple[int, str]:
     """A failure as it is sent in a message: long texts are cut, and what cannot be encoded is replaced."""
-    return int(code), message[:MAX_TEXT].encode(errors="replace").decode()
+    return int(code), cut(message)
+
+
+def cut(text: str) -> str:
+    """A text as it is sent in a message."""
+    return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 def read_failure(code: object, message: object) -> ServingError:

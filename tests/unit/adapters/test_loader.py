@@ -174,12 +174,12 @@ def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
     assert failure_of(loader) == "model m version 1 cannot be loaded: cannot read model.pt2"
 
 
-def test_unforeseen_failure_is_logged_once_with_its_story(exported, caplog):
-    loader = failing_loader(exported, RuntimeError("no"))
-    for _ in range(3):
-        failure_of(loader)
-    (record,) = [record for record in caplog.records if record.name == "tfs_lite.adapters.loader"]
-    assert "Traceback" in record.getMessage()
+def test_unforeseen_failure_brings_its_story_for_the_log_and_logs_nothing_itself(exported, caplog):
+    with pytest.raises(ServingError) as failed:
+        failing_loader(exported, RuntimeError("no")).load(ID)
+    assert failed.value.detail.startswith("Traceback")
+    assert "raise error" in failed.value.detail
+    assert [record for record in caplog.records if record.name.startswith("tfs_lite.adapters")] == []
 
 
 def test_failing_factory_leaves_nothing_behind(exported_once):

@@ -104,5 +104,13 @@ def test_reload_of_a_config_with_a_mistake_names_it_with_line_and_column_where_i
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:
-    assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1", "--timeout=0.3"]) == 1
-    assert "no gRPC server answered at 127.0.0.1:1" in capsys.readouterr().err
+    for rest in (["predict", "m", "--input=x=1"], ["status", "m"], ["explain", "m"]):
+        assert main([*rest, "--server=127.0.0.1:1"]) == 1
+        told = capsys.readouterr().err
+        assert "no gRPC server answered at 127.0.0.1:1; is it running" in told, "at once: no time is named"
+        assert len(told.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there_is_waited_for_if_that_is_asked(capsys: Captured) -> None:
+    assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1", "--wait_for_server=0.3"]) == 1
+    assert "no gRPC server answered at 127.0.0.1:1 within 0.3 s; is it running" in capsys.readouterr().err

@@ -147,6 +147,30 @@ def test_a_failed_request_is_shown_by_its_id(server: Server, capsys: Captured) -
     assert "no failed request with the id 'nobody' was kept; the ring reaches back to " in capsys.readouterr().err
 
 
+def test_the_last_failed_requests_are_listed_by_both_doors_of_one_model_or_of_all(
+    server: Server, capsys: Captured
+) -> None:
+    for model, id in (("tagged", "listed-1"), ("tagged", "listed-2"), ("nobody", "listed-3")):
+        headers = {"content-type": "application/json", "x-request-id": id}
+        url = f"http://{address(server)}/v1/models/{model}:predict"
+        request = urllib.request.Request(url, json.dumps({"instances": [[1.0]]}).encode(), headers)
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=30)
+    for door in (f"--rest={address(server)}", f"--server=127.0.0.1:{server.port}"):
+        assert main(["explain", "--failed", door]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert [line.split()[1] for line in told[:3]] == ["listed-3", "listed-2", "listed-1"], "the newest first"
+        assert "nobody NOT_FOUND in route: " in told[0]
+        assert "tagged@2 INVALID_ARGUMENT in check: " in told[1]
+        assert main(["explain", "tagged", "--failed", door]) == 0
+        assert [line.split()[1] for line in capsys.readouterr().out.splitlines()][:2] == ["listed-2", "listed-1"]
+        assert main(["explain", "nobody", "--failed", "--json", door]) == 0
+        assert json.loads(capsys.readouterr().out)["requests"][0]["request_id"] == "listed-3"
+        assert main(["explain", "other", "--failed", door]) == 0
+        assert capsys.readouterr().out.startswith("no request has failed since 20")
+    assert main(["explain", "--failed", "--config=x"]) == 2
+
+
 def test_no_server_and_no_config_are_one_line(tmp_path: Path, published: Path, capsys: Captured) -> None:
     file = write(tmp_path / "models.config", entry("tagged", published))
     assert main(["check", file, "--against=127.0.0.1:1"]) == 1

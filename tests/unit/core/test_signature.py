@@ -196,6 +196,24 @@ def test_symbolic_dimension_may_be_bounded() -> None:
     assert message == "input x has size 9 in dimension 0, at most 8 is allowed"
 
 
+@pytest.mark.parametrize(
+    ("symbol", "rest"),
+    [
+        ("s53", "and these have to be equal"),
+        ("2*s53", "and these have to be equal"),
+        ("tokens", "and these have to be equal (both are 'tokens')"),
+    ],
+)
+def test_sizes_that_differ_are_told_by_input_and_dimension_and_by_a_name_that_somebody_chose(
+    symbol: str, rest: str
+) -> None:
+    dim = SymbolicDim(symbol)
+    signature = Signature((TensorSpec("a", DataType.FLOAT, (4, dim)), TensorSpec("b", DataType.FLOAT, (dim,))), ())
+    sent = {"a": (DataType.FLOAT, (4, 2)), "b": (DataType.FLOAT, (3,))}
+    told = refused(lambda: check_inputs(signature, sent))
+    assert told == f"input b has size 3 in dimension 0, but input a has 2 in dimension 1, {rest}"
+
+
 def test_what_is_not_declared_is_not_checked() -> None:
     signature = Signature((TensorSpec("x"), TensorSpec("y", DataType.FLOAT)), ())
     check_inputs(signature, {"x": (DataType.STRING, (1, 2, 3)), "y": (DataType.FLOAT, (9, 9))})

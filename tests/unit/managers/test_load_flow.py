@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -70,6 +70,21 @@ def test_log_says_which_attempt_failed_of_how_many(make_basic, caplog) -> None:
     basic = make_basic(load_retry_interval=0, max_num_load_retries=1)
     basic.load_now(1, FakeLoader(failures=-1))
     assert tries(caplog) == ["attempt 1 of 2", "attempt 2 of 2"]
+
+
+def test_each_failed_attempt_is_one_line_and_the_story_comes_with_the_first_of_its_kind(make_basic, caplog) -> None:
+    caplog.set_level("INFO")
+    failure = ServingError(StatusCode.FAILED_PRECONDITION, "no weights")
+    failure.detail = "Traceback"
+
+    class Telling(FakeLoader):
+        def load(self, servable_id: ServableId) -> None:
+            raise failure
+
+    basic = make_basic(load_retry_interval=0, max_num_load_retries=2)
+    basic.load_now(1, Telling())
+    lines = [record for record in caplog.records if "no weights" in record.getMessage()]
+    assert [record.story for record in lines] == ["Traceback", "", ""]
 
 
 def test_log_does_not_promise_attempts_that_do_not_come(make_basic, caplog) -> None:

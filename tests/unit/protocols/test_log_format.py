@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.protocols.log_format import MAX_LINE, JsonFormatter, TextFormatter, escaped
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
@@ -78,6 +79,23 @@ def test_an_error_has_type_message_and_stack():
     found = orjson.loads(JsonFormatter().format(failed("one\ntwo")))
     assert (found["error"]["type"], found["error"]["message"]) == ("ValueError", "one\\ntwo")
     assert "test_log_format.py" in found["error"]["stack"]
+
+
+def test_a_story_is_lines_of_its_own_in_text_and_a_stack_in_json():
+    record = line("it failed", story='Traceback\n  File "model.py", line 5\nKeyError: \x1b[31m')
+    text = TextFormatter().format(record).split("\n")
+    assert text[0].endswith("INFO it failed")
+    assert text[1:] == ["    Traceback", '      File "model.py", line 5', "    KeyError: \\x1b[31m"]
+    found = orjson.loads(JsonFormatter().format(record))["error"]
+    assert found == {"stack": 'Traceback\n  File "model.py", line 5\nKeyError: \\x1b[31m'}
+    assert "error" not in orjson.loads(JsonFormatter().format(line("it failed", story="")))
+
+
+def test_a_line_of_json_about_a_version_names_its_model_and_number():
+    found = orjson.loads(JsonFormatter().format(line("%s is available after %d s", ServableId("m", 7), 3)))
+    assert (found["model"], found["version"], found["msg"]) == ("m", 7, "{name: m version: 7} is available after 3 s")
+    other = orjson.loads(JsonFormatter().format(line("%s", ServableId("m", 7), model="other")))
+    assert other["model"] == "other"
 
 
 @pytest.mark.parametrize("record", [line("x" * 100_000), line("é" * 50_000, model="m"), failed("y" * 200_000)])

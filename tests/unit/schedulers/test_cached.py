@@ -12,7 +12,7 @@ import pytest
 from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.cached import CachedServable
@@ -225,7 +225,7 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded(make, model):
     for answer in answers:
         servable.submit(answer.call)
     refused = answers[2].status
-    assert refused.code is StatusCode.UNAVAILABLE
+    assert (refused.code, refused.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert refused.message == "m-1 has 2 answers that wait for an earlier one, the most allowed; try again later"
     model.open.set()
     assert answers[1].outputs["y"].tolist() == [1]

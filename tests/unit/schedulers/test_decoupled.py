@@ -13,7 +13,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, StatusCode, invalid_argument
 from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
@@ -137,7 +137,7 @@ def test_waiting_call_is_cancelled_at_once_and_a_full_queue_refuses(servable, mo
         waiting.append(request_of(1))
         servable.submit(waiting[-1].call)
     over = submitted(servable, 1)
-    assert over.code is StatusCode.UNAVAILABLE
+    assert over.status.reason is Reason.QUEUE_FULL
     assert "most allowed" in over.message
     servable.cancel(waiting[-1].call)
     assert waiting[-1].code is StatusCode.CANCELLED

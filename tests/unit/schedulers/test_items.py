@@ -182,7 +182,9 @@ def test_it_shows_what_the_inner_servable_shows_and_counts_what_waits_anywhere(s
 def test_failures_of_items_and_of_the_inner_servable_are_passed_on_with_their_reasons(serve, model, inner):
     servable = serve(inner)
     refused = Status(StatusCode.INVALID_ARGUMENT, "item 0 is negative", Reason.INVALID_ITEM)
-    assert submitted(servable, -1.0).answer == refused
+    negative = submitted(servable, -1.0)
+    assert negative.answer == refused
+    assert negative.call.run_seconds > 0, "its model has run: it has not ended in a queue"
     late = submitted(servable, 1.0, deadline=0.0).answer
     assert (late.code, late.reason) == (StatusCode.DEADLINE_EXCEEDED, Reason.JOB_EXPIRED)
     assert model.prepared == [-1.0], "what comes too late is not begun"
@@ -244,7 +246,7 @@ def test_more_calls_than_may_wait_are_refused_at_once(serve, model):
     waiting = [submitted(servable, x) for x in (1.0, 2.0)]
     refused = submitted(servable, 3.0)
     assert len(refused.answers) == 1
-    assert refused.code is StatusCode.UNAVAILABLE
+    assert (refused.code, refused.status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     model.before.open()
     assert [answer.values["y"] for answer in (running, *waiting)] == [[1.0], [11.0], [21.0]]
 

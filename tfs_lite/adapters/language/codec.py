@@ -164,7 +164,7 @@ def load_tokenizer(files: VersionFiles) -> Any:
             files.directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        logger.warning("the tokenizer cannot be loaded\n%s", story(error))
+        logger.warning("the tokenizer cannot be loaded", extra={"story": story(error)})
         reason = sentence(error)
     else:
         if hasattr(getattr(loaded, "backend_tokenizer", None), "to_str"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config, shown
 from tfs_lite.adapters.opening import VersionFiles
-from tfs_lite.core.status import failed_precondition
+from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -36,14 +36,14 @@ OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"}
 
 
 def load_library() -> Any:
-    """Imports transformers, and lets it log errors only. FAILED_PRECONDITION without the extra. Any thread, also for
+    """Imports transformers, and lets it log errors only. UNIMPLEMENTED without the extra. Any thread, also for
     the first time: the library replaces its own module while it is imported, so a plain ``import`` that waits for that
     of another thread would return an empty module."""
     try:
         transformers = importlib.import_module("transformers")
         library_logging = importlib.import_module("transformers.utils.logging")
     except ImportError:
-        raise failed_precondition(MISSING) from None
+        raise ServingError(StatusCode.UNIMPLEMENTED, MISSING, Reason.NEEDS_EXTRA) from None
     library_logging.disable_progress_bar()
     library_logging.disable_default_handler()
     library_logging.enable_propagation()

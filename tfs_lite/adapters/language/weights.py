@@ -127,7 +127,7 @@ def _load_weights(
         except Exception as error:
             if out_of_memory(error):
                 raise
-            logger.warning("transformers could not put the weights in\n%s", story(error))
+            logger.warning("transformers could not put the weights in", extra={"story": story(error)})
             return failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
 
 

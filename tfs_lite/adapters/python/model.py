@@ -224,7 +224,7 @@ class PlainModel(PythonModel):
             if hasattr(self._object, "close"):
                 self._object.close()
         except BaseException as error:
-            logger.error("close() of %s failed\n%s", self._id, story(error))
+            logger.error("close() of %s failed", self._id, extra={"story": story(error)})
         del self._object
         vars(self).pop("_items", None)  # not there yet if the class has none that are usable
         super().close()

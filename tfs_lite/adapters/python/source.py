@@ -15,7 +15,7 @@ import sys
 import traceback
 from types import ModuleType
 
-from tfs_lite.adapters.failures import out_of_memory, sentence
+from tfs_lite.adapters.failures import out_of_memory, sentence, story, with_detail
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
@@ -67,17 +67,19 @@ def source_failure(
     error: BaseException, directory: str, permanent: tuple[type[BaseException], ...] = ()
 ) -> ServingError:
     """The error of the version's code, with file and line but without the server's path. ``permanent`` errors are
-    INVALID_ARGUMENT, because a retry does not help."""
+    INVALID_ARGUMENT, because a retry does not help. The log gets all frames."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith(directory):
         where = f"{os.path.relpath(error.filename, directory)} line {error.lineno}"
-        return ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {error.msg}")
+        failure = ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {error.msg}")
+        return with_detail(failure, story(error))
     where = ARTEFACT
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(directory):
             where = f"{os.path.relpath(frame.filename, directory)} line {frame.lineno}"
-    return ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {sentence(error)}")
+    failure = ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {sentence(error)}")
+    return with_detail(failure, story(error))
 
 
 def _code(error: BaseException, permanent: tuple[type[BaseException], ...]) -> StatusCode:

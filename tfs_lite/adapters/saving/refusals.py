@@ -53,7 +53,7 @@ def refusal(
 ) -> ServingError:
     """FAILED_PRECONDITION for a failed export. ``given`` are the author's examples, ``example`` those of the export:
     the same, or twice as many rows."""
-    logger.debug("%s cannot be exported\n%s", type(module).__name__, story(error))
+    logger.debug("%s cannot be exported", type(module).__name__, extra={"story": story(error)})
     if isinstance(error, ServingError):
         return error
     kind = type(module).__name__

@@ -12,7 +12,7 @@ from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.saved_model import ARTEFACT, MetaGraph, open_saved_model
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, invalid_argument
 
 NAME = "tensorflow_savedmodel"
 SERVE = "serve"
@@ -78,6 +78,7 @@ def not_installed() -> ServingError:
     return ServingError(
         StatusCode.UNIMPLEMENTED,
         f"platform {NAME} needs {LIBRARY}, which is not installed: pip install 'tfs-lite[{EXTRA}]'",
+        Reason.NEEDS_EXTRA,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tfs_lite.adapters.failures import label_of, sentence, story
+from tfs_lite.adapters.failures import label_of, sentence, story, with_detail
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_signatures, not_installed, read_signatures
@@ -64,8 +64,7 @@ def open_version(arguments: str) -> SavedModelFunctions:
     except ServingError:
         raise
     except Exception as error:
-        logger.warning("%s cannot be loaded\n%s", label_of(servable_id), story(error))
-        failure = _load_failure(error)
+        failure = with_detail(_load_failure(error), story(error))
     else:
         logger.info(
             "TensorFlow %s was imported in %.1f s, the model loaded in %.1f s",
@@ -121,9 +120,10 @@ class SavedModelFunctions(LoadedModel):
     def _failure(self, error: Any) -> ServingError:
         """TensorFlow's own code where it says that the request is to blame, or that memory is lacking."""
         code = StatusCode(error.error_code) if error.error_code in _PASSED_ON else StatusCode.INTERNAL
+        failure = ServingError(code, f"{self._label} failed: {_sentence(error.message)}")
         if code is StatusCode.INTERNAL:
-            logger.error("%s failed on a request\n%s", self._label, story(error))
-        return ServingError(code, f"{self._label} failed: {_sentence(error.message)}")
+            logger.error("%s failed on a request: %s", self._label, failure, extra={"story": story(error)})
+        return failure
 
 
 def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Failed requests as ``explain --request`` shows them."""
+"""Failed requests as ``explain --request`` and ``explain --failed`` show them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,28 @@ def print_failed_requests(answer: Any, as_json: bool) -> None:
         print("\n".join(_lines(request)), flush=True)
 
 
+def print_last_failed(answer: Any, as_json: bool) -> None:
+    """The answer of ``GET /v1/requests``: a line each, the newest first."""
+    if as_json:
+        print_json(answer)
+        return
+    lines = [_line(request) for request in answer["requests"]]
+    if answer["left_out"]:
+        lines.append(f"{answer['left_out']} more were not kept: too many failed in one second")
+    print("\n".join(lines) or f"no request has failed since {answer['reaches_back_to']}", flush=True)
+
+
+def _line(request: Any) -> str:
+    what = f"{request['model'] or '?'}{_version(request)} {request['code']} in {request['stage']}"
+    return f"{request['time']}  {request['request_id']}  {what}: {request['message']}"
+
+
+def _version(request: Any) -> str:
+    return "" if request["version"] is None else f"@{request['version']}"
+
+
 def _lines(request: Any) -> Iterator[str]:
-    version = "" if request["version"] is None else f"@{request['version']}"
-    model = f" of {request['model']}{version}" if request["model"] else ""
+    model = f" of {request['model']}{_version(request)}" if request["model"] else ""
     yield f"{request['request_id']}: {request['code']} in {request['stage']}: {request['message']}"
     peer = f" from {request['peer']}" if request["peer"] else ""
     yield f"  {request['method']}{model}, {request['protocol']}{peer}, {request['time']}"

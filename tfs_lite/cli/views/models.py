@@ -39,6 +39,16 @@ class Model:
     versions: tuple[Version, ...] = ()
     reason: str = ""
 
+    @property
+    def answers(self) -> bool:
+        """Whether a version is available."""
+        return any(version.state == "AVAILABLE" for version in self.versions)
+
+
+def answering(count: int, total: int) -> str:
+    """``1 of 2 models answers``."""
+    return f"{count} of {total} model{'s' if total != 1 else ''} answer{'s' if count == 1 else ''}"
+
 
 def read_grpc(client: Client, name: str) -> Model:
     """What the server says about one model. Raises ServingError."""
@@ -73,11 +83,15 @@ def models_table(models: Iterable[Model]) -> Table:
 
 def print_models(models: list[Model], as_json: bool) -> None:
     if as_json:
-        print_json({"models": [model_json(model) for model in models]})
+        print_json(models_json(models))
     elif models:
         console().print(models_table(models))
     else:
         print("the server has no models", flush=True)
+
+
+def models_json(models: Iterable[Model]) -> dict[str, Any]:
+    return {"models": [model_json(model) for model in models]}
 
 
 def model_json(model: Model) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, Traits, WorkerBusy
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
@@ -236,7 +236,7 @@ class BatchingServable:
         if self._is_refusing:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
-            return self._unavailable("has too many answers that wait for an earlier one; try again later")
+            return queue_full(f"{self._name} has too many answers that wait for an earlier one; try again later")
         return queue.jobs.refusal(job) or queue.overload(job, len(self._workers))
 
     @property

@@ -18,7 +18,7 @@ from itertools import chain
 from math import inf
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.settings import BatchSettings, TimeoutAction
 
 EMPTY_LEVELS = 8
@@ -217,7 +217,7 @@ class JobQueue:
         return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
 
     def _full(self, reason: str) -> Status:
-        return Status(StatusCode.UNAVAILABLE, f"{reason}, the most allowed; try again later")
+        return queue_full(f"{reason}, the most allowed; try again later")
 
 
 class _Level:

@@ -246,7 +246,7 @@ class EnsembleRun:
             del self._inside[step.index]
             if isinstance(result, Status):
                 self._progress.failed(step.index)
-                effects = self._conclude(self._in_ensemble(result))
+                effects = self._conclude(in_ensemble(self._graph.name, result, step))
             else:
                 made = {tensor: result[name] for name, tensor in step.outputs.items() if name in result}
                 self._tensors.update(made)
@@ -268,7 +268,7 @@ class EnsembleRun:
                 self._ready.clear()
                 unwanted = [(index, call) for index, call in self._inside.items() if call is not None]
             elif self._progress.complete or self._progress.stuck:
-                answer = self._outputs() or self._in_ensemble(_DEADLOCK)
+                answer = self._outputs() or in_ensemble(self._graph.name, _DEADLOCK)
             self._answered = answer is not None
         release = self._answered and not (self._inside or self._released)
         self._released = self._released or release
@@ -292,18 +292,16 @@ class EnsembleRun:
             if name in found
         }
 
-    def _in_ensemble(self, status: Status) -> Status:
-        return in_ensemble(self._graph.name, status)
-
 
 _DEADLOCK = Status(
     StatusCode.INVALID_ARGUMENT, "unexpected deadlock: no step has given any of the outputs that were asked for"
 )
 
 
-def in_ensemble(name: str, status: Status) -> Status:
-    """The failure of a step as the ensemble's own."""
-    return replace(status, message=f"in ensemble '{name}', {status.message}")
+def in_ensemble(name: str, status: Status, step: Step | None = None) -> Status:
+    """The failure of a step as the ensemble's own, which names the step."""
+    where = f"{step}: " if step is not None else ""
+    return replace(status, message=f"in ensemble '{name}', {where}{status.message}")
 
 
 def depth_of(call: PredictCall) -> int:

@@ -16,7 +16,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, OnCall, PredictCall, SequenceFlags, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, served
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
 from tfs_lite.schedulers.ensemble.models import (
@@ -29,7 +29,7 @@ from tfs_lite.schedulers.ensemble.models import (
     wanted_by,
 )
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
-from tfs_lite.schedulers.ensemble.types import Interface, graph_of, interface_of
+from tfs_lite.schedulers.ensemble.types import Interface, Step, graph_of, interface_of
 
 __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 
@@ -53,7 +53,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
     a call uses are chosen when it comes, and released when its last step has ended; tensors are handed on without
     copies; the stack does not grow with the steps. Errors, all through ``on_done``: UNAVAILABLE (too many calls inside,
     a step's model is not available, closed), DEADLINE_EXCEEDED (on arrival), CANCELLED, and those of the steps, with
-    ``in ensemble 'NAME', `` before them.
+    ``in ensemble 'NAME', step 0 (model M): `` before them.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
                 reason = (
                     f"ensemble {self._graph.name} has {self._max_requests} requests inside, its most; try again later"
                 )
-                return Status(StatusCode.UNAVAILABLE, reason)
+                return queue_full(reason)
             self._inside += 1
             return None
 
@@ -199,11 +199,12 @@ class EnsembleServable(FixedInstances, JudgesCalls):
         for step in plan.steps:
             wanted = self._wanted[step.index]
             if wanted not in handles:
-                handles[wanted] = self._find(wanted, sequence)
+                handles[wanted] = self._find(step, sequence)
             pins[step.index] = pin(handles[wanted], partial(self._interface, wanted))
         return pins
 
-    def _find(self, wanted: Wanted, sequence: SequenceFlags | None) -> ServableHandle:
+    def _find(self, step: Step, sequence: SequenceFlags | None) -> ServableHandle:
+        wanted = self._wanted[step.index]
         try:
             if sequence is not None and self._resolve_sequence is not None:
                 return self._resolve_sequence(*wanted, sequence)
@@ -212,7 +213,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             status = error.status
             if status.code is StatusCode.NOT_FOUND:
                 status = Status(StatusCode.UNAVAILABLE, f"{model_text(wanted)} is not available")
-            status = in_ensemble(self._graph.name, status)
+            status = in_ensemble(self._graph.name, status, step)
             raise ServingError(status.code, status.message, status.reason) from None
 
     def _interface(self, wanted: Wanted, signature: Signature) -> Interface:

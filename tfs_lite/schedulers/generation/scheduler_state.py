@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from tfs_lite.core.generation import Copy, EngineState
-from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode, queue_full
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
 from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase, change_phase
 from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
@@ -227,4 +227,4 @@ class SchedulerState:
 
 
 def _full(what: str) -> Status:
-    return Status(StatusCode.UNAVAILABLE, f"the queue is full: {what}", Reason.QUEUE_FULL)
+    return queue_full(f"the queue is full: {what}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Prompt, TextCodec, check_generation
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument, queue_full
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, MAX_TEXTS, TEXT_INPUT, texts_of
 
 LIGHT = 4096
@@ -248,4 +248,4 @@ class TokenizerThread:
 
     def _full(self, what: str) -> Status:
         message = f"{self._name} has {what} waiting for its tokenizer, the most allowed; try again later"
-        return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_FULL)
+        return queue_full(message)

@@ -12,7 +12,7 @@ from math import inf
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Status, StatusCode, queue_full
 
 MAX_ID_LENGTH = 128
 """Of an id that is a text, in characters."""
@@ -102,4 +102,4 @@ def unknown(id: SequenceId, model: str) -> Status:
 
 def full(waiting: int, where: str, model: str) -> Status:
     text = f"Exceeds maximum queue size: {waiting} requests wait in {where} of model '{model}'"
-    return Status(StatusCode.UNAVAILABLE, f"{text}, the most allowed; try again later")
+    return queue_full(f"{text}, the most allowed; try again later")

@@ -129,16 +129,26 @@ def _is_forwarded(header: Header) -> bool:
 
 
 def _forged(header: Header) -> str:
-    """Any web page can send requests to a server on the machine of who looks at it. A browser says where they come
-    from, and sends no JSON for another origin without asking the server first, which says no."""
-    content_type, origin, site = header("content-type"), header("origin"), header("sec-fetch-site")
-    if content_type is not None and content_type.partition(";")[0].strip().lower() != JSON_TYPE:
-        return f"Content-Type is {content_type[:100]!r}, expected {JSON_TYPE}"
+    """Any web page can send requests to a server on the machine of who looks at it. Browsers say where a POST comes
+    from: all of today send ``Origin``, and ``Sec-Fetch-Site`` to a loopback address. Those that say neither are old;
+    what a page can make them send has a content type of a form. Tools, which are no browsers, send any."""
+    origin, site = header("origin"), header("sec-fetch-site")
     if origin is not None and origin.lower() not in _origins(header("host")):
         return f"it comes from a web page of {origin[:100]!r}"
     if site is not None and site not in _SAME_SITE:
         return f"it comes from a web page of another site (Sec-Fetch-Site is {site[:20]!r})"
+    if origin is None and site is None and _is_of_a_browser(header):
+        content_type = header("content-type")
+        if content_type is not None and content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+            kind = f"Content-Type is {content_type[:100]!r}, expected {JSON_TYPE}"
+            return f"a browser sent it without saying from which page, and its {kind}"
     return ""
+
+
+def _is_of_a_browser(header: Header) -> bool:
+    """Every browser's ``User-Agent`` begins alike, and no page can change it in a request that needs no permission."""
+    marks = ("sec-fetch-mode", "sec-fetch-dest")
+    return (header("user-agent") or "").startswith("Mozilla/") or any(header(name) is not None for name in marks)
 
 
 def _origins(host: str | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ event loop. But for ``read_again`` nothing here changes what is served.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import not_found
 from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.metrics.failed_requests import FailedRequest
 from tfs_lite.server.admin.questions import what_if
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
@@ -27,8 +28,8 @@ SHOWN_EVENTS = 20
 """The latest events in an explanation."""
 SHOWN_REQUESTS = 10
 """Failed requests in an explanation."""
-MOST_WITH_ONE_ID = 100
-"""Failed requests with one id in an answer."""
+MOST_FAILED = 100
+"""Failed requests in an answer about an id, a model, or all of them."""
 
 
 class AdminControl:
@@ -79,9 +80,20 @@ class AdminControl:
             raise not_found(
                 f"no failed request with the id {shortened(id)!r} was kept; the ring reaches back to {since}{left_out}"
             )
+        return self._failed(found)
+
+    def failed_requests(self, model: str = "", allows: Callable[[str], bool] = lambda name: True) -> dict[str, Any]:
+        """The last failed requests of a model, or of all that ``allows`` does not leave out, the newest first."""
+        ring = self._core.failed_requests
+        return self._failed(
+            [request for request in ring.latest() if allows(request.model)] if not model else ring.of_model(model)
+        )
+
+    def _failed(self, found: Sequence[FailedRequest]) -> dict[str, Any]:
+        ring = self._core.failed_requests
         return {
-            "requests": [request.as_json for request in found[:MOST_WITH_ONE_ID]],
-            "reaches_back_to": since,
+            "requests": [request.as_json for request in found[:MOST_FAILED]],
+            "reaches_back_to": time_text(ring.reaches_back_to),
             "left_out": ring.left_out,
         }
 

@@ -59,8 +59,12 @@ class AdminService:
         return await self._forecasts.run(lambda: _encode(control.what_if(asked)))
 
     async def failed_requests(self, data: bytes, context: CallContext) -> bytes:
-        """With one request id or trace id."""
-        id, control = read_question(data, ("request",)).get("request"), self._control
+        """With one request id or trace id; else the last ones, of one model or of all."""
+        asked, control = read_question(data, ("request", "model")), self._control
+        if "request" not in asked:
+            name = read_ref(asked).name
+            return await self._answer(lambda: control.failed_requests(name))
+        id = asked["request"]
         if not isinstance(id, str) or not id:
             raise invalid_argument("json: field request: expected the id of a request, or its trace id")
         return await self._answer(lambda: control.failed_request(id))

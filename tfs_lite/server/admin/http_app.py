@@ -68,6 +68,10 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
 
     about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
     yield _route("/v1/requests/{request}", _failed_request, about)
+    about = About("failedRequests", "The last failed requests, the newest first.", "FailedRequests", ("405", "429"))
+    yield _route("/v1/requests", _failed_requests, about, checks_models=True)
+    about = About("failedRequestsOfModel", "The same of one model.", "FailedRequests", ("400", "405", "429"))
+    yield _route("/v1/models/{model}:failures", _failed_requests, about)
     refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
     about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
     yield Route("/v1/config:explain", POST, lambda api: api.what_if, packs=True, about=about, scope=Scope.MANAGE)
@@ -78,6 +82,10 @@ def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
 
 def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
     return control.failed_request(query.names["request"])
+
+
+def _failed_requests(control: AdminControl, query: AdminQuery) -> Any:
+    return control.failed_requests(query.model.name, query.grant.allows)
 
 
 def _verdicts(control: AdminControl, query: AdminQuery) -> Any:

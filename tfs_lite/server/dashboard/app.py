@@ -19,7 +19,7 @@ from tfs_lite.server.dashboard.feed import WRITE_TIMEOUT, Feed
 from tfs_lite.server.dashboard.overview import Overview, dumps
 from tfs_lite.server.dashboard.page import DATA_HEADERS, Page
 from tfs_lite.server.dashboard.series import Series
-from tfs_lite.server.explain.snapshot import Pace
+from tfs_lite.server.explain.snapshot import FAILING_SECONDS, Pace
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Request, Response, Stream
@@ -78,10 +78,11 @@ class Dashboard(Api[str]):
         self.series.start()
 
     def pace_of(self, servable_id: ServableId) -> Pace | None:
-        """Of the last minute. Any thread."""
+        """Any thread."""
         key = servable_id.name, str(servable_id.version)
-        wait, run = (self.series.last_minute(key, signal) for signal in ("queue", "run"))
-        return Pace(wait, run) if wait is not None and run is not None else None
+        wait, run = (self.series.last_minute(key, signal) or 0.0 for signal in ("queue", "run"))
+        requests, failures = (self.series.count(key, signal, FAILING_SECONDS) for signal in ("requests", "errors"))
+        return Pace(wait, run, requests, failures) if run or requests else None
 
     def close_feed(self) -> None:
         """Ends every feed, because the server waits for the requests in flight."""

@@ -318,6 +318,12 @@ class Series:
             found = self._fine.recent(key, signal, MINUTE_POINTS)
         return sum(found) / len(found) if found else None
 
+    def count(self, key: Key, signal: str, seconds: float) -> int:
+        """How many there were of a version in the last ``seconds``, of a signal that is so many a second."""
+        with self._lock:
+            found = self._fine.tail(key, signal, int(seconds / FINE_SECONDS))
+        return round(sum(found) * FINE_SECONDS)
+
     def sparks(self, count: int, step: int, most: int) -> dict[str, list[float]]:
         """Requests a second of each model, of at most ``most``: ``count`` numbers, each the mean of ``step`` fine
         points."""

@@ -164,6 +164,13 @@ def _slow(case: Case) -> Link | None:
     return words.slow(found.pace, found.burden)
 
 
+def _failing(case: Case) -> Link | None:
+    found = case.found
+    if found is None or not found.answers or found.failing is None:
+        return None
+    return words.failing(case.model, found.failing)
+
+
 def _config_not_applied(case: Case) -> Link | None:
     if case.found is None or case.found.remark.ok or not case.found.answers:
         return None
@@ -267,6 +274,7 @@ TABLE = (
     _worker,
     _queue_full,
     _slow,
+    _failing,
     _config_not_applied,
     _place,
     _loading,

@@ -8,16 +8,19 @@ manager as the version's state.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from tfs_lite.config.text import YAML_ENDINGS
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import OK, Status
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
+from tfs_lite.metrics.failed_requests import FailedRequest
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.config_sources import ModelLocator
@@ -31,6 +34,9 @@ MAX_DEPTH = 3
 """How far the models of ensembles are followed."""
 MAX_UNKNOWN = 32
 """Versions on disk that are listed although nothing was ever done with them."""
+FAILING_SECONDS = 300.0
+"""Failed requests of so long are worth a word, if they are at least these, and this share of all."""
+LEAST_FAILED, LEAST_SHARE = 5, 0.01
 
 
 NO_REPORT = SourceReport("")
@@ -50,10 +56,23 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of the last minute, on average: the seconds that a call waited for its run, and those of a run."""
+    """Of the last minute, on average: the seconds that a call waited for its run, and those of a run (0: nothing ran).
+    Of the last five minutes: the requests, and how many of them failed."""
 
-    wait_seconds: float
-    run_seconds: float
+    wait_seconds: float = 0.0
+    run_seconds: float = 0.0
+    requests: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A share of a version's requests has failed in the last five minutes. ``worst`` is the last of those that ended
+    alike and are most."""
+
+    requests: int
+    failures: int
+    worst: FailedRequest | None = None
 
 
 Paces: TypeAlias = Callable[[ServableId], Pace | None]
@@ -78,6 +97,7 @@ class VersionSnapshot:
     remark: Status = OK
     burden: Burden | None = None
     pace: Pace | None = None
+    failing: Failing | None = None
     can_be_asked: bool = True
     sequences: tuple[int, float] | None = None
     replicas: str = ""
@@ -123,7 +143,8 @@ class Overview:
 class ServerSnapshot:
     """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
     ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
-    ``refused_config`` is the config file or repository that is not in force. ``refused_models`` are those of the
+    ``refused_config`` is the config file or repository that is not in force, ``has_yaml`` whether the server's config
+    file is YAML. ``refused_models`` are those of the
     repository that cannot be served as they are."""
 
     taken: float
@@ -139,6 +160,7 @@ class ServerSnapshot:
     offered: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
     refused_config: StandingRefusal | None = None
+    has_yaml: bool = False
     refused_models: Mapping[str, Status] = field(default_factory=dict)
     overview: Overview = field(default_factory=lambda: Overview())
     beside_models: str = ""
@@ -160,10 +182,11 @@ class ServerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """One model. ``versions`` has every version of which anything is known. ``looked``: the source has looked at its
-    base path. ``exists``: the asked version has a directory now, which the source may not have seen. ``unmarked``: the
-    repository has a directory of its name that holds no version. ``refused``: why the last load call began nothing, by
-    version. ``others``: the models that its versions wait for. ``report`` is the source's last."""
+    """One model. ``versions`` has every version of which anything is known. ``config_name`` is the config beside its
+    versions, empty without one. ``looked``: the source has looked at its base path. ``exists``: the asked version has a
+    directory now, which the source may not have seen. ``unmarked``: the repository has a directory of its name that
+    holds no version. ``refused``: why the last load call began nothing, by version. ``others``: the models that its
+    versions wait for. ``report`` is the source's last."""
 
     name: str
     server: ServerSnapshot
@@ -171,6 +194,7 @@ class ModelSnapshot:
     versions: Mapping[int, VersionSnapshot] = field(default_factory=dict)
     policy: VersionPolicy = field(default_factory=LatestPolicy)
     base_path: str = ""
+    config_name: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
     report: SourceReport = NO_REPORT
     problem_since: float | None = None
@@ -232,7 +256,7 @@ class Snapshots:
         shared = self._shared(None)
         server = shared.server
         for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
-            yield self._model(name, shared)
+            yield self._with_others(self._model(name, shared), shared, MAX_DEPTH)
 
     def _shared(self, name: str | None) -> _Shared:
         """For one model, or for all."""
@@ -261,6 +285,7 @@ class Snapshots:
             (),
             options.trusted_model_base_paths,
             core.refused_config,
+            options.model_config_file.endswith(YAML_ENDINGS),
             core.refused_models,
             Overview.of(view),
             core.memory_beside_models,
@@ -269,6 +294,7 @@ class Snapshots:
     def _model(self, name: str, shared: _Shared) -> ModelSnapshot:
         core = self._core
         config, report, since = core.sources.configs.get(name), core.states.source_report(name), core.states.since(name)
+        found = core.sources.found(name)
         return ModelSnapshot(
             name,
             shared.server,
@@ -276,6 +302,7 @@ class Snapshots:
             self._versions(name, shared, since),
             scan_policy(config) if config is not None else LatestPolicy(),
             config.base_path if config is not None else "",
+            found.config if found is not None else "",
             core.labels.get(name, {}),
             report or NO_REPORT,
             since.get(None),
@@ -299,6 +326,7 @@ class Snapshots:
             if version in waiting:
                 incomplete = self._incomplete(name, version, waiting[version], since.get(version), server)
             sequences = shared.sequences.get(servable_id)
+            pace = self._pace_of(servable_id) if servable_id in shared.burdens else None
             versions[version] = VersionSnapshot(
                 version,
                 managed.get(version),
@@ -309,7 +337,8 @@ class Snapshots:
                 core.states.last_attempt(servable_id),
                 remarks.get(version, OK),
                 shared.burdens.get(servable_id),
-                self._pace_of(servable_id) if servable_id in shared.burdens else None,
+                pace,
+                self._failing(servable_id, pace, server.taken) if pace is not None else None,
                 core.can_be_asked(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),
@@ -317,6 +346,16 @@ class Snapshots:
                 places.get(version, ""),
             )
         return versions
+
+    def _failing(self, servable_id: ServableId, pace: Pace, now: float) -> Failing | None:
+        if pace.failures < LEAST_FAILED or pace.failures < pace.requests * LEAST_SHARE:
+            return None
+        last = self._core.failed_requests.of_model(servable_id.name)
+        kept = [each for each in last if each.version == servable_id.version and each.time >= now - FAILING_SECONDS]
+        alike = Counter((each.code, each.stage) for each in kept)
+        most = alike.most_common(1)[0][0] if alike else None
+        worst = next((each for each in kept if (each.code, each.stage) == most), None)
+        return Failing(pace.requests, pace.failures, worst)
 
     def _incomplete(
         self, name: str, version: int, reason: str, since: float | None, server: ServerSnapshot

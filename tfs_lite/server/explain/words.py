@@ -7,6 +7,8 @@ named only to clients who may see them.
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from datetime import UTC, datetime
 from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.loaded_files import GONE
 from tfs_lite.config.model_server import ModelConfig
+from tfs_lite.config.text import MODEL_SETTINGS_FILES, YAML_ENDINGS
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -21,8 +24,9 @@ from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.metrics.failed_requests import FailedRequest
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
-from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.server.explain.snapshot import Failing, Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
@@ -30,6 +34,8 @@ from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolic
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
 _REPOSITORY = "the model repository"
+_FROM_REPOSITORY = "--model_repository"
+_PIP = re.compile(r"pip install '[^']+'")
 MOST_SHOWN = 5
 """Names in one text; the others are counted."""
 SHORT = {
@@ -143,6 +149,31 @@ def files_not_loaded(remark: Status) -> Link:
             "and swapped. Or publish a new version: tfs-lite publish DIR --base BASE"
         )
     return Link(Cause.FILES_NOT_LOADED, remark.message, fix, doc="serving.md")
+
+
+def failing(model: ModelSnapshot, what: Failing) -> Link:
+    share, worst = f"{what.failures / what.requests:.0%}", what.worst
+    text = f"{share} of its requests in the last five minutes failed ({what.failures} of {what.requests})"
+    each = f"tfs-lite explain {model.name} --failed lists the last ones"
+    if worst is None:
+        return Link(Cause.FAILING, text, each)
+    ago = duration(max(model.server.taken - worst.time, 0.0))
+    text += f", most of them {worst.code} in {worst.stage}, the last {ago} ago: {worst.message}"
+    return Link(Cause.FAILING, text, f"{_against(worst)}; {each}")
+
+
+def _against(worst: FailedRequest) -> str:
+    match worst.code, worst.stage:
+        case "INVALID_ARGUMENT" | "NOT_FOUND" | "OUT_OF_RANGE", _:
+            return "mend the requests as the message says"
+        case "UNAVAILABLE" | "DEADLINE_EXCEEDED" | "RESOURCE_EXHAUSTED", "queue" | "check":
+            return (
+                "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's "
+                "config, or give it another server"
+            )
+        case _, "run":
+            return "the server's log has the stack of each cause: publish a version without the fault"
+    return "mend what the message says"
 
 
 def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
@@ -368,8 +399,13 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
         again = "then load it again"
     other = f"publish a good one as version {max((*model.versions, version)) + 1}"
     if failure.reason is Reason.NO_PLATFORM:
-        fix = f"put in what one of them needs, or set platform in config.pbtxt; {again}"
+        fix = f"put in what one of them needs, or set platform in {_config_name(model)}; {again}"
         return Link(Cause.PLATFORM_UNKNOWN, failure.message, fix, since, "serving.md")
+    if failure.reason is Reason.NEEDS_EXTRA:
+        command = _PIP.search(failure.message)
+        what = command[0] if command else "install it"
+        fix = f"{what} in the environment of the server, then start the server again"
+        return Link(Cause.EXTRA_MISSING, failure.message, fix, since, "serving.md")
     if failure.reason is Reason.NEEDS_TRUST:
         text = failure.message
         if paths:
@@ -408,20 +444,48 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
                 f"the version policy latest {{num_versions: {count}}} takes {listed([str(v) for v in sorted(taken)])}"
             )
             place = on_disk.index(version) + 1 if version in on_disk else count + 1
-            fix = f"{{ latest {{num_versions: {place}}} }} or {{ specific {{versions: {version}}} }}"
+            fix = f"{_latest(model, place)} or {_specific(model, [version])}"
         case SpecificPolicy(versions):
             text = f"the version policy specific takes {listed([str(v) for v in versions]) or 'none'}"
-            fix = f"{{ specific {{ {' '.join(f'versions: {v}' for v in (*versions, version))} }} }}"
+            fix = _specific(model, [*versions, version])
         case AllPolicy():
             text, fix = "the version policy all takes it again", "nothing"
     where = "in the model's config"
-    if model.server.source == "--model_repository":
-        how = f"set version_policy {fix} {where} (config.pbtxt beside the versions)"
+    if model.server.source == _FROM_REPOSITORY:
+        how = f"set {fix} {where} ({_config_name(model)} beside the versions)"
     elif model.server.source == "--model_config_file":
-        how = f"set model_version_policy {fix} {where} and reload it: tfs-lite reload FILE"
+        how = f"set {fix} {where} and reload it: tfs-lite reload FILE"
     else:
-        how = f"reload a config with model_version_policy {fix}: tfs-lite reload FILE"
+        how = f"reload a config with {fix}: tfs-lite reload FILE"
     return Link(Cause.POLICY_PASSES_OVER, text, how)
+
+
+def _latest(model: ModelSnapshot, count: int) -> str:
+    """The field of the config that the model has, in its syntax."""
+    if _is_yaml(model):
+        return f"{_policy_field(model)}: {{latest: {{num_versions: {count}}}}}"
+    return f"{_policy_field(model)} {{ latest {{num_versions: {count}}} }}"
+
+
+def _specific(model: ModelSnapshot, versions: Sequence[int]) -> str:
+    if _is_yaml(model):
+        return f"{_policy_field(model)}: {{specific: {{versions: [{', '.join(map(str, versions))}]}}}}"
+    return f"{_policy_field(model)} {{ specific {{ {' '.join(f'versions: {v}' for v in versions)} }} }}"
+
+
+def _policy_field(model: ModelSnapshot) -> str:
+    return "version_policy" if model.server.source == _FROM_REPOSITORY else "model_version_policy"
+
+
+def _is_yaml(model: ModelSnapshot) -> bool:
+    if model.server.source == _FROM_REPOSITORY:
+        return _config_name(model).endswith(YAML_ENDINGS)
+    return model.server.has_yaml
+
+
+def _config_name(model: ModelSnapshot) -> str:
+    """The config beside the versions, or the one that there could be."""
+    return model.config_name or MODEL_SETTINGS_FILES[0]
 
 
 def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
@@ -464,7 +528,7 @@ def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
         return Link(Cause.NO_VERSIONS, text, fix, since)
     if "lists no version" in text:
-        return Link(Cause.NO_VERSIONS, text, "name versions in model_version_policy specific, and reload", since)
+        return Link(Cause.NO_VERSIONS, text, f"name versions: {_specific(model, [1])}, and reload", since)
     fix = "bring the directory back (a mount that is missing, a name, its rights), or correct base_path and reload"
     return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
 
@@ -477,6 +541,8 @@ def label_unknown(model: ModelSnapshot, label: str) -> Link:
     newest = max(model.answering, default=None)
     text = f'the model has no label "{label}"; it has: {known}'
     example = f'version_labels {{ key: "{label}" value: {newest if newest is not None else "N"} }}'
+    if model.server.has_yaml:
+        example = f'version_labels: {{"{label}": {newest if newest is not None else "N"}}}'
     fix = f"ask for one of these, or add {example} to the model's config and reload: tfs-lite reload FILE"
     said = _said_by_refused_file(model)
     if said is not None and label in said.version_labels:
@@ -544,11 +610,12 @@ def _load_it(model: ModelSnapshot) -> str:
             there = listed(sorted(model.server.offered))
             return f"put it into the repository or the config file (there are: {there}), and load it by a call"
         return f"load it: POST /v2/repository/models/{model.name}/load"
-    if model.server.source == "--model_repository":
+    if model.server.source == _FROM_REPOSITORY:
         return f"make a directory {model.name} with a version in it below the repository"
-    return (
-        f'add config {{ name: "{model.name}" base_path: "..." }} to the model config and reload: tfs-lite reload FILE'
-    )
+    entry = f'config {{ name: "{model.name}" base_path: "..." }}'
+    if model.server.has_yaml:
+        entry = f'- {{name: "{model.name}", base_path: "..."}} below config:'
+    return f"add {entry} to the model config and reload: tfs-lite reload FILE"
 
 
 def control_mode(model: ModelSnapshot, version: int | None) -> Link:
@@ -557,7 +624,8 @@ def control_mode(model: ModelSnapshot, version: int | None) -> Link:
         text = "--model_control_mode=explicit: only load and unload calls change what is served"
         fix = f"load it: POST /v2/repository/models/{model.name}/load"
         if version is not None and model.configured:
-            fix += f", with a config whose version_policy is specific {{ versions: {version} }}"
+            config = json.dumps({"version_policy": {"specific": {"versions": [version]}}})
+            fix += f" with the body {json.dumps({'parameters': {'config': config}})}"
         return Link(Cause.CONTROL_MODE, text, fix)
     flag = "--model_control_mode=none" if mode == "none" else "--file_system_poll_wait_seconds=0"
     text = f"version {version} is on disk now; {flag}: the disk is not looked at again"

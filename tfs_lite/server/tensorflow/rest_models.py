@@ -14,6 +14,7 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
+from tfs_lite.server.explain.words import config_refused
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
@@ -51,7 +52,9 @@ class ModelPages:
                 )
                 for report in visible
             ]
-            return json_reply({"models": models})
+            refused = self._core.refused_config
+            rest = {"config_refused": config_refused(refused, paths=False).as_json} if refused is not None else {}
+            return json_reply({"models": models, **rest})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST, request):

@@ -181,10 +181,10 @@ class ServerProcess:
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.log()}") from None
 
-    def get(self, path: str, timeout: float = 10.0) -> tuple[int, bytes]:
-        """(status, body) of an HTTP GET. OSError without an answer."""
+    def get(self, path: str, timeout: float = 10.0, body: bytes | None = None) -> tuple[int, bytes]:
+        """(status, body) of an HTTP GET, or of a POST of ``body``. OSError without an answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=timeout) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", body, timeout) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:

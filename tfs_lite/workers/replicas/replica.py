@@ -352,6 +352,7 @@ class Replica:
         try:
             opening.model = open_model(opening.function, opening.arguments, opening.label)
         except ServingError as error:
+            logger.warning("%s: %s", opening.label, error, extra={"story": error.detail})
             opening.failure = error
         opening.done.set()
 

@@ -13,7 +13,7 @@ import pytest
 from tfs_lite.core.model import Model, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -325,7 +325,7 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded(model, answers, serve)
         servable.cancel(call)
     assert answers.results == {}
     servable.submit(answers.call(5))
-    assert answers.code_of(5) is StatusCode.UNAVAILABLE
+    assert answers.of(5).reason is Reason.QUEUE_FULL
     assert "wait for an earlier one" in answers.of(5).message
     model.gate.set()
     assert [answers.code_of(number) for number in (1, 2, 3, 4)] == [StatusCode.CANCELLED] * 4

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, Job, JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
 
@@ -41,7 +41,7 @@ def check_refused(queue: JobQueue, new: Job, text: str) -> None:
     before = list(queue)
     refusal = queue.refusal(new)
     assert refusal is not None
-    assert refusal.code is StatusCode.UNAVAILABLE
+    assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert text in refusal.message
     assert "try again later" in refusal.message
     assert list(queue) == before

@@ -17,7 +17,9 @@ def test_failure_of_a_step_keeps_its_code_names_the_ensemble_and_begins_no_other
     last = adder(1)
     fixture.serve("b", last)
     status = ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).status
-    assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', no memory", Reason.INVALID_ITEM)
+    assert status == Status(
+        StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', step 0 (model a): no memory", Reason.INVALID_ITEM
+    )
     ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
         ServableId("a", 1),
@@ -33,7 +35,7 @@ def test_failure_is_answered_at_once_and_what_runs_is_dropped(fixture: EnsembleF
     answer = ask(e, {"IN": [0, 0]})
     left.wait_entered()
     breaks.set()
-    assert answer.status.message == "in ensemble 'e', broken"
+    assert answer.status.message == "in ensemble 'e', step 2 (model right): broken"
     assert e.pending == 1
     slow.set()
     fixture.wait_for_no_handles()
@@ -106,7 +108,8 @@ def test_failure_in_the_queue_of_a_model_is_the_answer(
         queued = [ask(servable, {"x": [0, 0]}) for _ in range(waiting)]
         status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + seconds).status
         assert status.code is code
-        assert status.message.startswith("in ensemble 'e', ")
+        assert (status.reason is Reason.QUEUE_FULL) == (code is StatusCode.UNAVAILABLE)
+        assert status.message.startswith("in ensemble 'e', step 0 (model a): ")
     assert all(each.outputs for each in queued)
 
 
@@ -128,7 +131,7 @@ def test_number_of_requests_is_bounded(
     inside = [ask(e, {"IN": [0, 0]}) for _ in range(2)]
     assert (e.pending, e.pending_rows) == (2, 2)
     refused = ask(e, {"IN": [0, 0]})
-    assert refused.status.code is StatusCode.UNAVAILABLE
+    assert (refused.status.code, refused.status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert "2 requests inside" in refused.status.message
     assert not refused.call.admitted
     gate.set()

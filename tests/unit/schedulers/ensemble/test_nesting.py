@@ -42,7 +42,10 @@ def test_failure_inside_names_every_ensemble(fixture: EnsembleFixture) -> None:
     fixture.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
     fixture.ensemble("inner", single("a"))
     outer = fixture.ensemble("outer", OUTER)
-    assert ask(outer, {"IN": [0, 0]}).status.message == "in ensemble 'outer', in ensemble 'inner', broken"
+    assert (
+        ask(outer, {"IN": [0, 0]}).status.message
+        == "in ensemble 'outer', step 0 (model inner): in ensemble 'inner', step 0 (model a): broken"
+    )
 
 
 def test_cancelling_goes_through_all_ensembles(fixture: EnsembleFixture) -> None:

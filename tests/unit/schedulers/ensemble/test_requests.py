@@ -84,7 +84,9 @@ def test_only_models_of_needed_steps_are_taken(fixture: EnsembleFixture) -> None
     fixture.map.withdraw(ServableId("right", 1), lambda: None)
     assert set(ask(e, {"IN": [0, 0]}, ("LEFT",)).outputs) == {"LEFT"}
     answer = ask(e, {"IN": [0, 0]})
-    assert answer.status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', model right is not available")
+    assert answer.status == Status(
+        StatusCode.UNAVAILABLE, "in ensemble 'e', step 2 (model right): model right is not available"
+    )
     assert not answer.call.admitted
     assert e.missing() == (("right", None),)
     assert e.pending == 0
@@ -121,7 +123,7 @@ def test_sequence_that_has_lost_its_version_is_told_so(fixture: EnsembleFixture)
     fixture.serve("a", adder(1))
     e = fixture.ensemble("e", single("a"), resolve_sequence=lost)
     status = ask(e, {"IN": [0, 0]}, sequence=SequenceFlags(5)).status
-    assert status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', the version is gone")
+    assert status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', step 0 (model a): the version is gone")
 
 
 def test_labels_are_those_of_the_models_that_give_the_outputs(fixture: EnsembleFixture) -> None:

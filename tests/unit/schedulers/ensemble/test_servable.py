@@ -98,7 +98,7 @@ def test_tensors_gain_and_lose_the_batch_between_an_ensemble_and_its_models(fixt
     assert model.seen[0]["x"].shape == (2,)
     status = ask(e, {"IN": [[1, 2], [3, 4]]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
-    assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
+    assert status.message.startswith("in ensemble 'e', step 0 (model a): input x has rank 2, expected 1")
 
 
 def with_default(w: list[int]) -> Calculator:
@@ -168,7 +168,7 @@ def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(fixture
     f = fixture.ensemble("f", pipeline(begin, step("b", {"x": "u", "w": "t"}, {"y": "OUT"})))
     status = ask(f, {"IN": [1, 2]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
-    assert status.message.startswith("in ensemble 'f', Signature input alias: x not found")
+    assert status.message.startswith("in ensemble 'f', step 1 (model b): Signature input alias: x not found")
 
 
 def test_remembered_plans_are_bounded(fixture: EnsembleFixture) -> None:

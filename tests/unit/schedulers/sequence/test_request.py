@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.sequence.request import MAX_ID_LENGTH, STOPPING, Admitted, Slot, checked
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
@@ -100,7 +100,7 @@ def test_full_queue_refuses_and_changes_nothing(settings: dict[str, int], where:
     for flags in (SequenceFlags(3, start=True), SequenceFlags(2, end=True)):
         refused = full.admit("d", flags, 1, 0.0, 0.5)
         assert isinstance(refused, Status)
-        assert refused.code is GONE
+        assert (refused.code, refused.reason) == (GONE, Reason.QUEUE_FULL)
         assert refused.message.startswith("Exceeds maximum queue size")
         assert where in refused.message
     assert (full.pending, full.live, full.knows(3), full.knows(2)) == (3, 2, False, True)

@@ -182,6 +182,7 @@ def test_token_is_what_follows_bearer(value: str, token: str) -> None:
 
 
 ORIGIN = "http://127.0.0.1:8501"
+BROWSER_AGENT = "Mozilla/5.0 (X11; Linux x86_64; rv:60.0) Gecko/20100101 Firefox/60.0"
 FINE: list[dict[str, str]] = [
     {},
     {"content_type": "application/json"},
@@ -189,12 +190,23 @@ FINE: list[dict[str, str]] = [
     {"origin": ORIGIN},
     {"origin": ORIGIN, "sec_fetch_site": "same-origin", "content_type": "application/json"},
     {"sec_fetch_site": "none"},
+    {"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.5.0"},
+    {"content_type": "application/x-www-form-urlencoded", "user_agent": "Python-urllib/3.11"},
+    {"content_type": "application/octet-stream", "user_agent": "Python/3.11 aiohttp/3.9"},
+    {"content_type": "application/octet-stream"},
+    {"content_type": "text/plain", "user_agent": ""},
+    {"origin": ORIGIN, "content_type": "text/plain", "user_agent": BROWSER_AGENT},
+    {"content_type": "application/json", "user_agent": BROWSER_AGENT},
+    {"user_agent": BROWSER_AGENT},
 ]
 WRONG_HEADERS: list[dict[str, str]] = [
-    {"content_type": "text/plain"},
-    {"content_type": "application/x-www-form-urlencoded"},
-    {"content_type": "multipart/form-data; boundary=application/json"},
-    {"content_type": ""},
+    {"content_type": "text/plain", "user_agent": BROWSER_AGENT},
+    {"content_type": "application/x-www-form-urlencoded", "user_agent": BROWSER_AGENT},
+    {"content_type": "multipart/form-data; boundary=application/json", "user_agent": BROWSER_AGENT},
+    {"content_type": "", "user_agent": BROWSER_AGENT},
+    {"content_type": "text/plain", "sec_fetch_mode": "no-cors"},
+    {"content_type": "text/plain", "sec_fetch_dest": "empty"},
+    {"origin": "null", "content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.5.0"},
     {"origin": "http://evil.example"},
     {"origin": "null"},
     {"origin": ""},
