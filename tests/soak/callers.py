@@ -25,6 +25,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 TIMEOUT = 20.0
 """Seconds; far longer than any request takes."""
 WIDTH = 3
+GAP = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,15 @@ class Stretch:
 
 @dataclass(slots=True)
 class Fault:
-    """Requests of one round that were answered wrongly or not at all, of one model and with one text."""
+    """Requests for one model that were answered wrongly, or not at all, with at most :data:`GAP` seconds between them.
+    ``round`` is that of the first one; ``texts`` counts what came."""
 
     kind: str
     model: str
     round: int
-    text: str
-    example: str
     first: float
     last: float
-    count: int = 1
+    texts: Counter[str] = field(default_factory=Counter)
 
 
 class Judge:
@@ -77,7 +77,9 @@ class Judge:
         self._lock = threading.Lock()  # guards all below
         self._stretches: dict[str, list[Stretch]] = {}
         self._down: list[list[float]] = []
-        self.faults: dict[tuple[str, str, int, str], Fault] = {}
+        self.faults: list[Fault] = []
+        self.round = 0
+        """The round that is being done."""
         self.outcomes: Counter[str] = Counter()
 
     # The world says:
@@ -121,14 +123,14 @@ class Judge:
             owner = self._owners.get(serial)
             touched = self._touched(question.model, started, ended)
             if owner is None or owner[0] != question.model:
-                self._add("wrong", question, f"answered by {owner or serial}", touched, started, ended)
+                self._add("wrong", question, f"answered by {owner or serial}", ended)
             elif (version is not None and owner[1] != version) or question.version not in (None, owner[1]):
                 text = f"content {serial} is of version {owner[1]}, the answer names {version}"
-                self._add("wrong", question, text, touched, started, ended)
+                self._add("wrong", question, text, ended)
             elif not any(_is_right(question, serial, stretch.rights) for stretch in touched):
                 right = sorted({one for stretch in touched for one in _right(question, stretch.rights).serials})
                 text = f"content {self._named(serial)} answered, right is {list(map(self._named, right))}"
-                self._add("wrong", question, text, touched, started, ended)
+                self._add("wrong", question, text, ended)
             else:
                 self._check_order(question, serial, owner[1], touched, started, ended)
 
@@ -141,7 +143,7 @@ class Judge:
             touched = self._touched(question.model, started, ended)
             if touched and all(_right(question, stretch.rights).must for stretch in touched):
                 self.outcomes["failed"] += 1
-                self._add("failed", question, text, touched, started, ended)
+                self._add("failed", question, text, ended)
             else:
                 self.outcomes["refused as expected"] += 1
 
@@ -161,7 +163,7 @@ class Judge:
             since = stretch.replaced.get(version)
             if since is not None and started > since:
                 text = f"content {self._named(serial)} answered after its successor had"
-                self._add("wrong", question, text, touched, started, ended)
+                self._add("wrong", question, text, ended)
         elif _right(question, stretch.rights).serials & stretch.rights.leaving:
             stretch.replaced.setdefault(version, ended)
 
@@ -169,16 +171,14 @@ class Judge:
         model, version = self._owners.get(serial, ("?", 0))
         return f"{model}@{version}#{serial}"
 
-    def _add(
-        self, kind: str, question: Question, text: str, touched: Sequence[Stretch], started: float, ended: float
-    ) -> None:
-        number = touched[-1].round if touched else -1
-        key = (kind, question.model, number, text[:60])
-        if key not in self.faults:
-            self.faults[key] = Fault(kind, question.model, number, text[:300], str(question), started, ended)
-        else:
-            fault = self.faults[key]
-            fault.count, fault.last = fault.count + 1, ended
+    def _add(self, kind: str, question: Question, text: str, ended: float) -> None:
+        old = (fault for fault in reversed(self.faults) if (fault.kind, fault.model) == (kind, question.model))
+        fault = next(old, None)
+        if fault is None or ended - fault.last > GAP:
+            fault = Fault(kind, question.model, self.round, ended, ended)
+            self.faults.append(fault)
+        fault.last = ended
+        fault.texts[f"{text[:200]} ({question})"] += 1
 
 
 def _right(question: Question, rights: Rights) -> Right:

@@ -111,7 +111,7 @@ class Plan:
             del self._busy[name]
         names = [name for name in self._models if name not in self._busy]
         choose.shuffle(names)
-        count = max(2, min(9, len(self._models) // 6))
+        count = max(3, min(10, len(self._models) // 5))
         steps = [step for name in names[:count] if (step := self._step(self._models[name], number)) is not None]
         mended = [step for name in free if (step := self._mend(self._models[name])) is not None]
         steps += [step for step in mended if step.model not in {other.model for other in steps}]

@@ -57,28 +57,27 @@ from tfs_lite.testing.servers.process import default_command, free_ports
 READY_SECONDS = 90.0
 STOP_SECONDS = 45.0
 """``--drain_timeout_seconds`` (30) and as much again as the rest may take."""
+PATIENCE_SECONDS = 10.0
+"""After which the next round begins, without the models that are not right yet."""
 SETTLE_SECONDS = 45.0
 """The most for a round to come to what it has to come to."""
 QUIET_SECONDS = 5.0
 """After the last step of a round: the quiet period and two polls. What happens later is a fault."""
 STEADY_SECONDS = 1.2
 """For which what was reached has to last."""
-SERVER_FLAGS = ("--max_num_load_retries=1", "--load_retry_interval_micros=2000000")
-"""With the defaults a load that may succeed later is tried again after a minute."""
 MOST_GROWTH = 0.15
 MOST_GROWTH_MIB = 60.0
 
 
 @dataclass(slots=True)
 class Finding:
-    """Something that broke a promise. ``steps`` are the ids of the steps that were being done to the model."""
+    """Something that broke a promise. ``done`` are the steps before it that were done to the model or the server."""
 
     kind: str
     round: int
     model: str
     expected: str
     came: str
-    steps: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     replay: str = ""
 
@@ -206,6 +205,16 @@ class Watch:
         return found
 
 
+@dataclass(slots=True)
+class _Late:
+    """A model that is not right yet, or not for long enough. ``seen`` is what answered at the last look."""
+
+    round: Round
+    since: float
+    right_since: float = 0.0
+    seen: object = None
+
+
 class Soak:
     """One run. ``findings`` is what it has found."""
 
@@ -222,11 +231,14 @@ class Soak:
         self.models = dict(self.plan.models)
         self.disk = Disk(root, Artefacts(root / "artefacts"))
         self.judge = Judge(self.plan.owners)
-        self.server = Server(self.disk, self.hang.env if self.hang else {}, (*SERVER_FLAGS, *wanted.flag))
+        self.server = Server(self.disk, self.hang.env if self.hang else {}, wanted.flag)
         self.watch = Watch(self.server)
         self.history: dict[str, list[tuple[str, Step]]] = {}
         """What was done to each model, with the ids of the steps."""
-        self.told: set[tuple[str, str]] = set()
+        self.late: dict[str, _Late] = {}
+        """Models that are not yet as they have to be."""
+        self.off: set[str] = set()
+        """Models that were found not to be as they should, and that were not right since."""
         self.rounds = 0
         self.started = time.monotonic()
 
@@ -248,6 +260,7 @@ class Soak:
                 Crowd(self.judge, self.server.ports, names, self.wanted.callers, self.wanted.seed, pause) as crowd,
             ):
                 self._rounds(crowd)
+                self._finish_late()
             if crowd.stuck:
                 self._find(
                     "stuck", self.rounds, "", "every request ends", f"{crowd.stuck} callers wait for their answer"
@@ -265,7 +278,7 @@ class Soak:
 
     def _rounds(self, crowd: Crowd) -> None:
         only = set(self.wanted.steps.split(",")) if self.wanted.steps else None
-        last = max((int(one.split(".")[0]) for one in only), default=0) if only else self.wanted.rounds
+        last = max(map(_round_of, only), default=0) if only else self.wanted.rounds
         for planned in self.plan.rounds():
             if (last is not None and planned.number > last) or self._is_over():
                 return
@@ -282,6 +295,7 @@ class Soak:
     # One round.
 
     def _round(self, planned: Round, crowd: Crowd) -> None:
+        planned = self._without_late(planned)
         steps = _by_model(planned)
         restart_in = planned.mode if planned.restart else ""
         courses = {
@@ -294,6 +308,7 @@ class Soak:
             self.judge.allow(name, found, planned.number, moving=True, strict=not restart_in and _is_plain(steps[name]))
         crowd.focus = tuple(name for name in steps if name)
         before = dict(self.models)
+        self._note_shared(planned)
         missed = self._do(planned, courses)
         for name in missed & courses.keys():
             courses[name] = course(before[name], (), self.mode, restart_in)
@@ -305,6 +320,25 @@ class Soak:
         self._settle(planned, courses)
         self._explain(planned, courses)
         crowd.focus = ()
+
+    def _without_late(self, planned: Round) -> Round:
+        """Models that are not right yet are left alone."""
+        pairs = zip(planned.ids, planned.steps, strict=True)
+        kept = [(id_, self._for_others(step)) for id_, step in pairs if step.model not in self.late]
+        kept = [(id_, step) for id_, step in kept if step.kind != "write_file" or step.changes]
+        ids, steps = tuple(id_ for id_, _ in kept), tuple(step for _, step in kept)
+        return _Chosen(planned.number, steps, planned.mode, planned.restart, ids)
+
+    def _for_others(self, step: Step) -> Step:
+        return replace(step, changes=tuple(change for change in step.changes if change.model not in self.late))
+
+    def _note_shared(self, planned: Round) -> None:
+        """Remembers what is done to the server and its config file."""
+        self.judge.round = planned.number
+        shared = [(id_, step) for id_, step in zip(planned.ids, planned.steps, strict=True) if not step.model]
+        if planned.restart:
+            shared.append((f"{planned.number}.{planned.restart}", Step("restart", how=planned.restart)))
+        self.history.setdefault("", []).extend(shared)
 
     def _say(self, planned: Round) -> None:
         if self.wanted.verbose:
@@ -386,7 +420,7 @@ class Soak:
 
     def _break_file(self, id_: str, step: Step) -> None:
         """A config file that makes no sense stands for some seconds; every model says so; then it is mended."""
-        number = int(id_.split(".")[0])
+        number = _round_of(id_)
         self.disk.break_config(self.models, step.how)
         deadline = time.monotonic() + 15
         listed = [name for name, model in self.models.items() if model.listed]
@@ -398,7 +432,7 @@ class Soak:
             time.sleep(0.3)
         if problem:
             expected = f"explain says that the config file is not applied ({step.how}), and what to do"
-            self._find("silent", number, listed[0], expected, problem, [id_])
+            self._find("silent", number, listed[0], expected, problem)
         self.disk.write_config(self.models)
 
     def _config_problem(self, model: str) -> str:
@@ -416,16 +450,23 @@ class Soak:
 
     def _start_server(self, mode: str, number: int) -> None:
         self.server.start(mode)
-        deadline = time.monotonic() + READY_SECONDS
+        if self._is_ready_within(READY_SECONDS):
+            return
+        code = self.server.process.poll() if self.server.process else None
+        came = f"it ended with {code}: {self._log_end()}" if code is not None else "it is not ready"
+        self._find("start", number, "", f"the server is ready within {READY_SECONDS:g} s", came)
+        if self.hang is not None:
+            self.hang.free()
+        if code is not None or not self._is_ready_within(READY_SECONDS):
+            raise RuntimeError(f"the server does not start: {code}\n{self._log_end()}")
+
+    def _is_ready_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
         while not self.server.is_ready():
-            code = self.server.process.poll() if self.server.process else None
-            if code is not None:
-                self._find("start", number, "", "the server starts", f"it ended with {code}: {self._log_end()}")
-                raise RuntimeError(f"the server does not start: {code}\n{self._log_end()}")
-            if time.monotonic() > deadline:
-                self._find("start", number, "", f"/readyz within {READY_SECONDS:g} s", "it is not ready")
-                break
+            if self.server.process is None or self.server.process.poll() is not None or time.monotonic() > deadline:
+                return False
             time.sleep(0.05)
+        return True
 
     def _log_end(self, size: int = 1500) -> str:
         return self.server.log_path.read_bytes()[-size:].decode(errors="replace")
@@ -470,25 +511,41 @@ class Soak:
     # What has to be true.
 
     def _settle(self, planned: Round, courses: Mapping[str, Course]) -> None:
-        """Waits until each model answers as one of its right loadings, and goes on doing so."""
+        """Waits until each model answers as one of its right loadings, and goes on doing so. What takes long is looked
+        at again after the next rounds, and left alone until then."""
         done_at = time.monotonic()
-        waiting = dict.fromkeys(courses, 0.0)  # since when it is right; 0: it is not
-        last: dict[str, object] = {}
-        while waiting and time.monotonic() - done_at < SETTLE_SECONDS:
-            for name in list(waiting):
-                found = observe(self.server.ports, name, self.server.ask)
-                last[name] = found
-                now = time.monotonic()
-                if found is None or found not in self.models[name].loadings:
-                    waiting[name] = 0.0
-                elif not waiting[name]:
-                    waiting[name] = now
-                if waiting[name] and now - waiting[name] >= STEADY_SECONDS and now - done_at >= QUIET_SECONDS:
-                    self._rest(planned, name, frozenset({found}))
-                    del waiting[name]
+        for name in courses:
+            self.late[name] = _Late(planned, done_at)
+        while self.late and time.monotonic() - done_at < PATIENCE_SECONDS:
+            for name, late in list(self.late.items()):
+                self._look(name, late)
             time.sleep(0.15)
-        for name in waiting:
-            self._unsettled(planned, name, last.get(name))
+        for name, late in list(self.late.items()):
+            if time.monotonic() - late.since > SETTLE_SECONDS:
+                self._unsettled(late.round, name, late.seen)
+                del self.late[name]
+
+    def _look(self, name: str, late: _Late) -> None:
+        late.seen = observe(self.server.ports, name, self.server.ask)
+        now = time.monotonic()
+        if late.seen is None or late.seen not in self.models[name].loadings:
+            late.right_since = 0.0
+        elif not late.right_since:
+            late.right_since = now
+        if late.right_since and now - late.right_since >= STEADY_SECONDS and now - late.since >= QUIET_SECONDS:
+            self._rest(late.round, name, frozenset({late.seen}))
+            self.off.discard(name)
+            del self.late[name]
+
+    def _finish_late(self) -> None:
+        """At the end: what has not settled yet gets its time."""
+        while self.late:
+            for name, late in list(self.late.items()):
+                self._look(name, late)
+                if name in self.late and time.monotonic() - late.since > SETTLE_SECONDS:
+                    self._unsettled(late.round, name, late.seen)
+                    del self.late[name]
+            time.sleep(0.2)
 
     def _rest(self, planned: Round, name: str, loadings: frozenset) -> None:
         self.models[name] = replace(self.models[name], loadings=loadings)
@@ -501,7 +558,13 @@ class Soak:
         with contextlib.suppress(OSError, KeyError):
             answer = self.server.ask(f"/v1/models/{name}:explain")
             came += f"; explain: {answer['sentence']}"
-        self._find("unsettled", planned.number, name, f"it serves {expected}", came)
+        if name in self.off:
+            self.remarks.append(
+                f"round {planned.number}: {name} is still not as it should be: {expected}; {came}"[:300]
+            )
+        else:
+            self._find("unsettled", planned.number, name, f"it serves {expected}", came)
+        self.off.add(name)
         if isinstance(found, frozenset):
             self._rest(planned, name, frozenset({found}))
         else:
@@ -513,7 +576,8 @@ class Soak:
 
     def _explain(self, planned: Round, courses: Mapping[str, Course]) -> None:
         """Everything bad that stands is named, with a remedy; of one also by the command."""
-        standing = [trouble for name in courses for trouble in troubles(self.models[name], self.mode)]
+        settled = [name for name in courses if name not in self.late and name not in self.off]
+        standing = [trouble for name in settled for trouble in troubles(self.models[name], self.mode)]
         for trouble in standing:
             if problem := self._silence(trouble):
                 version = f"@{trouble.version}" if trouble.version is not None else ""
@@ -552,8 +616,8 @@ class Soak:
 
     def _ask_command(self, planned: Round, trouble: Trouble) -> None:
         what = trouble.model if trouble.version is None else f"{trouble.model}@{trouble.version}"
-        url = f"http://127.0.0.1:{self.server.ports[1]}"
-        command = [*default_command(), "explain", what, "--json", f"--http={url}"]
+        address = f"127.0.0.1:{self.server.ports[1]}"
+        command = [*default_command(), "explain", what, "--json", f"--rest={address}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         try:
             answer = json.loads(done.stdout)
@@ -566,37 +630,35 @@ class Soak:
 
     # Findings.
 
-    def _find(self, kind: str, number: int, model: str, expected: str, came: str, ids: Sequence[str] = ()) -> None:
-        """The same of one model is told once for each round; the steps are those of the model so far."""
-        past = self.history.get(model, [])
-        steps = list(ids) or [id_ for id_, _ in past]
-        done = [f"{id_} {step}" for id_, step in past][-6:]
-        finding = Finding(kind, number, model, expected, came, steps[-12:], done, self._replay(steps, number))
+    def _find(self, kind: str, number: int, model: str, expected: str, came: str) -> None:
+        """The steps are those of the model until then, and those of the server in that round."""
+        past = [(id_, step) for id_, step in self.history.get(model, []) if _round_of(id_) <= number]
+        shared = [(id_, step) for id_, step in self.history.get("", []) if _round_of(id_) == number]
+        found = dict(sorted([*past, *shared], key=lambda one: _round_of(one[0])))
+        done = [f"{id_} {step}" for id_, step in found.items()][-8:]
+        finding = Finding(kind, number, model, expected, came, done, self._replay(list(found)))
         self.findings.append(finding)
         if self.wanted.verbose:
             print(f"FINDING {json.dumps(asdict(finding))}", flush=True)
 
-    def _replay(self, steps: Sequence[str], number: int) -> str:
+    def _replay(self, steps: Sequence[str]) -> str:
         wanted = self.wanted
         command = f"soak_world.py --seed {wanted.seed} --models {wanted.models} --callers {wanted.callers}"
         command += f" --mode {wanted.mode}" if wanted.mode else ""
-        restarts = [f"{number}.{name}" for name in ("SIGTERM", "SIGKILL") for number in self.done.get(name, [])]
-        return f"{command} --steps {','.join([*steps, *restarts]) or f'{number}.0'}"
+        return f"{command} --steps {','.join(steps) or '0.0'}"
 
     def _faults_to_findings(self) -> None:
-        for fault in self.judge.faults.values():
+        for fault in self.judge.faults:
             expected = "the request is answered" if fault.kind == "failed" else "right answers only"
-            lasted = fault.last - fault.first
             at = fault.first - self.started
-            came = f"{fault.count} times within {lasted:.2f} s from second {at:.1f}: {fault.text} ({fault.example})"
-            history = self.history.get(fault.model, [])
-            past = [(id_, step) for id_, step in history if int(id_.split(".")[0]) <= fault.round]
-            steps = [id_ for id_, _ in past]
-            done = [f"{id_} {step}" for id_, step in past][-6:]
-            replay = self._replay(steps, fault.round)
-            self.findings.append(
-                Finding(fault.kind, fault.round, fault.model, expected, came, steps[-12:], done, replay)
-            )
+            texts = "; ".join(f"{count} x {text}" for text, count in fault.texts.most_common(3))
+            count = fault.texts.total()
+            came = f"{count} times within {fault.last - fault.first:.2f} s from second {at:.1f}: {texts}"
+            self._find(fault.kind, fault.round, fault.model, expected, came)
+
+
+def _round_of(id_: str) -> int:
+    return int(id_.partition(".")[0])
 
 
 def _by_model(planned: Round) -> dict[str, list[tuple[str, Step]]]:
@@ -681,6 +743,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     wanted = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # the server and the small disks are taken away
     with _root(wanted.directory) as root:
         soak = Soak(wanted, root)
         try:
