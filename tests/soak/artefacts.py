@@ -17,6 +17,21 @@ INSTANCES = 2
 MODEL_FILE = {EXPORTED: "model.pt2", PYTHON: "model.safetensors", ONNX: "model.onnx"}
 _OWN_PROCESSES = f'\ninstance_group {{ count: {INSTANCES} kind: KIND_CPU worker: "process" }}\n'
 
+_READS = """
+import pathlib
+
+from safetensors.torch import load
+
+
+class Model:
+    def __init__(self, context):
+        # read, not mapped: a map ends the process when the file is overwritten in place
+        self.weights = load(pathlib.Path(context.directory, "model.safetensors").read_bytes())["weights"]
+
+    def predict(self, inputs):
+        return {"y": inputs["x"] + self.weights[0], "version": self.weights[0].expand(len(inputs["x"])).clone()}
+"""
+
 Files = dict[str, bytes]
 """By path below the version directory."""
 
@@ -44,6 +59,7 @@ class Artefacts:
             shutil.rmtree(directory)
         if kind == PYTHON:
             found["config.pbtxt"] += _OWN_PROCESSES.encode()
+            found["model.py"] = _READS.encode()
         return found
 
     def bad_files(self, kind: str, serial: int, how: str) -> Files:

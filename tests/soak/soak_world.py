@@ -50,7 +50,20 @@ from callers import Crowd, Judge, observe
 from effects import Disk
 from hang import HangingDisk
 from plan import Abilities, Plan, Round
-from world import CONFIG_FILE, NOTHING, REPOSITORY, Course, Model, Step, Trouble, course, rights, troubles
+from world import (
+    CONFIG_FILE,
+    NOTHING,
+    REPOSITORY,
+    Course,
+    Labels,
+    Loading,
+    Model,
+    Step,
+    Trouble,
+    course,
+    rights,
+    troubles,
+)
 
 from tfs_lite.testing.servers.process import default_command, free_ports
 
@@ -211,6 +224,7 @@ class _Late:
 
     round: Round
     since: float
+    on_the_way: frozenset[Loading] = frozenset()
     right_since: float = 0.0
     seen: object = None
 
@@ -296,6 +310,8 @@ class Soak:
 
     def _round(self, planned: Round, crowd: Crowd) -> None:
         planned = self._without_late(planned)
+        if any(step.kind in ("write_file", "break_file") for step in planned.steps):
+            planned = self._without_stale_labels(planned)
         steps = _by_model(planned)
         restart_in = planned.mode if planned.restart else ""
         courses = {
@@ -304,7 +320,8 @@ class Soak:
         }
         self._say(planned)
         for name, way in courses.items():
-            found = rights(way.end, way.on_the_way, self.models[name])
+            unsettled = self.late[name].on_the_way if name in self.late else frozenset()
+            found = rights(way.end, way.on_the_way | unsettled, self.models[name])
             self.judge.allow(name, found, planned.number, moving=True, strict=not restart_in and _is_plain(steps[name]))
         crowd.focus = tuple(name for name in steps if name)
         before = dict(self.models)
@@ -331,6 +348,26 @@ class Soak:
 
     def _for_others(self, step: Step) -> Step:
         return replace(step, changes=tuple(change for change in step.changes if change.model not in self.late))
+
+    def _without_stale_labels(self, planned: Round) -> Round:
+        """Whoever edits the config file takes labels of versions that do not answer out: with one of them the file is
+        refused, as upstream does it."""
+        for name, model in self.models.items():
+            if model.labels and (name in self.late or self._answering(model, model.labels) != model.labels):
+                self.models[name] = model = replace(model, labels=())
+                if name not in self.late:
+                    self.judge.allow(name, rights(model), planned.number, moving=False)
+        steps = tuple(
+            replace(step, changes=tuple(self._with_answering_labels(change) for change in step.changes))
+            for step in planned.steps
+        )
+        return _Chosen(planned.number, steps, planned.mode, planned.restart, tuple(planned.ids))
+
+    def _answering(self, model: Model, labels: Labels) -> Labels:
+        return tuple((name, version) for name, version in labels if all(version in dict(one) for one in model.loadings))
+
+    def _with_answering_labels(self, change: Step) -> Step:
+        return replace(change, labels=self._answering(self.models[change.model], change.labels))
 
     def _note_shared(self, planned: Round) -> None:
         """Remembers what is done to the server and its config file."""
@@ -515,7 +552,7 @@ class Soak:
         at again after the next rounds, and left alone until then."""
         done_at = time.monotonic()
         for name in courses:
-            self.late[name] = _Late(planned, done_at)
+            self.late[name] = _Late(planned, done_at, courses[name].on_the_way)
         while self.late and time.monotonic() - done_at < PATIENCE_SECONDS:
             for name, late in list(self.late.items()):
                 self._look(name, late)

@@ -22,6 +22,7 @@ HOME = "home"
 Loading: TypeAlias = frozenset[tuple[int, int]]
 """What is loaded: versions with the serial number of their content."""
 NOTHING: Loading = frozenset()
+Labels: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Quality(enum.Enum):
@@ -92,7 +93,7 @@ class Model:
     """Of the config file, like all below."""
     listed: bool = True
     file_policy: Policy = Policy()
-    labels: tuple[tuple[str, int], ...] = ()
+    labels: Labels = ()
     hanging: bool = False
     """Its disk does not answer the server."""
     config_broken: bool = False
@@ -181,7 +182,7 @@ class Step:
     serial: int = 0
     files: tuple[tuple[int, Content], ...] = ()
     policy: Policy = Policy()
-    labels: tuple[tuple[str, int], ...] = ()
+    labels: Labels = ()
     changes: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
