@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python conformance browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python soak-world conformance browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -63,6 +63,11 @@ $(VENV)/.browser: $(VENV)/.dev
 # Debian: apt-get install --no-install-recommends chromium-headless-shell fonts-dejavu-core. Elsewhere these tests skip.
 browser: $(VENV)/.browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -rs $(ARGS) $(PYTEST_ARGS)
+
+SEED ?= 1
+# A week in ten minutes: what people do to a server of 50 models, under 20 callers. ARGS="--seconds 60 --models 12" is less.
+soak-world: $(VENV)/.dev
+	$(BIN)/python tests/soak/soak_world.py --seed $(SEED) --verbose $(ARGS)
 
 CLUSTERVENV := .venv-cluster
 $(CLUSTERVENV)/.installed: pyproject.toml constraints.txt
