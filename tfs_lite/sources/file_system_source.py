@@ -467,5 +467,5 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
-            extra = {"model": servable.name, "version": version}
-            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=extra)
+            of_version = {"model": servable.name, "version": version}
+            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=of_version)

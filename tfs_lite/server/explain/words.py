@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.loaded_files import GONE
 from tfs_lite.config.model_server import ModelConfig
-from tfs_lite.config.text import MODEL_SETTINGS_FILES, YAML_ENDINGS
+from tfs_lite.config.text import YAML_ENDINGS
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
