@@ -16,7 +16,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
@@ -28,12 +28,13 @@ def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collecti
     """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
-    exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
+    exists, so that a moment without versions does not take its configuration away. Litter, as hidden directories are,
+    is none.
     """
     return sorted(
         name
         for name, entries in listing.items()
-        if not name.startswith(".") and (name in known or any(_marks_a_model(entry) for entry in entries))
+        if not is_litter(name) and (name in known or any(_marks_a_model(entry) for entry in entries))
     )
 
 
@@ -109,7 +110,7 @@ class ModelRepository:
             self._set_problem(_problem(error))
             return None
         self._set_problem(OK)
-        names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
+        names = [entry.name for entry in children if entry.is_directory and not is_litter(entry.name)]
         return {name: self._list_child(name) for name in names}
 
     def _list_child(self, name: str) -> Collection[DirectoryEntry]:

@@ -27,6 +27,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.version_files import is_looked_at
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,9 @@ class _Handler(FileSystemEventHandler):
     def _matters(self, path: str) -> bool:
         name = os.path.basename(path)
         names = self.target.names
-        return bool(name) and (not name.startswith(".") if names is None else name in names)
+        if names is not None:
+            return name in names
+        return bool(name) and not name.startswith(".") and is_looked_at(name)
 
 
 class _Throttle:
