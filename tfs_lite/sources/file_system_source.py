@@ -248,3 +248,6 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             logger.info("model %s version %d waits: %s", servable.name, version, reason)
+    for version, reason in sorted(new.changing.items()):
+        if version not in new.waiting and (old is None or old.changing.get(version) != reason):
+            logger.info("model %s version %d has other files now, not complete: %s", servable.name, version, reason)
