@@ -16,7 +16,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import is_text, parse_version
 from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
@@ -29,15 +29,13 @@ def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collecti
     """The sub directories that are models, given what lies in each of them that is not ``known``.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
-    exists, so that a moment without versions does not take its configuration away. Hidden directories are none, nor
-    are those whose names no request could contain, because they are no text.
+    exists, so that a moment without versions does not take its configuration away. Litter, as hidden directories are,
+    is none, nor are directories whose names no request could contain, because they are no text.
     """
     return sorted(
         name
         for name, entries in listing.items()
-        if not name.startswith(".")
-        and is_text(name)
-        and (name in known or any(_marks_a_model(entry) for entry in entries))
+        if not is_litter(name) and is_text(name) and (name in known or any(_marks_a_model(entry) for entry in entries))
     )
 
 
@@ -126,7 +124,7 @@ class ModelRepository:
         except OSError as error:
             self._set_problem(_problem(error))
             return None
-        names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
+        names = [entry.name for entry in children if entry.is_directory and not is_litter(entry.name)]
         self._pass_over(frozenset(printable(name) for name in names if not is_text(name)))
         known = self._sent or {}
         listing: dict[str, Collection[DirectoryEntry]] = {

@@ -28,6 +28,7 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.threads import join, start
+from tfs_lite.core.version_files import is_looked_at
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,11 @@ class _Handler(FileSystemEventHandler):
     def _owners_of(self, path: str) -> Owners:
         name = os.path.basename(path)
         owners = self._by_name.get(name, frozenset()) if name else frozenset()
-        return owners if not name or name.startswith(".") else owners | self._by_name.get(None, frozenset())
+        return (
+            owners
+            if not name or name.startswith(".") or not is_looked_at(name)
+            else owners | self._by_name.get(None, frozenset())
+        )
 
 
 def _names(target: WatchTarget | None) -> Iterable[str | None]:

@@ -13,7 +13,7 @@ from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.server_core import Burden
-from tfs_lite.serving.version_follower import CHANGED
+from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy
 
@@ -212,6 +212,19 @@ def test_a_load_with_a_changed_config_that_has_failed_is_not_only_to_be_waited_f
         fix = ask(model(serving(1, remark=Status(code, "it goes on with the config of before")))).because[0].fix
         assert not fix.startswith("wait")
         assert "save the model's config file again" in fix
+
+
+def test_changed_files_that_are_not_served_say_what_to_do() -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: no room", Reason.WAITS_FOR_PLACE)
+    for remark, begin in (
+        (CHANGED_FILES, "wait"),
+        (waits, "wait"),
+        (Status(StatusCode.RESOURCE_EXHAUSTED, "it goes on with the files of before: no memory"), "make room"),
+        (Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: m is truncated"), "finish the copy"),
+    ):
+        (link,) = ask(model(serving(1, remark=remark))).because
+        assert link.cause is Cause.FILES_NOT_LOADED
+        assert link.fix.startswith(begin)
 
 
 def test_the_last_line_of_a_version_without_memory_does_not_contradict_its_fix() -> None:
