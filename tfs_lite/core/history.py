@@ -198,6 +198,7 @@ _TEXTS = {
     EventKind.LOAD_ATTEMPT_FAILED: "load attempt{attempt} failed{after}{status}",
     EventKind.PARKED: "load waits{why}{status}",
     EventKind.AVAILABLE: "AVAILABLE{after}{anew}",
+    EventKind.OVERDUE: "takes too long{status}",
     EventKind.UNLOAD_BEGUN: "unload begun, wanted{by}",
     EventKind.DRAINED: "DRAINED{within}",
     EventKind.ENDED: "ENDED{status}",

@@ -32,6 +32,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import LEAVING
 from tfs_lite.managers.labels import Labels, VersionLabels
@@ -99,7 +100,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``refused_models`` are those of a repository that cannot be served, ``services`` has
+    in the control mode explicit, ``disk_calls`` bounds what asks a disk on a thread that others need,
+    ``refused_models`` are those of a repository that cannot be served, ``services`` has
     what requests need beside the models, ``failed_requests`` the last ones that have failed.
     """
 
@@ -113,6 +115,8 @@ class ServerCore:
             ProcessCollector(registry=registry)
         self.registry = registry
         self.clock = SystemClock()
+        self.disk_calls = BoundedCalls(options.disk_timeout_seconds)
+        self._forecasts = BoundedCalls(max(options.reload_timeout_seconds, options.disk_timeout_seconds), 1)
         self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
         self.changes = ChangeNotifier()
@@ -275,9 +279,13 @@ class ServerCore:
             ),
             self._manager,
             FollowerEffects(
-                read=self.model_configs,
+                read=lambda directory, model: self.disk_calls.call(
+                    f"the config of model {model}", lambda: self.model_configs(directory, model)
+                ),
                 loaded_with=self._serving_settings.of,
-                check=check_config,
+                check=lambda directory, settings: self.disk_calls.call(
+                    f"the version at {os.path.basename(directory)}", lambda: check_config(directory, settings)
+                ),
                 make_loader=lambda item: self.sources.make_loader(item),
                 resize=self.resize,
                 remark=self.states.remark,
@@ -343,21 +351,22 @@ class ServerCore:
 
     def close(self, drain_timeout: float) -> None:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
-        Replicas stay, for the next server of the cluster."""
+        Replicas stay, for the next server of the cluster. Every other wait has a bound too; what has not ended then is
+        left behind (:func:`tfs_lite.core.threads.left_behind`)."""
         self.stop_waiting()
         self._recorder.stopping(Origin(Cause.SHUTDOWN))
         if self._cluster is not None:
             self._cluster.stop_deciding()
         self.sources.close()
-        self.services.close()
+        within(JOIN_SECONDS, "tfs-services", self.services.close)
         self._manager.close(drain_timeout)
-        self._opener.close()
+        within(JOIN_SECONDS, "tfs-workers", self._opener.close)
         if self._cluster is not None:
-            self._cluster.close()
+            within(JOIN_SECONDS, "tfs-cluster", self._cluster.close)
         self._monitor.close()
         if self._event_file is not None:
-            self._event_file.close()
-        self.request_logs.close()
+            within(JOIN_SECONDS, "tfs-events", self._event_file.close)
+        within(JOIN_SECONDS, "tfs-request-log", self.request_logs.close)
         self.clock.close()
 
     # Configs.
@@ -414,12 +423,12 @@ class ServerCore:
         """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
         disk."""
         self._require_following()
-        return self._preview.config(config)
+        return self._forecasts.call("the forecast", lambda: self._preview.config(config))
 
     def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
         """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
         self._require_following()
-        return self._preview.published(name, version, directory)
+        return self._forecasts.call("the forecast", lambda: self._preview.published(name, version, directory))
 
     def _require_following(self) -> None:
         """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
