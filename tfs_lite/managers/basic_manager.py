@@ -22,6 +22,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
+from tfs_lite.core.threads import JOIN_SECONDS
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
@@ -48,7 +49,8 @@ class BasicManagerOptions:
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
     of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
     :meth:`BasicManager.run_pending`. ``on_parked``: a load waits for that much memory. ``on_drained``: the last handle
-    of a version that is being unloaded, or was replaced, is gone.
+    of a version that is being unloaded, or was replaced, is gone. ``on_overdue``: its load, or (True) its unload, takes
+    longer than the executor's patience; it goes on.
     """
 
     clock: Clock
@@ -62,6 +64,7 @@ class BasicManagerOptions:
     on_change: Callable[[], None] = lambda: None
     on_parked: Callable[[ServableId, ResourceAllocation], None] = ignore
     on_drained: Callable[[ServableId], None] = ignore
+    on_overdue: Callable[[ServableId, bool], None] = ignore
 
 
 class BasicManager:
@@ -79,10 +82,20 @@ class BasicManager:
         """The right to use a ready version. Takes none of the manager's locks."""
         self._registry = Registry(options.event_bus, self._after_change)
         self._renewed_at = 0  # the registry's ``releases`` at the last renewal; guarded by its lock
-        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor, options.on_drained)
+        self._unloads = UnloadFlow(
+            self._registry,
+            self._serving_map,
+            options.unload_executor,
+            options.on_drained,
+            lambda servable_id: options.on_overdue(servable_id, True),
+        )
         reservations = Reservations(self._registry, options.resource_tracker)
+
+        def on_overdue_load(servable_id: ServableId) -> None:
+            options.on_overdue(servable_id, False)
+
         self._replacements = ReplaceFlow(
-            self._registry, self._serving_map, reservations, self._unloads, options.load_executor
+            self._registry, self._serving_map, reservations, self._unloads, options.load_executor, on_overdue_load
         )
         self._loads = LoadFlow(
             self._registry,
@@ -95,6 +108,7 @@ class BasicManager:
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
                 should_retry=options.should_retry_model_load,
                 on_parked=options.on_parked,
+                on_overdue=on_overdue_load,
             ),
         )
 
@@ -264,8 +278,9 @@ class BasicManager:
     def close(self, drain_timeout: float = 0.0) -> None:
         """Unloads everything, in the order of the ids, and ends the executors.
 
-        Waits up to ``drain_timeout`` seconds for live handles and for loads that run. What is still in use then is not
-        unloaded under its users: it stays withdrawn, its executor stays alive, and its unload follows the last handle.
+        Waits up to ``drain_timeout`` seconds for live handles and for loads and unloads that run, but not for those that
+        are overdue. What is still in use then is not unloaded under its users: it stays withdrawn, its executor stays
+        alive, and its unload follows the last handle. What still loads or unloads is left behind.
         """
         with self._registry.lock:
             if self._registry.closing:
@@ -289,7 +304,7 @@ class BasicManager:
             self.run_pending()
             with self._registry.lock:
                 left = deadline - self._options.clock.monotonic()
-                if left <= 0 or not self._registry.moving:
+                if left <= 0 or not any(harness.is_awaited for harness in self._registry.moving):
                     break
                 if self._registry.changes == seen:
                     self._registry.lock.wait(left)
@@ -300,8 +315,7 @@ class BasicManager:
         with self._registry.lock:
             loading = self._in_states({HarnessState.LOADING})
             in_use = self._in_states({HarnessState.QUIESCING})
-        if not loading:
-            self._options.load_executor.shutdown()
+        self._options.load_executor.shutdown(0.0 if loading else JOIN_SECONDS)
         if not (loading or in_use):
             self._options.unload_executor.shutdown()
         for servable_id in loading:

@@ -91,6 +91,7 @@ class ServableStateSnapshot:
     revision: str = ""
     status: Status = OK
     has_loader: bool = True
+    is_overdue: bool = False
 
 
 class LoaderHarness:
@@ -99,13 +100,15 @@ class LoaderHarness:
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
     and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
     counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to come first.
-    ``on_error`` is called once, when the harness ends in ERROR; ``on_change`` after each change of what the registry
-    counts by: the state, ``is_aspired``, ``estimate``, ``waits``.
+    ``is_overdue``: its load or unload runs for longer than the executor's patience. Nobody waits for it any more, and
+    what it holds counts as held for good. ``on_error`` is called once, when the harness ends in ERROR; ``on_change``
+    after each change of what the registry counts by: state, ``is_aspired``, ``is_overdue``, ``estimate``, ``waits``.
     """
 
     __slots__ = (
         "_estimate",
         "_is_aspired",
+        "_is_overdue",
         "_on_error",
         "_waits",
         "attempts",
@@ -129,6 +132,7 @@ class LoaderHarness:
         self.id = servable_id
         self.loader = loader
         self.revision = revision
+        self._is_overdue = False
         self.state = HarnessState.NEW
         self.status = OK
         self.cancelled = False
@@ -148,6 +152,15 @@ class LoaderHarness:
     @is_aspired.setter
     def is_aspired(self, is_aspired: bool) -> None:
         self._is_aspired = is_aspired
+        self.on_change(self)
+
+    @property
+    def is_overdue(self) -> bool:
+        return self._is_overdue
+
+    @is_overdue.setter
+    def is_overdue(self, is_overdue: bool) -> None:
+        self._is_overdue = is_overdue
         self.on_change(self)
 
     @property
@@ -198,8 +211,20 @@ class LoaderHarness:
     @property
     def in_flight(self) -> bool:
         """Whether it will get somewhere by itself, and may free memory when it does."""
-        return self.state in IN_FLIGHT and self.waits is None
+        return self.state in IN_FLIGHT and self.waits is None and not self.is_overdue
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a manager that is closed waits for it."""
+        return self.state in IN_FLIGHT and not self.is_overdue
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its memory will come free by itself."""
+        return self.state in LEAVING and not self.is_overdue
 
     def snapshot(self) -> ServableStateSnapshot:
         has_loader = self.loader is not None
-        return ServableStateSnapshot(self.id, self.state, self.is_aspired, self.revision, self.status, has_loader)
+        return ServableStateSnapshot(
+            self.id, self.state, self.is_aspired, self.revision, self.status, has_loader, self.is_overdue
+        )

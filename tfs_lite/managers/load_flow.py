@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
@@ -37,13 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, outside all locks."""
+    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, ``on_overdue`` on the
+    clock's, all outside all locks."""
 
     clock: Clock
     executor: Executor
     retry: RetryPolicy
     should_retry: Callable[[Status], bool]
     on_parked: Callable[[ServableId, ResourceAllocation], None]
+    on_overdue: Callable[[ServableId], None] = ignore
 
 
 class _Load:
@@ -204,6 +207,7 @@ class LoadFlow:
                 begin=lambda: self._begin(load),
                 work=lambda: load_servable(load.loader, load.harness.id),
                 done=lambda error: self._finish(load, error),
+                overdue=lambda: self._overdue(load),
             )
         )
         self._registry.changed()
@@ -213,6 +217,15 @@ class LoadFlow:
             load.order, load.since = 0, self._settings.clock.monotonic()
             reserved = load.harness.state is not HarnessState.LOAD_REQUESTED
         return (reserved or self._reserve(load)) and self._start(load)
+
+    def _overdue(self, load: _Load) -> None:
+        """The attempt goes on, and others do not wait for it: it may have been what a parked load waited for."""
+        with self._registry.lock:
+            if not self._is_active(load) or self._stage(load) is not LoadStage.AT_WORK:
+                return  # it has just ended
+            load.harness.is_overdue = load.waited = True
+        self._settings.on_overdue(load.harness.id)
+        self._registry.changed()
 
     def _reserve(self, load: _Load) -> bool:
         """Estimates and decides; True if the memory is reserved."""
@@ -227,6 +240,7 @@ class LoadFlow:
             load.failures, load.failure = 0, None
             load.harness.estimate = estimate
             admission = self._reservations.decide(load.harness)
+            load.harness.is_overdue = load.harness.is_overdue and admission is Admission.ADMIT
             if admission is Admission.REFUSE:
                 del self._active[load.harness.id]
         if admission is Admission.PARK:
@@ -250,6 +264,8 @@ class LoadFlow:
         return True
 
     def _finish(self, load: _Load, error: BaseException | None) -> None:
+        with self._registry.lock:
+            load.harness.is_overdue = False
         if error is not None:
             self._failed(load, status_of(error), error)
             return
@@ -298,7 +314,7 @@ class LoadFlow:
         with self._registry.lock:
             if not self._is_active(load):
                 return
-            load.running, load.failure = False, status
+            load.running, load.failure, harness.is_overdue = False, status, False
             load.failures += 1
             delay = next_delay(retry, load.failures, retryable=retryable, cancelled=harness.cancelled)
             load.waiting, load.since = delay is not None, self._settings.clock.monotonic()

@@ -58,14 +58,15 @@ class ResourcePreservingPolicy:
     """Never has a new version in memory together with an old one.
 
     Unloads every version that is not wanted, waits until they are gone, then loads. In between nothing is served, and
-    if the new version fails there is nothing to fall back to.
+    if the new version fails there is nothing to fall back to. A version whose unload hangs is not waited for: what it
+    holds counts, and the new one is loaded if there is room beside it.
     """
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
         surplus = _ready(snapshots, aspired=False)
         if surplus:
             return Action(ActionKind.UNLOAD, surplus[0])
-        if any(not s.is_aspired and s.state not in FINAL for s in snapshots):
+        if any(not (s.is_aspired or s.is_overdue) and s.state not in FINAL for s in snapshots):
             return None
         return _load_highest(snapshots)
 

@@ -21,7 +21,7 @@ from tfs_lite.core.resources import ResourceAllocation, RunningTotal
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition, not_found
-from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, LEAVING, HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, HarnessState, LoaderHarness
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Registry:
         """Second loads of managed versions: those that are to take a place, and those that had one. Changed by
         :meth:`keep_beside`, :meth:`drop_beside` and :meth:`change_places` only."""
         self.staying, self.leaving = RunningTotal(), RunningTotal()
-        """The memory of the versions that hold some, apart from and of those on their way out."""
+        """The memory of the versions that hold some: of those that stay, and of those on their way out."""
         self.moving: dict[LoaderHarness, None] = {}
         """Those whose state is IN_FLIGHT, in the order in which they began."""
         self.exhausted: dict[LoaderHarness, None] = {}
@@ -132,7 +132,7 @@ class Registry:
             self.moving.pop(harness, None)
         if harness.state is HarnessState.ERROR and harness.status.code is StatusCode.RESOURCE_EXHAUSTED:
             self.exhausted.setdefault(harness)
-        share = (harness.state in LEAVING, harness.in_flight, harness.estimate)
+        share = (harness.is_leaving, harness.in_flight, harness.estimate)
         holds = harness.state in HOLDS_RESOURCES
         if self._counted.get(harness) == (share if holds else None):
             return

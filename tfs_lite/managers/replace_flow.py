@@ -11,10 +11,12 @@ version is kept beside the managed ones, and its memory counts.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.servable import ServableData
+from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition, status_of
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
 from tfs_lite.managers.load_flow import load_servable
@@ -45,12 +47,15 @@ class ReplaceFlow:
         reservations: Reservations,
         unloads: UnloadFlow,
         executor: Executor,
+        on_overdue: Callable[[ServableId], None] = ignore,
     ) -> None:
+        """``on_overdue`` is called, outside the lock, when a load takes longer than the executor's patience."""
         self._registry = registry
         self._serving_map = serving_map
         self._reservations = reservations
         self._unloads = unloads
         self._executor = executor
+        self._on_overdue = on_overdue
 
     def request(self, data: ServableData[Loader], done: Done) -> None:
         """Queues the replacement of a version that is ready."""
@@ -74,6 +79,7 @@ class ReplaceFlow:
                 begin=lambda: self._begin(replacement),
                 work=lambda: load_servable(replacement.loader, replacement.harness.id),
                 done=lambda error: self._finish(replacement, error),
+                overdue=lambda: self._overdue(replacement),
             )
         )
         self._registry.changed()
@@ -93,8 +99,18 @@ class ReplaceFlow:
             return False
         return True
 
+    def _overdue(self, replacement: _Replacement) -> None:
+        with self._registry.lock:
+            if replacement.harness.state is not HarnessState.LOADING:
+                return
+            replacement.harness.is_overdue = True
+        self._on_overdue(replacement.harness.id)
+        self._registry.changed()
+
     def _finish(self, replacement: _Replacement, error: BaseException | None) -> None:
         harness = replacement.harness
+        with self._registry.lock:
+            harness.is_overdue = False
         if error is not None:
             with self._registry.lock:
                 self._registry.drop_beside(harness)

@@ -33,12 +33,15 @@ class UnloadFlow:
         serving_map: ServingMap,
         executor: Executor,
         on_drained: Callable[[ServableId], None] = ignore,
+        on_overdue: Callable[[ServableId], None] = ignore,
     ) -> None:
-        """``on_drained`` is called, outside the lock, when the last handle of a version is gone."""
+        """Both are called outside the lock: ``on_drained`` when the last handle of a version is gone, ``on_overdue``
+        when its unload takes longer than the executor's patience."""
         self._registry = registry
         self._serving_map = serving_map
         self._executor = executor
         self._on_drained = on_drained
+        self._on_overdue = on_overdue
         self._queued: dict[
             LoaderHarness, None
         ] = {}  # unloads that wait for a thread, in order; guarded by the registry's lock
@@ -84,6 +87,7 @@ class UnloadFlow:
                 begin=lambda: self._begin(harness),
                 work=lambda: _unload(harness),
                 done=lambda error: self._finish(harness, final, done),
+                overdue=lambda: self._overdue(harness),
             )
         )
         self._registry.changed()
@@ -95,9 +99,18 @@ class UnloadFlow:
                 harness.transition(HarnessState.UNLOADING)
         return True
 
+    def _overdue(self, harness: LoaderHarness) -> None:
+        with self._registry.lock:
+            if harness.state is not HarnessState.UNLOADING:
+                return
+            harness.is_overdue = True
+        self._on_overdue(harness.id)
+        self._registry.changed()
+
     def _finish(self, harness: LoaderHarness, final: Status, done: Done) -> None:
         with self._registry.lock:
             harness.transition(HarnessState.DISABLED)
+            harness.is_overdue = False
             self._registry.releases += 1
             if harness in self._registry.beside:  # the version goes on without it
                 self._registry.drop_beside(harness)

@@ -21,13 +21,14 @@ from tfs_lite.config.text import MODEL_SETTINGS_FILES, parse_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
+from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS
 from tfs_lite.sources.repository import ModelRepository, models_in
 
 logger = logging.getLogger(__name__)
@@ -104,9 +105,11 @@ class ConfigFileWatcher:
         apply: Apply,
         on_refused: Callable[[Status], None] = ignore,
         on_looked: Callable[[RefusedConfig | None], None] = ignore,
+        disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
         """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not.
-        ``on_looked`` is told after each look why what the file says is not in force; None: it is."""
+        ``on_looked`` is told after each look why what the file says is not in force; None: it is. A file that has not
+        been read within ``disk_timeout`` seconds counts as one that cannot be read."""
         self._path = path
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
@@ -115,6 +118,7 @@ class ConfigFileWatcher:
         self._on_refused = on_refused
         self._on_looked = on_looked
         self._logged_error = ""
+        self._calls = BoundedCalls(disk_timeout, 1)
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
     def start(self) -> None:
@@ -144,7 +148,9 @@ class ConfigFileWatcher:
     def _read(self) -> ModelServerConfig:
         """The text is understood anew only if it has changed."""
         try:
-            text = read_text(self._working_directory / self._path, self._path)
+            text = self._calls.call(
+                "the config file", lambda: read_text(self._working_directory / self._path, self._path)
+            )
             if self._parsed is None or self._parsed[0] != text:
                 self._parsed = (text, parse_config(text, self._path, self._working_directory))
             return self._parsed[1]
@@ -260,11 +266,13 @@ def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
 
 
 class ModelLocator:
-    """Finds the models that could be loaded. Any thread may call any method; each reads files."""
+    """Finds the models that could be loaded. Any thread may call any method; each reads files. A disk that does not
+    answer is UNAVAILABLE, and a model on it is as if it were not there."""
 
     def __init__(self, options: ServerOptions, disk: Disk | None = None) -> None:
         self._options = options
         self._disk = disk or RealDisk()
+        self._calls = BoundedCalls(options.disk_timeout_seconds)
         self._root = os.path.abspath(options.model_repository) if options.model_repository else ""
 
     @property
@@ -275,15 +283,18 @@ class ModelLocator:
     def check(self) -> None:
         """FAILED_PRECONDITION if the repository is no directory; the error of a config file that is wrong."""
         if not self._root:
-            read_first_config(self._options)
-        elif not os.path.isdir(self._root):
+            self._first_config()
+        elif not self._calls.call("the model repository", lambda: os.path.isdir(self._root)):
             raise failed_precondition("the model repository is no directory (--model_repository)")
+
+    def _first_config(self) -> ModelServerConfig:
+        return self._calls.call("the config file", lambda: read_first_config(self._options))
 
     def find(self, name: str) -> ModelConfig | None:
         """None for a model that is not there. ServingError if the config file or the repository cannot be read."""
         if not self._root:
-            return next((model for model in read_first_config(self._options).models if model.name == name), None)
-        listing = {name: self._list(os.path.join(self._root, name))}
+            return next((model for model in self._first_config().models if model.name == name), None)
+        listing = {name: self._list(os.path.join(self._root, name)) or []}
         return model_config(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
 
     def is_unmarked(self, name: str) -> bool:
@@ -291,26 +302,29 @@ class ModelLocator:
         if not self._root or name != os.path.basename(name) or name.startswith("."):
             return False
         path = os.path.join(self._root, name)
-        return os.path.isdir(path) and not models_in({name: self._list(path)}, ())
+        found = self._list(path)
+        return found is not None and not models_in({name: found}, ())
 
     def names(self) -> list[str]:
         """Every model that could be loaded; none where they cannot be read."""
         try:
             if not self._root:
-                return [model.name for model in read_first_config(self._options).models]
-            children = [entry.name for entry in self._disk.list_directory(self._root) if entry.is_directory]
+                return [model.name for model in self._first_config().models]
+            listed = self._calls.call("the model repository", lambda: self._disk.list_directory(self._root))
+            children = [entry.name for entry in listed if entry.is_directory]
         except (OSError, ServingError):
             return []
         listing: Mapping[str, list[DirectoryEntry]] = {
-            child: self._list(os.path.join(self._root, child)) for child in children
+            child: self._list(os.path.join(self._root, child)) or [] for child in children
         }
         return models_in(listing, ())
 
-    def _list(self, path: str) -> list[DirectoryEntry]:
+    def _list(self, path: str) -> list[DirectoryEntry] | None:
+        """None if it cannot be listed."""
         try:
-            return self._disk.list_directory(path)
-        except OSError:
-            return []
+            return self._calls.call(f"the model {os.path.basename(path)}", lambda: self._disk.list_directory(path))
+        except (OSError, ServingError):
+            return None
 
 
 def model_config(name: str, base_path: str) -> ModelConfig:

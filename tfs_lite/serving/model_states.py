@@ -21,7 +21,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
@@ -44,19 +44,27 @@ def visible_versions(
     remarks: Mapping[int, Status] = MappingProxyType({}),
 ) -> tuple[VersionStatus, ...]:
     """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
-    between two attempts shows the last attempt's error, and one that is available what is remarked about it."""
+    between two attempts shows the last attempt's error, and one that is available, or whose load or unload is overdue,
+    what is remarked about it."""
     found: dict[int, VersionStatus] = {}
     for version, timed in states.items():
         health = timed.state.health
         if timed.state.state in _ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
             health = attempt.status
-        if timed.state.state is ManagerState.AVAILABLE and health.ok:
-            health = remarks.get(version, OK)
+        remark = remarks.get(version, OK)
+        is_available = timed.state.state is ManagerState.AVAILABLE
+        if health.ok and timed.state.state is not ManagerState.END and is_available != is_overdue(remark):
+            health = remark
         found[version] = VersionStatus(version, _WIRE[timed.state.state], health)
     for version, reason in waiting.items():
         if version not in found or found[version].state is VersionState.END:
             found[version] = VersionStatus(version, VersionState.START, Status(StatusCode.UNAVAILABLE, reason))
     return tuple(found[version] for version in sorted(found, reverse=True))
+
+
+def is_overdue(remark: Status) -> bool:
+    """Whether it is about a load or an unload that takes too long; such a remark is not about a version that serves."""
+    return remark.reason is Reason.OVERDUE
 
 
 class ModelStates:
@@ -129,7 +137,8 @@ class ModelStates:
     # What is said of a version that serves.
 
     def remark(self, servable_id: ServableId, status: Status | None) -> None:
-        """The status of the version while it is available: why it is not quite what was asked for. None: it is."""
+        """The status of the version while it is available: why it is not quite what was asked for. None: it is. With
+        the reason ``OVERDUE``: its status until its load or unload has ended."""
         with self._lock:
             of_model = self._remarks.setdefault(servable_id.name, {})
             before = of_model.pop(servable_id.version, None)

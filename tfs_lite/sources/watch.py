@@ -27,7 +27,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.threads import join, start
+from tfs_lite.core.threads import JOIN_SECONDS, join, within
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,7 @@ class DirectoryWatcher:
         self._watches.clear()
         self._lock.release()
         if observer is not None:
-            ending = threading.Thread(target=observer.stop, name="tfs-watch-end", daemon=True)
-            start(ending)
-            if join(ending):
+            if within(JOIN_SECONDS, "tfs-watch", observer.stop):
                 join(observer)
 
     def _update(self, wanted: Mapping[str, WatchTarget], owner: str) -> bool:

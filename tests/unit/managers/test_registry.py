@@ -13,7 +13,7 @@ from tfs_lite.core.resources import RunningTotal, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, LEAVING, HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -104,10 +104,13 @@ def test_what_is_kept_of_all_versions_is_what_a_look_at_each_would_find(
             harness.state = step
             harness.status = Status(StatusCode.RESOURCE_EXHAUSTED, "full")
             harness.waits = Reason.WAITS_FOR_MODELS if size == 1 else None
+            harness.is_overdue = size == 2
             harness.estimate = main_ram(size)
         everyone = [*registry.harnesses.values(), *registry.beside]
-        assert held(registry.leaving) == total(found for found in everyone if found.state in LEAVING)
-        assert held(registry.staying) == total(found for found in everyone if found.state in HOLDS_RESOURCES - LEAVING)
+        assert held(registry.leaving) == total(found for found in everyone if found.is_leaving)
+        assert held(registry.staying) == total(
+            found for found in everyone if found.state in HOLDS_RESOURCES and not found.is_leaving
+        )
         assert set(registry.moving) == {found for found in everyone if found.state in IN_FLIGHT}
         assert registry.in_flight == any(found.in_flight for found in everyone)
         assert {*registry.stream("m")} == {*registry.harnesses.values()}

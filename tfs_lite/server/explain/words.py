@@ -153,6 +153,26 @@ def config_refused(refused: StandingRefusal, paths: bool) -> Link:
 # What is on its way.
 
 
+def load_hangs(model: ModelSnapshot, version: int, load: LoadView) -> Link:
+    server = model.server
+    seconds = max(server.monotonic - load.since, 0.0)
+    text = f"version {version} has been loading for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
+    fix = (
+        "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
+        "hangs keeps its thread and its memory until the server is started again"
+    )
+    return Link(Cause.LOAD_HANGS, text, fix, server.wall(load.since))
+
+
+def unload_hangs(found: VersionSnapshot) -> Link:
+    text = f"version {found.version} is being unloaded for longer than --slow_unload_seconds; others go on"
+    fix = (
+        "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
+        "memory, which counts as used"
+    )
+    return Link(Cause.UNLOAD_HANGS, text, fix, found.state.time if found.state is not None else None)
+
+
 def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
     server = model.server
     seconds = max(server.monotonic - load.since, 0.0)
@@ -407,6 +427,12 @@ def seen_soon(model: ModelSnapshot) -> Link:
 def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
     shown = f" ({model.base_path})" if paths and model.base_path else ""
     text, since = f"{model.problem.message}{shown}", model.problem_since
+    if model.problem.reason is Reason.DISK_HANGS:
+        fix = (
+            "make the disk answer (a mount that hangs, its server, its network): it is looked at again by itself then; "
+            "or correct base_path and reload. Versions that are loaded go on, and new ones are not seen until then"
+        )
+        return Link(Cause.DISK_HANGS, text, fix, since)
     if "holds no version" in text:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
         return Link(Cause.NO_VERSIONS, text, fix, since)
