@@ -219,7 +219,11 @@ class ServerCore:
             )
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
-        self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
+        self.registry.register(
+            HistoryCollector(
+                self._accounts, self._dropped_events, lambda: self.states.configured, self._memory.collections
+            )
+        )
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
         self._event_file = self._open_event_file()
