@@ -34,6 +34,7 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
+MOST_NAMED = 5
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -204,6 +205,29 @@ class ModelStates:
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
         return [self.report(name) for name in self._configured]
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How many models are to answer, and those of them that have no version available."""
+
+    total: int = 0
+    silent: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return self.total - len(self.silent)
+
+    @property
+    def names(self) -> str:
+        """Of those that do not answer, some."""
+        more = len(self.silent) - MOST_NAMED
+        return ", ".join(self.silent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    def __str__(self) -> str:
+        """``1 of 2 models answers``."""
+        models = "model" if self.total == 1 else "models"
+        return f"{self.count} of {self.total} {models} {'answers' if self.count == 1 else 'answer'}"
 
 
 @dataclass(frozen=True, slots=True)
