@@ -525,7 +525,8 @@ class ServerCore:
 
     def answering(self) -> Answering:
         """Of the models that are to be served: which have a version available. One that a call has unloaded is not to
-        be served, one that could not be loaded at the start is. Probes ask often, so that the answer is kept until a state changes, a second at most."""
+        be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept until a
+        state changes, a second at most."""
         changes, now = self.changes.count, self.clock.monotonic()
         known = self._answering
         if known is None or known[0] != changes or now - known[1] > ANSWERING_AGE:

@@ -249,8 +249,8 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.info(text, servable.name, servable.base_path, extra=extra)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
-            extra = {"model": servable.name, "version": version}
-            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=extra)
+            where = {"model": servable.name, "version": version}
+            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=where)
 
 
 def _log_moved(old: SourceConfig, new: SourceConfig) -> None:
