@@ -45,7 +45,7 @@ class ServerLifecycle:
         freeze_gc()
         settings = EndpointSettings.read(options)
         self.core = self._make_core(options, engine)
-        self.health = Health(self.core.is_model_available)
+        self.health = Health(self.core.is_model_available, self.core.answering)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
         self.endpoints = Endpoints(self.core, self.health, settings, self.read_again, self.repository)
         self._loop = LoopThread("tfs-server")
@@ -220,8 +220,9 @@ class ServerLifecycle:
     def _set_ready(self) -> None:
         self.health.set_ready()
         self.core.changes.notify()
-        models = self.core.models()
-        logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
+        found = self.core.answering()
+        told = f"; not: {found.names}" if found.silent else ""
+        logger.log(logging.WARNING if found.silent else logging.INFO, "ready: %s%s", found, told)
 
     def _close_watchers(self) -> None:
         for watcher in self._watchers:

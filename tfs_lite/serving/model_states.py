@@ -34,8 +34,8 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
-MOST_SHOWN = 5
-"""Versions in one text."""
+MOST_NAMED = 5
+"""Versions, or models, in one text."""
 FILES_OF_BEFORE = "it goes on with the files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
@@ -80,7 +80,7 @@ def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: 
 
 
 def _why_it_stays(wanted: Collection[int], waiting: Mapping[int, str]) -> str:
-    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_SHOWN]))} is available"
+    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_NAMED]))} is available"
     (one, *more) = wanted
     return f"{text}, which waits: {waiting[one]}" if one in waiting and not more else text
 
@@ -258,6 +258,29 @@ class ModelStates:
 def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
     changing = source.changing if source is not None else {}
     return {version: Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {why}") for version, why in changing.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How many models are to answer, and those of them that have no version available."""
+
+    total: int = 0
+    silent: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return self.total - len(self.silent)
+
+    @property
+    def names(self) -> str:
+        """Of those that do not answer, some."""
+        more = len(self.silent) - MOST_NAMED
+        return ", ".join(self.silent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    def __str__(self) -> str:
+        """``1 of 2 models answers``."""
+        models = "model" if self.total == 1 else "models"
+        return f"{self.count} of {self.total} {models} {'answers' if self.count == 1 else 'answer'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
-from tfs_lite.serving.model_states import ModelReport, ModelStates
+from tfs_lite.serving.model_states import Answering, ModelReport, ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_OVERDUE = 4
 """Loads, and unloads, that may take too long at a time and have others run in their place."""
+ANSWERING_AGE = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -169,6 +170,7 @@ class ServerCore:
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
+        self._answering: tuple[int, float, Answering] | None = None  # changes, time; replaced as a whole
         self.refused_models: Mapping[str, Status] = {}
         batching = BatchingOptions.read(options)
         self._serving_settings = ServingSettings(
@@ -585,6 +587,30 @@ class ServerCore:
             found.append((report.name, sorted(since), min(since.values(), default=0.0)))
         return found
 
+    def answering(self) -> Answering:
+        """Of the models that are to be served: which have a version available. One that a call has unloaded is not to
+        be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept until a
+        state changes, a second at most."""
+        changes, now = self.changes.count, self.clock.monotonic()
+        known = self._answering
+        if known is None or known[0] != changes or now - known[1] > ANSWERING_AGE:
+            names = dict.fromkeys((*self.states.configured, *self._asked_at_start()))
+            found = {name: self.states.version_states(name).values() for name in names}
+            wanted = [name for name, events in found.items() if self._is_to_answer(name, events)]
+            silent = [name for name in wanted if not any(map(_is_available, found[name]))]
+            known = self._answering = changes, now, Answering(len(wanted), tuple(silent))
+        return known[2]
+
+    def _asked_at_start(self) -> Iterable[str]:
+        """By ``--load_model``: a model that could not be loaded is not in the config."""
+        names = self.options.load_model
+        return self._monitor.get_all_servable_states() if "*" in names else names
+
+    def _is_to_answer(self, name: str, events: Iterable[TimedState]) -> bool:
+        if not self.options.is_explicit or self.states.aspired(name):
+            return True
+        return any(not event.state.health.ok for event in events)
+
     def is_model_available(self, name: str) -> bool | None:
         """Whether a version is available that can be asked; None for a model that is not in the config."""
         if not self.states.is_configured(name):
@@ -765,3 +791,7 @@ class ServerCore:
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify(event.id.name)
+
+
+def _is_available(event: TimedState) -> bool:
+    return event.state.state is ManagerState.AVAILABLE
