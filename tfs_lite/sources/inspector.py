@@ -74,6 +74,11 @@ class VersionInspector:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
         return verdict
 
+    @property
+    def wall_time(self) -> float:
+        """Seconds since 1970."""
+        return self._clock.time()
+
     def copy(self, disk: Disk) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
         and what it finds out is not known here. Called by the thread that polls, or between polls."""
