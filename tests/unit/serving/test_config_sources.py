@@ -12,7 +12,6 @@ from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specifi
 from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.serving import config_sources
 from tfs_lite.serving.config_sources import ConfigFileWatcher, RefusedConfig, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
@@ -371,23 +370,3 @@ def test_config_that_is_being_written_is_read_when_it_has_not_changed_for_a_whil
 def test_repository_that_is_not_there_is_refused(repository: Path, look: RepositoryWatcher) -> None:
     shutil.rmtree(repository)
     assert "--model_repository" in refusal(look.first_look, code=StatusCode.FAILED_PRECONDITION)
-
-
-def test_a_text_that_has_not_changed_is_not_understood_anew(
-    file: Path, target: Target, watcher: ConfigFileWatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts: list[str] = []
-    parse = config_sources.parse_config
-
-    def counted(text: str, path: str, directory: Path) -> ModelServerConfig:
-        texts.append(text)
-        return parse(text, path, directory)
-
-    monkeypatch.setattr(config_sources, "parse_config", counted)
-    for _ in range(3):
-        watcher.poll()
-    file.write_text(TWO)
-    for _ in range(3):
-        watcher.poll()
-    assert texts == [ONE, TWO]
-    assert target.applied == [["two"]]

@@ -17,6 +17,7 @@ from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.loaded_files import GONE
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.config.text import YAML_ENDINGS
+from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -222,7 +223,10 @@ def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
 def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
     for name, why in model.report.passed_over.items():
         text = f"{name} beside the versions is passed over: {why}"
-        yield Link(Cause.NAME_PASSED_OVER, text, "give it the number that it is to have, or move it away")
+        fix = "give it the number that it is to have, or move it away"
+        if name.startswith(HIDDEN_PREFIX):
+            fix = "publish again, or remove the directory"
+        yield Link(Cause.NAME_PASSED_OVER, text, fix)
 
 
 # What is on its way.

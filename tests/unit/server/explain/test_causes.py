@@ -145,6 +145,12 @@ def test_name_that_looks_like_a_version_is_told_of_the_model_and_not_of_each_ver
     assert not ask(found, 1).because
 
 
+def test_what_a_killed_publication_has_left_goes_with_the_next_one() -> None:
+    report = SourceReport("m", passed_over={".publish-2-aa": "a publication that did not end has left it"})
+    (link,) = ask(model(serving(1), report=report)).because
+    assert link.fix == "publish again, or remove the directory"
+
+
 def test_half_a_copy_is_not_to_be_published_as_a_version_that_exists() -> None:
     """``tfs-lite publish`` never overwrites one."""
     half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
