@@ -197,13 +197,13 @@ def _left_copies(
 ) -> dict[str, str]:
     """The hidden copies that nobody has written to for an hour, by name, with what becomes of them; a few of them. A
     publication in progress touches its directory every minute."""
-    found = []
+    found: list[str] = []
     for entry in entries:
         if entry.is_directory and entry.name.startswith(HIDDEN_PREFIX) and len(found) < MAX_PASSED_OVER:
             with contextlib.suppress(OSError):  # it was committed or removed this moment
                 newest = disk.stat_tree(os.path.join(servable.base_path, entry.name), 0).newest_ns / 1e9
                 found += [entry.name] if wall_time - newest >= LEFTOVER_SECONDS else []
-    return dict.fromkeys(sorted(map(_printable, found)), LEFT_COPY)
+    return dict.fromkeys(sorted(map(printable, found)), LEFT_COPY)
 
 
 def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int, str]:
