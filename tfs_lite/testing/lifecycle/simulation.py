@@ -19,7 +19,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
-from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -123,9 +123,12 @@ class Simulation:
             self._routes = new
             self.checker.violations += self.source_checker.judge_update(config, self._emitted)
 
-    def look_ahead(self, servables: Mapping[str, tuple[ServableToMonitor, int]]) -> dict[str, Look]:
-        """What the poll after a reload of this config would find; no step."""
-        return self._source.look_ahead(self._config(servables))
+    def look_ahead(
+        self, servables: Mapping[str, tuple[ServableToMonitor, int]], outcomes: Mapping[ServableId, bool]
+    ) -> dict[str, Look]:
+        """What the poll after a reload of this config would find, once versions have become available (True) or have
+        failed (False); no step."""
+        return self._source.look_ahead(self._config(servables), outcomes=outcomes)
 
     def survey(self) -> ManagerView:
         """Every version that the manager has; no step."""
