@@ -11,6 +11,10 @@
  9  a base path that cannot be read unloads nothing (with the source's checker: it emits nothing)
 10  nothing erroneous disturbs its siblings: at rest, every aspired version is served or has a reason of its own not to
 be
+11  only an order empties a list (with the source's checker): a model without versions wanted, or a base path that has
+lost them all and has been seen so for the quiet period; while anything that is wanted is to come, what answers stays
+12  availability policy: the last version that is not wanted stays until every one that is wanted is available, or its
+source has given it up; with the source's checker: a version that has failed takes nobody's place
 
 The :class:`LifecycleChecker` keeps a record of its own, from lists, events and calls of loaders, and asks the manager
 only for what its users may ask. Violations are collected, because a bus and a manager may swallow what is
@@ -159,6 +163,9 @@ class LifecycleChecker:
         if self._policy == "availability":
             others = [other for other in self.available() if other.name == servable_id.name]
             self.expect(bool(others), f"(2) the last ready version goes, {servable_id}; wanted: {sorted(wanted)}")
+            if all(other in wanted for other in others if other != servable_id):
+                to_come = [id_ for id_, item in wanted.items() if id_ not in others and not item.given_up]
+                self.expect(not to_come, f"(12) {servable_id} goes, although {to_come} may still fail")
 
     def _see_end(self, event: ServableState, before: ManagerState | None, life: Life) -> None:
         life.holds = False
@@ -251,7 +258,9 @@ class LifecycleChecker:
         wanted = self.aspired.get(name, {})
         ready = [id_ for id_ in self.available() if id_.name == name]
         surplus = [id_ for id_ in ready if id_ not in wanted]
-        fallback = self._policy == "availability" and bool(wanted) and len(ready) == 1
+        missing = any(id_ not in ready and not item.given_up for id_, item in wanted.items())
+        alone = missing or len(ready) == len(surplus)
+        fallback = self._policy == "availability" and bool(wanted) and len(surplus) == 1 and alone
         self.expect(not surplus or fallback, f"(10) {surplus} are not unloaded; wanted are {sorted(wanted)}")
         for servable_id, item in wanted.items():
             life = self.lives.get(servable_id, Life())

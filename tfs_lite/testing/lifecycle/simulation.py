@@ -19,7 +19,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
-from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -48,6 +48,9 @@ from tfs_lite.testing.lifecycle.source_checker import SourceChecker
 RETRY_INTERVAL = 10.0
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
 MAX_ROUNDS = 500
+SETTLING_POLLS = 6
+"""Polls until nothing changes by itself: each version that fails brings another one, and one whose files changed while
+it loaded is taken up anew."""
 UNROUTED = 2
 """A route to no adapter: the versions of that model arrive with an error."""
 
@@ -86,6 +89,8 @@ class Simulation:
         self._source = FileSystemStoragePathSource(
             config, self.store.disk, self.clock, self.source_checker.on_report, executor=ManualExecutor(0)
         )
+        bus.subscribe(lambda timed: self._source.on_state(timed.event))
+        bus.subscribe(lambda timed: self.source_checker.on_state(timed.event))
         self._routes = {name: port for name, (_, port) in servables.items()}
         self._manager = self._make_manager(bus)
         self.checker.watch(self._manager)
@@ -118,9 +123,12 @@ class Simulation:
             self._routes = new
             self.checker.violations += self.source_checker.judge_update(config, self._emitted)
 
-    def look_ahead(self, servables: Mapping[str, tuple[ServableToMonitor, int]]) -> dict[str, Look]:
-        """What the poll after a reload of this config would find; no step."""
-        return self._source.look_ahead(self._config(servables))
+    def look_ahead(
+        self, servables: Mapping[str, tuple[ServableToMonitor, int]], outcomes: Mapping[ServableId, bool]
+    ) -> dict[str, Look]:
+        """What the poll after a reload of this config would find, once versions have become available (True) or have
+        failed (False); no step."""
+        return self._source.look_ahead(self._config(servables), outcomes=outcomes)
 
     def survey(self) -> ManagerView:
         """Every version that the manager has; no step."""
@@ -210,7 +218,8 @@ class Simulation:
             for _ in range(3):
                 self._poll()
                 self.clock.advance(self._options.quiet_period + 0.5)
-            for _ in range(2):  # a version whose files changed while it loaded is taken up anew by a later poll
+            for _ in range(SETTLING_POLLS):
+                self._poll()  # begins to check the digests of a version that is wanted for one that has failed
                 self._poll(settled=True)
                 self._come_to_rest(held)
             self.checker.check_rest(held)
