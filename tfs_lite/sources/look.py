@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.inspector import VersionInspector

@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, parse_version
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for

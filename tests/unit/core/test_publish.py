@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, parse_manifest
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_manifest
 from tfs_lite.core.publish import HIDDEN_PREFIX, Published, commit, publish, staging_directory
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.core.version_files import file_stamp
 
 
 @pytest.fixture
