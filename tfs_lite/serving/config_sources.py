@@ -21,9 +21,9 @@ from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, Quie
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions

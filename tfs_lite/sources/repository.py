@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import is_text, parse_version
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, is_text, parse_version
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
 from tfs_lite.sources.watch import DirectoryWatcher

@@ -27,8 +27,8 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.manifest import is_looked_at
 from tfs_lite.core.threads import JOIN_SECONDS, join, within
-from tfs_lite.core.version_files import is_looked_at
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)

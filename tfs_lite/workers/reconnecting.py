@@ -30,6 +30,8 @@ from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
 
 POLL_SECONDS = 0.05
 """How often ``give_up`` is checked."""
+JOIN_SECONDS = 30.0
+"""How long ``close`` waits for the thread that connects: it looks at the model's files, and their disk may hang."""
 MOVE_SECONDS = 1.0
 """The time between two attempts to connect elsewhere."""
 logger = logging.getLogger(__name__)
@@ -242,7 +244,9 @@ class ReconnectingModel(Model):
                 connector.give_up()
         for thread in threads:
             if thread is not None:
-                thread.join()
+                thread.join(JOIN_SECONDS)
+                if thread.is_alive():
+                    logger.warning("%s: not waiting any longer for what was starting it again", self._label)
         if connection is not None:
             connection.close()
         self._lanes.close()
@@ -354,7 +358,6 @@ class ReconnectingModel(Model):
         with self._changed:
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
-            is_known = self._failure == status_of(error).message
             self._failure, self._retry_at = status_of(error).message, time.monotonic() + delay
             self._changed.notify_all()
         status = status_of(error)
@@ -362,7 +365,7 @@ class ReconnectingModel(Model):
             return delay
         if not self.opening.done():
             self.opening.set_exception(error)
-        elif status.code is not StatusCode.CANCELLED and not is_known:  # that is: nobody wants it any more
+        elif status.code is not StatusCode.CANCELLED:  # nobody wants it any more, and it will be closed
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay

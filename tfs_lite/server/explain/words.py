@@ -13,15 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
-from tfs_lite.adapters.loaded_files import GONE
+from tfs_lite.adapters.opening import CHANGED as CHANGED_SINCE
+from tfs_lite.adapters.opening import GONE
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.config.text import YAML_ENDINGS
 from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
