@@ -7,6 +7,7 @@ about a load is :func:`tfs_lite.managers.admission.decide`; this class gathers w
 from __future__ import annotations
 
 import logging
+
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.status import ServingError, Status, StatusCode

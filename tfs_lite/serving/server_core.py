@@ -31,7 +31,16 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import (
+    OK,
+    Reason,
+    ServingError,
+    Status,
+    StatusCode,
+    failed_precondition,
+    invalid_argument,
+    not_found,
+)
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import LEAVING
@@ -197,12 +206,7 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self.registry.register(
             StateCollector(
-                self.models,
-                self.device_memory,
-                self.queues,
-                self.can_be_asked,
-                self.states.state_seconds,
-                self.hanging,
+                self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds, self.hanging
             )
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
