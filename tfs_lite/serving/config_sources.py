@@ -17,14 +17,14 @@ from pathlib import Path
 
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
-from tfs_lite.config.text import read_model_server_config
+from tfs_lite.config.text import MODEL_SETTINGS_FILES, read_model_server_config
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
-from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
+from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
@@ -378,9 +378,9 @@ class RepositoryPolicies:
 def _stamp(base: str) -> _Stamp:
     """Differs whenever a config beside the versions was changed."""
     found = []
-    for name in config_files(base):
+    for name in MODEL_SETTINGS_FILES:
         try:
-            stat = os.stat(os.path.join(base, name))
+            stat = os.stat(f"{base}/{name}")  # for every model at every look
         except FileNotFoundError:
             continue
         found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
