@@ -190,9 +190,9 @@ class ModelRepository:
                 listing = {name: child.entries for name, child in children.items()}
                 names = sorted({*models_in(listing, self._sent or {}), *self._just_gone(listing)})
                 self._send({name: os.path.join(self._path, name) for name in names})
-            if self._watcher is not None and not self._looks.hanging():
-                if self._watcher.update(self._points(children or {})):
-                    self.wake()
+            hangs = self._looks.hanging()
+            if self._watcher is not None and not hangs and self._watcher.update(self._points(children or {})):
+                self.wake()
 
     def end(self) -> None:
         """Nothing is reported any more. Returns at once."""

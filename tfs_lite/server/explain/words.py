@@ -17,6 +17,7 @@ from tfs_lite.adapters.opening import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.opening import GONE
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.config.text import YAML_ENDINGS
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
