@@ -193,11 +193,14 @@ class RepositoryWatcher:
             poll_interval=interval if interval > 0 else None,
             watch=interval > 0,
             on_problem=self._on_problem,
+            on_look=self._policies.look,
+            disk_timeout=options.disk_timeout_seconds,
         )
+        self._calls = BoundedCalls(options.disk_timeout_seconds)
 
     def first_look(self) -> ModelServerConfig:
         """The config of the models that are there now. FAILED_PRECONDITION if there is no such directory."""
-        if not os.path.isdir(self._path):
+        if not self._calls.call("the model repository", lambda: os.path.isdir(self._path)):
             raise failed_precondition("the model repository is no directory (--model_repository)")
         self._repository.poll()
         return self._config(self._found)
@@ -214,7 +217,7 @@ class RepositoryWatcher:
         self._repository.close()
 
     def _on_models(self, models: Mapping[str, str]) -> None:
-        policies = self._policies.read(models)
+        policies = self._policies.of(models)
         found = {name: (path, policies[name]) for name, path in models.items()}
         if self._started.is_set() and found != self._found:
             config = self._config(found)
@@ -342,19 +345,25 @@ QUIET_SECONDS = 0.2
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
     for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
-    may meet a file that its writer has emptied and not yet filled. One thread."""
+    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model at a
+    time; ``of`` does not."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
         self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
 
-    def read(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
-        """By name; ``models`` has the base paths. While a config is wrong, the policy stays what it was."""
+    def look(self, name: str, base: str) -> None:
+        """At the config of one model. While it is wrong, the policy stays what it was."""
+        self._read(name, base)
+
+    def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
+        """By name; ``models`` has the base paths. Other models are forgotten."""
         for name in self._known.keys() - models.keys():
-            del self._known[name]
+            self._known.pop(name, None)
             self._changed.pop(name, None)
-        return {name: self._read(name, base) for name, base in models.items()}
+        known = {name: self._known.get(name) for name in models}
+        return {name: found[1] if found is not None else _LATEST for name, found in known.items()}
 
     def _read(self, name: str, base: str) -> VersionPolicy:
         stamp = _stamp(base)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
 from tfs_lite.sources.disk import DirectoryEntry, Disk
+from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
@@ -25,7 +26,7 @@ CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
-    """The sub directories that are models, given what lies in each of them that is not ``known``.
+    """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
     exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
@@ -43,6 +44,75 @@ def _marks_a_model(entry: DirectoryEntry) -> bool:
     return entry.name in CONFIG_NAMES
 
 
+class _Root(Looked):
+    """The directory itself. ``children``: the names of its directories, as the last look has found them; None: it
+    cannot be read, as ``problem`` says."""
+
+    __slots__ = ("_disk", "children", "done", "problem")
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        super().__init__(path)
+        self._disk = disk
+        self.children: list[str] | None = None
+        self.problem = OK
+        self.done = threading.Event()
+
+    def look(self) -> None:
+        try:
+            entries = self._disk.list_directory(self.path)
+            names = [entry.name for entry in entries if entry.is_directory and not entry.name.startswith(".")]
+            self.children, self.problem = names, OK
+        except OSError as error:
+            self.children, self.problem = None, _problem(error)
+        finally:
+            self.done.set()
+
+    def on_hang(self, what: str) -> None:
+        text = f"the model repository cannot be read: {what}"
+        self.children, self.problem = None, Status(StatusCode.UNAVAILABLE, text, Reason.DISK_HANGS)
+        self.done.set()
+
+
+class _Child(Looked):
+    """One directory in it. ``entries``: what lies there, while that is not known to be a model."""
+
+    __slots__ = ("_disk", "_on_look", "entries", "is_known", "name")
+
+    def __init__(self, name: str, path: str, disk: Disk, on_look: Callable[[str, str], None]) -> None:
+        super().__init__(path)
+        self.name = name
+        self._disk, self._on_look = disk, on_look
+        self.is_known = False
+        self.entries: Collection[DirectoryEntry] = ()
+
+    def look(self) -> None:
+        if not self.is_known:
+            try:
+                self.entries = self._disk.list_directory(self.path)
+            except OSError as error:
+                self.entries = ()
+                logger.debug("%s in the model repository cannot be read: %s", self.name, error)
+        if models_in({self.name: self.entries}, (self.name,) if self.is_known else ()):
+            self._on_look(self.name, self.path)
+
+    def on_hang(self, what: str) -> None:
+        logger.warning("model %s of the repository: %s (%s)", self.name, what, self.path)
+
+
+class _EndOfRound(Looked):
+    """Stands behind the children in the queue: when its turn comes, each of them has answered or hangs."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.device = -1  # it lies on no disk
+        self.done = threading.Event()
+
+    def look(self) -> None:
+        self.done.set()
+
+
 class ModelRepository:
     """Watches one directory and reports its models.
 
@@ -50,6 +120,9 @@ class ModelRepository:
     the whole mapping of names to base paths after each look that succeeds, on the thread that polls; what it raises is
     logged. While the directory cannot be read the last mapping stays. With ``poll_interval`` None or 0 it looks only
     when woken.
+
+    What asks the disk runs in a :class:`LookQueue`: a directory that hangs does not hold up the others, and a model
+    that is known stays one.
     """
 
     def __init__(
@@ -61,14 +134,22 @@ class ModelRepository:
         poll_interval: float | None = 1.0,
         watch: bool = True,
         on_problem: Callable[[Status], None] = ignore,
+        on_look: Callable[[str, str], None] = ignore,
+        disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
         """``on_problem`` is told why the directory cannot be read, and OK when it can again, on that
-        thread."""
+        thread. ``on_look`` is called with the name and the base path of each model before ``on_models``, on a thread of
+        the queue, and may ask the disk."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
         self._on_problem = on_problem
-        self._polling = threading.Lock()  # serialises polls; guards the next two
+        self._on_look = on_look
+        self._longest_round = disk_timeout * (MOST_HANGING + 1)
+        self._looks = LookQueue("tfs-repository-look", disk, clock, disk_timeout)
+        self._polling = threading.Lock()  # serialises polls; guards the next four
+        self._root = _Root(path, disk)
+        self._children: dict[str, _Child] = {}
         self._sent: dict[str, str] | None = None
         self._problem = OK
         self._closed = threading.Event()
@@ -83,43 +164,56 @@ class ModelRepository:
         self._thread.wake()
 
     def poll(self) -> None:
-        """Looks once, on the caller's thread."""
+        """Looks once, and reports on the caller's thread. Waits for the disk, for a bounded time."""
         with self._polling:
             if self._closed.is_set():
                 return
-            listing = self._list()
-            if listing is not None:
+            children = self._list()
+            if self._closed.is_set():
+                return
+            if children is not None:
+                listing = {name: child.entries for name, child in children.items()}
                 names = models_in(listing, self._sent or {})
                 self._send({name: os.path.join(self._path, name) for name in names})
-            if self._watcher is not None and self._watcher.update(self._points(listing or {})):
-                self.wake()
+            if self._watcher is not None and not self._looks.hanging():
+                if self._watcher.update(self._points(children or {})):
+                    self.wake()
+
+    def end(self) -> None:
+        """Nothing is reported any more. Returns at once."""
+        self._closed.set()
+        self._thread.end()
 
     def close(self) -> None:
-        """Ends it, waiting for a look in progress."""
-        self._closed.set()
+        """Ends it, waiting for a look in progress, for a bounded time."""
+        self.end()
+        self._looks.close()
         self._thread.stop()
         if self._watcher is not None:
             self._watcher.close()
 
-    def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
-        """What lies in each sub directory that is not known as a model yet; nothing for the others. None when the
-        directory itself cannot be read."""
-        try:
-            children = self._disk.list_directory(self._path)
-        except OSError as error:
-            self._set_problem(_problem(error))
+    def _list(self) -> Mapping[str, _Child] | None:
+        """The directories, each looked at if its disk answers; None when the directory itself cannot be read."""
+        root = self._root
+        if not root.hangs:
+            root.done.clear()
+        self._looks.ask([root])
+        root.done.wait(self._longest_round)
+        self._set_problem(root.problem)
+        if root.children is None:
             return None
-        self._set_problem(OK)
-        names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        known = self._sent or {}
-        return {name: () if name in known else self._list_child(name) for name in names}
-
-    def _list_child(self, name: str) -> Collection[DirectoryEntry]:
-        try:
-            return self._disk.list_directory(os.path.join(self._path, name))
-        except OSError as error:
-            logger.debug("%s in the model repository cannot be read: %s", name, error)
-            return ()
+        before, known = self._children, self._sent or {}
+        self._children = {
+            name: before.get(name) or _Child(name, os.path.join(self._path, name), self._disk, self._on_look)
+            for name in root.children
+        }
+        self._looks.drop([child for name, child in before.items() if name not in self._children])
+        for name, child in self._children.items():
+            child.is_known = name in known
+        end = _EndOfRound(self._path)
+        self._looks.ask([*self._children.values(), end])
+        end.done.wait(self._longest_round)
+        return self._children
 
     def _send(self, models: dict[str, str]) -> None:
         if models != self._sent:
@@ -139,7 +233,7 @@ class ModelRepository:
         if not problem.ok:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
 
-    def _points(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> Iterator[WatchPoint]:
+    def _points(self, listing: Iterable[str]) -> Iterator[WatchPoint]:
         yield from points_for(self._path)
         for name in listing:
             if name not in (self._sent or {}):

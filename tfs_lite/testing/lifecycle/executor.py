@@ -64,8 +64,13 @@ class ManualExecutor:
     @property
     def can_start(self) -> bool:
         """Whether a task waits and a thread is free."""
+        return bool(self.queued) and self.has_free_thread
+
+    @property
+    def has_free_thread(self) -> bool:
+        """Whether another task may run. Some that are overdue do not count."""
         overdue = sum(running.overdue for running in self._running)
-        return bool(self.queued) and len(self._running) - min(overdue, MOST_OVERDUE) < self.num_threads
+        return len(self._running) - min(overdue, MOST_OVERDUE) < self.num_threads
 
     @property
     def hanging(self) -> list[str]:

@@ -145,6 +145,11 @@ class Simulation:
         with self._step(Stage.EXECUTOR):
             executor.finish(index)
 
+    def hang(self, executor: ManualExecutor, index: int) -> None:
+        """A running task has run for so long that it is overdue."""
+        with self._step(Stage.TICK):
+            executor.pass_time(index)
+
     def move(self, executor: ManualExecutor) -> None:
         """Begins the next queued task if there is a thread for it, else finishes the one that began first."""
         with self._step(Stage.EXECUTOR):
@@ -200,7 +205,8 @@ class Simulation:
     def settle(self, held: str | None = None) -> None:
         """Faults that pass are over, the disk is quiet, requests end, everything runs: the convergence check.
 
-        ``held``: a stream whose requests do not end, whose faults go on and one of whose loads may be stuck.
+        ``held``: a stream whose requests do not end, whose faults go on and whose loads and unloads may be stuck, as
+        long as there are threads for the others.
         """
         streams = frozenset({*self.checker.aspired, *self.source_checker.config.by_name})
         with self._step(Stage.TICK):
@@ -351,13 +357,13 @@ class Simulation:
             return bool(indices)
 
     def _come_to_rest(self, held: str | None) -> None:
-        """Until nothing moves by itself any more. A load of ``held`` stays stuck while other threads are free."""
+        """Until nothing moves by itself any more. Tasks of ``held`` stay stuck while other threads are free."""
         idle = 0
         for _ in range(MAX_ROUNDS):
-            stuck = held if len(self.loads.running) < self.loads.num_threads else None
             moved = self._tick() is not None
-            moved |= self._finish_all(self.loads, but=stuck)
-            moved |= self._finish_all(self.unloads) | self._run_queued()
+            for executor in (self.loads, self.unloads):
+                moved |= self._finish_all(executor, but=held if executor.has_free_thread else None)
+            moved |= self._run_queued()
             idle = 0 if moved else idle + 1
             if idle >= 3:
                 due = self.clock.next_due
