@@ -1,9 +1,10 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
-ends the process at once with 128 plus the signal's number. Whatever hangs, the stop ends within ``shutdown_delay_seconds``
-and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`: then with exit code 3, and the log names what was left behind. Standard output gets one banner, the log goes to standard
-error. The flags become the server's options, the number of torch's threads, and the help text.
+ends the process at once with 128 plus the signal's number. Whatever hangs, the stop ends within
+``shutdown_delay_seconds``, ``drain_timeout_seconds`` and :data:`STOP_SECONDS` together: then with exit code 3, and the
+log names what was left behind. Standard output gets one banner, the log goes to standard error. The flags become the
+server's options, the number of torch's threads, and the help text.
 """
 
 from __future__ import annotations

@@ -255,5 +255,7 @@ class PoolExecutor:
                 patience.clock.call_later(left, self._review)
             self._staff()
         for run in late:
-            logger.warning("%s has run for %g s and goes on; others do not wait for it", run.task.name, patience.seconds)
+            logger.warning(
+                "%s has run for %g s and goes on; others do not wait for it", run.task.name, patience.seconds
+            )
             run.task.overdue()

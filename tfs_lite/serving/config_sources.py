@@ -345,8 +345,8 @@ QUIET_SECONDS = 0.2
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
     for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
-    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model at a
-    time; ``of`` does not."""
+    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model
+    at a time; ``of`` does not."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -234,7 +234,5 @@ class ModelWaiter:
             problem=report.problem if report else OK,
             waiting=report.waiting if report else {},
             settling=report.settling if report else frozenset(),
-            overdue={
-                version: remark for version, remark in self._states.remarks(name).items() if is_overdue(remark)
-            },
+            overdue={version: remark for version, remark in self._states.remarks(name).items() if is_overdue(remark)},
         )

@@ -18,10 +18,10 @@ from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, Patience, PoolExecutor
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import Disk, Stamp
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
@@ -343,7 +343,10 @@ class FileSystemStoragePathSource:
         the stamps from before it stand for what it has found."""
         paths = [part for path in look.inspected for part in self._inspector.parts(path)]
         parts = (stream.path, *look.beside, *paths)
-        settled = not (look.retry_in or look.unfinished) and (look.report, parts) == (stream.memory.report, stream.parts)
+        settled = not (look.retry_in or look.unfinished) and (look.report, parts) == (
+            stream.memory.report,
+            stream.parts,
+        )
         with self._emitting:
             with self._lock:
                 callback = self._callback

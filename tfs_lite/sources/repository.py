@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.core.status import OK, Reason, Status, StatusCode
+from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -175,9 +175,9 @@ class ModelRepository:
                 listing = {name: child.entries for name, child in children.items()}
                 names = models_in(listing, self._sent or {})
                 self._send({name: os.path.join(self._path, name) for name in names})
-            if self._watcher is not None and not self._looks.hanging():
-                if self._watcher.update(self._points(children or {})):
-                    self.wake()
+            hangs = self._looks.hanging()
+            if self._watcher is not None and not hangs and self._watcher.update(self._points(children or {})):
+                self.wake()
 
     def end(self) -> None:
         """Nothing is reported any more. Returns at once."""

@@ -95,9 +95,8 @@ class DirectoryWatcher:
         observer, self._observer = self._observer, None
         self._watches.clear()
         self._lock.release()
-        if observer is not None:
-            if within(JOIN_SECONDS, "tfs-watch", observer.stop):
-                join(observer)
+        if observer is not None and within(JOIN_SECONDS, "tfs-watch", observer.stop):
+            join(observer)
 
     def _update(self, wanted: Mapping[str, WatchTarget], owner: str) -> bool:
         known = self._owned.pop(owner, {})

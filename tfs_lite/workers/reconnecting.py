@@ -22,6 +22,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
+from tfs_lite.core.threads import start
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.request_channel import RequestChannel
@@ -316,12 +317,17 @@ class ReconnectingModel(Model):
             now = time.monotonic()
             self._delay = self._backoff.next(now - connection.opened)
             self._retry_at = now + self._delay
-            self._start_thread(connection, self._delay)
+            try:
+                self._start_thread(connection, self._delay)
+            except ServingError as error:  # the next call finds the same connection and tries again
+                self._connection = connection
+                logger.warning("%s: %s", self._label, error)
 
     def _start_thread(self, old: Connection | None, delay: float) -> None:
-        """Starts the thread that connects, again or for the first time."""
-        self._restarter = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
-        self._restarter.start()
+        """Starts the thread that connects, again or for the first time. UNAVAILABLE if the system refuses it."""
+        thread = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
+        start(thread)
+        self._restarter = thread
 
     def _restart(self, old: Connection | None, delay: float) -> None:
         """The thread: runs until the model can run, is closed, or is connected elsewhere."""

@@ -1,7 +1,8 @@
 """An executor whose every step is taken by the test.
 
-Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done), and may become overdue in between. A test, or hypothesis, calls them one
-by one, in any order among the running tasks, and so chooses the interleaving that threads would leave to chance.
+Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done), and may become overdue in between. A
+test, or hypothesis, calls them one by one, in any order among the running tasks, and so chooses the interleaving that
+threads would leave to chance.
 """
 
 from __future__ import annotations
