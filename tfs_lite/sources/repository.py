@@ -92,7 +92,7 @@ class _Child(Looked):
             except OSError as error:
                 self.entries = ()
                 logger.debug("%s in the model repository cannot be read: %s", self.name, error)
-        if models_in({self.name: self.entries}, (self.name,) if self.is_known else ()):
+        if self.is_known or models_in({self.name: self.entries}, ()):
             self._on_look(self.name, self.path)
 
     def on_hang(self, what: str) -> None:
