@@ -105,7 +105,7 @@ class Counts:
         )
 
     def numbers_since(self, before: Counts | None, elapsed: float) -> Numbers:
-        """Of what was counted since ``before``, in ``elapsed`` seconds. Most of many models are not asked in between."""
+        """Of what was counted since ``before``, in ``elapsed`` seconds: most of many models were not asked then."""
         if before is None or self._counted != before._counted:
             return self.since(before).numbers(elapsed)
         tokens = {"tokens": 0.0} if "texts" in self.gauges else {}
