@@ -26,7 +26,7 @@ NO_TEXT = Status(StatusCode.INVALID_ARGUMENT, "the name of its directory is no U
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
-    """The sub directories that are models, given what lies in each of them that is not ``known``.
+    """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
     exists, so that a moment without versions does not take its configuration away. Litter, as hidden directories are,
@@ -94,7 +94,7 @@ class _Child(Looked):
             except OSError as error:
                 self.entries = ()
                 logger.debug("%s in the model repository cannot be read: %s", self.name, error)
-        if models_in({self.name: self.entries}, (self.name,) if self.is_known else ()):
+        if self.is_known or models_in({self.name: self.entries}, ()):
             self._on_look(self.name, self.path)
 
     def on_hang(self, what: str) -> None:
