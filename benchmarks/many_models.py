@@ -242,6 +242,7 @@ def measure(models: Models, base: dict[str, float], arguments: argparse.Namespac
         time.sleep(SETTLING)
         found["idle_percent"] = server.share(seconds)
         found["log_percent"] = server.share_beside_log(models.base(models.names[0]) / "train.log", seconds)
+        time.sleep(SETTLING)
         found["status_us"] = 1e6 * server.cost_of(f"/v1/models/{models.names[count // 2]}", STATUS_REQUESTS)
         found["scrape_us"] = 1e6 * (server.cost_of("/metrics", SCRAPES) - base["scrape"]) / count
         found["index_us"] = 1e6 * (server.cost_of("/v1/models", SCRAPES) - base["index"]) / count

@@ -132,6 +132,18 @@ def test_three_hundred_models_are_pages_of_a_table_with_a_search(
         seen.wait(lambda: seen.page.locator("tbody tr").count() == 10, "the list is as it was")
 
 
+def test_page_says_that_it_is_ready_with_one_model_of_two(viewer: Open, publish: Publish, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    publish(root, "good", 1)
+    publish(root, "bad", 1, b"no archive")
+    with serving(root, ready=False, model_repository=str(root)) as served, viewer(served.url) as seen:
+        served.server.wait_ready(60)
+        seen.open()
+        seen.wait_text("Ready, 1 of 2 models answers", "header .badge.warn")
+        publish(root, "bad", 2)
+        seen.wait(lambda: seen.text("header .badge.good").strip().endswith("Ready"), "both answer")
+
+
 def test_prediction_is_tried_with_an_example_that_fits(viewer: Open, publish: Publish, tmp_path: Path) -> None:
     root = tmp_path / "models"
     publish(root, "ranker", 4)

@@ -308,15 +308,33 @@ def test_a_process_that_is_started_again(root: Path, gate: Path) -> None:
 
 
 def test_a_process_that_cannot_be_started_again(root: Path, gate: Path) -> None:
+    away = "if (GATE / 'away').exists():\n    raise ValueError('its disk is away')\n"
+    write_python_version(root / "m", 1, waiting_source(1, gate).replace("class Model", f"{away}\nclass Model"))
+    (gate / "open").touch()
+    with started(root, entry("m"), worker="process") as (served, explain):
+        explain.wait("m", "SERVING")
+        (gate / "away").touch()
+        os.kill(pid_of(served), signal.SIGKILL)
+        answer = explain.wait("m", "WAITING", "!WORKER_DOWN", "its disk is away")
+        assert "the next attempt is at" in link_of(answer, "WORKER_DOWN")["fix"]
+        (gate / "away").unlink()
+        explain.wait("m", "SERVING")
+
+
+def test_a_process_whose_files_have_changed_is_not_started_again_until_they_are_swapped_in(
+    root: Path, gate: Path
+) -> None:
     model = write_python_version(root / "m", 1, waiting_source(1, gate)) / "model.py"
     (gate / "open").touch()
     with started(root, entry("m"), worker="process") as (served, explain):
         explain.wait("m", "SERVING")
         good = model.read_text()
-        model.write_text("raise ValueError('its disk is away')")
+        model.write_text("raise ValueError('no model')")
         os.kill(pid_of(served), signal.SIGKILL)
-        answer = explain.wait("m", "WAITING", "!WORKER_DOWN", "its disk is away")
-        assert "the next attempt is at" in link_of(answer, "WORKER_DOWN")["fix"]
+        answer = explain.wait("m", "WAITING", "!WORKER_DOWN", "its files have changed since it was loaded (model.py)")
+        assert "one version gives the answers of one model" in link_of(answer, "WORKER_DOWN")["fix"]
+        answer = explain.wait("m", "WAITING", "FILES_NOT_LOADED", "it goes on with the files of before: ")
+        assert "no model" in link_of(answer, "FILES_NOT_LOADED")["text"]
         model.write_text(good)
         explain.wait("m", "SERVING")
 

@@ -275,10 +275,10 @@ class ArtifactLoader(Loader):
             servable = self._make_of(request, platform)
             try:
                 changed = files.changes()
-                if changed == before:
+                if not changed or changed == before:
                     break
                 if before or not platform.needs_trust:
-                    names = shown(changed or before)
+                    names = shown(changed)
                     raise ServingError(StatusCode.UNAVAILABLE, f"its files changed while it was loaded ({names})")
             except ServingError:
                 self._discard(servable)

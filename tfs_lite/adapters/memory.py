@@ -104,6 +104,7 @@ class MemoryReturn:
         self._release = release
         self._lock = threading.Lock()  # guards the fields below
         self._due: Timer | None = None
+        self._count, self._seconds = 0, 0.0
         self._pause = COLLECT_PAUSE
         self._closed = False
         self._wanted = threading.Event()
@@ -124,7 +125,13 @@ class MemoryReturn:
         self._release()
         took = self._clock.monotonic() - began
         with self._lock:
+            self._count, self._seconds = self._count + 1, self._seconds + took
             self._pause = max(COLLECT_PAUSE, took / COLLECT_SHARE)
+
+    def collections(self) -> tuple[int, float]:
+        """How many there were, and how many seconds they took together."""
+        with self._lock:
+            return self._count, self._seconds
 
     def collect_soon(self) -> None:
         """Collects a moment later, once for all that ask until then, on a thread of its own."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import has_magic
 
+LOST_AND_FOUND = "lost+found"
+
 
 @dataclass(frozen=True, slots=True)
 class TrustedPaths:
@@ -30,7 +32,8 @@ class TrustedPaths:
 
     def allows_all_of(self, directory: str) -> bool:
         """Whether the directory is trusted, and every file and folder in it at any depth: links are followed, because
-        one may lead out of a trusted path. A folder that cannot be listed is not trusted."""
+        one may lead out of a trusted path. A folder that cannot be listed is not trusted, except the one that a file
+        system has for itself."""
         waiting, seen = [directory], set[str]()
         while waiting:
             path = os.path.realpath(waiting.pop())
@@ -44,7 +47,8 @@ class TrustedPaths:
             except (NotADirectoryError, FileNotFoundError):
                 continue
             except OSError:
-                return False
+                if os.path.basename(path) != LOST_AND_FOUND:
+                    return False
         return True
 
 

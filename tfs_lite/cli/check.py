@@ -147,12 +147,13 @@ def _repository(path: Path) -> ModelServerConfig:
 
     found: dict[str, str] = {}
     clock = SystemClock()
-    ModelRepository(str(path), RealDisk(), clock, found.update, poll_interval=None, watch=False).poll()
+    policies = RepositoryPolicies(clock)
+    ModelRepository(str(path), RealDisk(), clock, found.update, None, watch=False, on_look=policies.look).poll()
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
-    policies = RepositoryPolicies(clock).read(found)
+    wanted = policies.of(found)
     models = [
-        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
+        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": wanted[name]})
         for name, base_path in sorted(found.items())
     ]
     return ModelServerConfig.model_validate({"model_config_list": {"config": models}})

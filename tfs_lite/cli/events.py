@@ -26,6 +26,7 @@ _STYLES = {
     "LEAK": "red",
     "ACCESS_DENIED": "red",
     "PARKED": "yellow",
+    "OVERDUE": "yellow",
 }
 
 

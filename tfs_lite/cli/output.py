@@ -1,7 +1,8 @@
 """How commands print and fail: JSON or tables on standard output; for failures one sentence, without a stack, and an
 exit code.
 
-Exit codes: 0 done, 1 it failed (the sentence names the next step), 2 wrong usage.
+Exit codes: 0 done, 1 it failed (the sentence names the next step), 2 wrong usage, 3 a server has stopped, and something
+that hangs had to be left behind.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def state_text(state: str, failed: bool = False) -> Any:
 DONE = 0
 FAILED = 1
 WRONG_USAGE = 2
+LEFT_BEHIND = 3
 
 
 class CliError(Exception):

@@ -2,9 +2,10 @@
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
 ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0.
-SIGHUP has the server read its config again. Standard output gets one banner, the log goes to standard error; neither
-holds the server up where nobody reads it. The flags become the server's options, the number of torch's threads, and
-the help text.
+Whatever hangs, the stop ends within ``shutdown_delay_seconds`` and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`:
+then with exit code 3, and the log names what was left behind. SIGHUP has the server read its config again. Standard
+output gets one banner, the log goes to standard error; neither holds the server up where nobody reads it. The flags
+become the server's options, the number of torch's threads, and the help text.
 """
 
 from __future__ import annotations
@@ -23,18 +24,23 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
-from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
+from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.history import iso_time
 from tfs_lite.core.status import Reason, ServingError
+from tfs_lite.core.threads import left_behind
 from tfs_lite.protocols.log_format import JSON, start_logging
 from tfs_lite.serving.options import ServerOptions
 
 if TYPE_CHECKING:
     from tfs_lite.server.server import Server
 
-logger = logging.getLogger(__name__)
 _HANG_UP = bytes([signal.SIGHUP])
+
+
+logger = logging.getLogger(__name__)
+STOP_SECONDS = 20.0
+"""The longest part of a stop that waits neither for requests nor for unloads."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -142,12 +148,41 @@ def _serve(options: ServerOptions, stop: StopSignal, as_json: bool, log_format: 
     with server:
         _print_banner(server, as_json, log_format)
         threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
+        guard = _StopGuard(options.shutdown_delay_seconds + options.drain_timeout_seconds + STOP_SECONDS)
         stop.wait(HangUps(server.read_again).request)
+        guard.stopping.set()
+    guard.stopped.set()
+    if left := left_behind():
+        _leave(left)
     if server.failure is not None:
         gpu_failed = server.failure.status.reason is Reason.GPU_FAILED
         because = "" if gpu_failed else "--exit_on_initial_load_failure is set: "
         raise CliError(f"stopped, because {because}{server.failure}")
     return DONE
+
+
+class _StopGuard:
+    """Ends the process when a stop takes longer than it may. Its thread is there before the stop begins: later there
+    may be none to be had."""
+
+    def __init__(self, seconds: float) -> None:
+        self.stopping, self.stopped = threading.Event(), threading.Event()
+        self._seconds = seconds
+        threading.Thread(target=self._watch, name="tfs-stop-guard", daemon=True).start()
+
+    def _watch(self) -> None:
+        self.stopping.wait()
+        if not self.stopped.wait(self._seconds):
+            _leave(left_behind() or [thread.name for thread in threading.enumerate()])
+
+
+def _leave(names: Sequence[str]) -> None:
+    """Ends the process, without waiting for anything: not for threads, nor for long for the log."""
+    from tfs_lite.server.runtime.output import flush_outputs
+
+    logger.error("stopped, and left behind: %s", ", ".join(names))
+    flush_outputs()
+    os._exit(LEFT_BEHIND)
 
 
 def _notify_at_end(server: Server, stop: StopSignal) -> None:

@@ -90,7 +90,8 @@ class Executor(Protocol):
 
     def shutdown(self, seconds: float = JOIN_SECONDS) -> None:
         """Runs what is queued, then ends the threads. Returns when they have ended, or after that many seconds; tasks
-        that are overdue are not waited for. What has not ended is left behind (:mod:`tfs_lite.core.threads`)."""
+        that are overdue are not waited for. What has not ended is left behind (:mod:`tfs_lite.core.threads`); after 0
+        seconds that is what is overdue, and the rest goes on."""
 
 
 class _Run:
@@ -161,7 +162,7 @@ class PoolExecutor:
             self._staff()
             threads = set(self._threads)
             ended = self._changed.wait_for(lambda: len(self._threads) <= self._overdue, seconds)
-            hanging = {run.task.name: run.thread for run in self._running}
+            hanging = {run.task.name: run.thread for run in self._running if run.overdue or seconds}
             threads -= self._threads
             if ended:
                 self._size = 0

@@ -54,6 +54,8 @@ class EventKind(enum.Enum):
     PARKED = "PARKED"
     """Its load waits: for memory, for other models, or for room in the cluster."""
     AVAILABLE = "AVAILABLE"
+    OVERDUE = "OVERDUE"
+    """Its load or unload takes longer than the bound; it goes on, and others do not wait for it."""
     UNLOAD_BEGUN = "UNLOAD_BEGUN"
     DRAINED = "DRAINED"
     """The last request inside has ended."""
@@ -196,6 +198,7 @@ _TEXTS = {
     EventKind.LOAD_ATTEMPT_FAILED: "load attempt{attempt} failed{after}{status}",
     EventKind.PARKED: "load waits{why}{status}",
     EventKind.AVAILABLE: "AVAILABLE{after}{anew}",
+    EventKind.OVERDUE: "takes too long{status}",
     EventKind.UNLOAD_BEGUN: "unload begun, wanted{by}",
     EventKind.DRAINED: "DRAINED{within}",
     EventKind.ENDED: "ENDED{status}",

@@ -56,6 +56,7 @@ class Reason(enum.Enum):
     NEEDS_TRUST = "a version brings code, and its path is not trusted"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
     GPU_FAILED = "a GPU failed, which this process cannot use any more"
+    OVERDUE = "a load or an unload has taken longer than its bound and goes on"
     DISK_HANGS = "a look at the disk has not answered in time and is still waited for"
     WAITS_FOR_PLACE = "a version cannot be loaded before the cluster has room for its replicas"
 

@@ -15,9 +15,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import TypeVar
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 """The longest wait for the end of one thread, or of the threads of one pool, when something is closed."""
@@ -58,6 +62,71 @@ def left_behind() -> list[str]:
     """What was left behind in this process and still goes on, by name."""
     with _lock:
         return [name for name, thread in _left if thread.is_alive()]
+
+
+class BoundedCalls:
+    """Calls that may hang, such as those that ask a disk, each with a bound in time. Any thread."""
+
+    def __init__(self, seconds: float, most: int = 16) -> None:
+        """At most ``most`` calls that have taken more than ``seconds`` go on at a time; further ones are refused."""
+        self._seconds = seconds
+        self._most = most
+        self._lock = threading.Lock()  # guards _hanging
+        self._hanging: dict[str, threading.Thread] = {}
+
+    def call(self, key: str, work: Callable[[], T]) -> T:
+        """The result of ``work``, which runs on a thread of its own with the caller's context variables. Raises what it
+        raises, and UNAVAILABLE if it has not ended in time: then it goes on, and until it has ended, each call with
+        this key is refused at once. ``key`` names the work in messages."""
+        with self._lock:
+            self._hanging = {name: thread for name, thread in self._hanging.items() if thread.is_alive()}
+            if key in self._hanging or len(self._hanging) >= self._most:
+                raise self._refusal(key if key in self._hanging else next(iter(self._hanging)))
+        result: Future[T] = Future()
+        context = copy_context()
+
+        def run() -> None:
+            try:
+                result.set_result(context.run(work))
+            except BaseException as error:
+                result.set_exception(error)
+
+        thread = threading.Thread(target=run, name=key, daemon=True)
+        start(thread)
+        try:
+            return result.result(self._seconds)
+        except TimeoutError:
+            if result.done():
+                raise
+        with self._lock:
+            self._hanging[key] = thread
+        with _lock:
+            _left.append((key, thread))
+        raise self._refusal(key)
+
+    def _refusal(self, key: str) -> ServingError:
+        message = f"{key} has not answered for {self._seconds:g} s: does its disk hang?"
+        return ServingError(StatusCode.UNAVAILABLE, message, Reason.DISK_HANGS)
+
+
+def within(seconds: float, name: str, work: Callable[[], None]) -> bool:
+    """Runs ``work``, which ends something, on a thread of its own. False: it has not ended after so long and is left
+    behind. What it raises is logged."""
+
+    def run() -> None:
+        try:
+            context.run(work)
+        except Exception:
+            logger.exception("%s failed", name)
+
+    context = copy_context()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        start(thread)
+    except ServingError as error:
+        logger.warning("%s", error)
+        return False
+    return join(thread, seconds)
 
 
 class PeriodicThread:

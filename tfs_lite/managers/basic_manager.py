@@ -22,6 +22,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
+from tfs_lite.core.threads import JOIN_SECONDS
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
@@ -336,8 +337,7 @@ class BasicManager:
         with self._registry.lock:
             loading = self._in_states({HarnessState.LOADING})
             in_use = self._in_states({HarnessState.QUIESCING})
-        if not loading:
-            self._options.load_executor.shutdown()
+        self._options.load_executor.shutdown(0.0 if loading else JOIN_SECONDS)
         if not (loading or in_use):
             self._options.unload_executor.shutdown()
         for servable_id in loading:

@@ -44,7 +44,7 @@ class Registry:
         """Second loads of managed versions: those that are to take a place, and those that had one. Changed by
         :meth:`keep_beside`, :meth:`drop_beside` and :meth:`change_places` only."""
         self.staying, self.leaving = RunningTotal(), RunningTotal()
-        """The memory of the versions that hold some, apart from and of those on their way out."""
+        """The memory of the versions that hold some: of those that stay, and of those on their way out."""
         self.moving: dict[LoaderHarness, None] = {}
         """Those whose state is IN_FLIGHT, in the order in which they began."""
         self.exhausted: dict[LoaderHarness, None] = {}

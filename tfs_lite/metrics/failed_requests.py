@@ -125,7 +125,7 @@ class FailedRequests:
     def of_model(self, name: str, most: int = KEPT_OF_MODEL) -> list[FailedRequest]:
         """The newest first."""
         with self._lock:
-            numbers = self._of_model.get(name) or self._of_model.get(UNKNOWN, ())
+            numbers = self._of_model.get(name) or self._of_model.get(UNKNOWN) or deque()
             entries = [self._entries[number] for number in reversed(numbers)]
         return [entry for entry in entries if entry.model == name][:most]
 

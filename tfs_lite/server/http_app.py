@@ -96,10 +96,12 @@ class Pages(_PlainPages):
         return Response(b"ok\n", media_type=_TEXT)
 
     async def ready(self, request: Request, target: None) -> Response:
-        if self._health.ready:
-            return Response(b"ok\n", media_type=_TEXT)
-        reason = b"draining\n" if self._health.draining else b"models are being loaded\n"
-        return Response(reason, 503, _TEXT)
+        health = self._health
+        if health.ready:
+            text = f"ok, but {health.remark}\n" if health.remark else "ok\n"
+            return Response(text.encode(), 200, _TEXT, health.headers)
+        reason = b"draining\n" if health.draining else b"models are being loaded\n"
+        return Response(reason, 503, _TEXT, health.headers)
 
     async def description(self, request: Request, target: None) -> Response:
         return Response(self._document, media_type=JSON.media_type)

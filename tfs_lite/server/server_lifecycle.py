@@ -14,6 +14,7 @@ from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.core.threads import JOIN_SECONDS, join, within
 from tfs_lite.server.endpoints import Endpoints, EndpointSettings
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.server.runtime.health import Health
@@ -44,7 +45,7 @@ class ServerLifecycle:
         freeze_gc()
         settings = EndpointSettings.read(options)
         self.core = self._make_core(options, engine)
-        self.health = Health(self.core.is_model_available)
+        self.health = Health(self.core.is_model_available, self.core.answering)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
         self.endpoints = Endpoints(self.core, self.health, settings, self.read_again, self.repository)
         self._loop = LoopThread("tfs-server")
@@ -70,6 +71,7 @@ class ServerLifecycle:
                     core.clock,
                     core.config_refused,
                     core.config_looked_at,
+                    options.disk_timeout_seconds,
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
@@ -108,7 +110,7 @@ class ServerLifecycle:
             return NO_MODELS
         core, options = self.core, self.core.options
         if not options.model_repository:
-            return read_first_config(options)
+            return core.disk_calls.call("the config of what is to be served", lambda: read_first_config(options))
         watcher = RepositoryWatcher(
             options, core.clock, core.check, core.follow, core.repository_refuses, core.config_looked_at
         )
@@ -123,7 +125,9 @@ class ServerLifecycle:
         core.look_again()
         if options.model_config_file:
             try:
-                config = read_config_file(options.model_config_file, working_directory(options))
+                config = core.disk_calls.call(
+                    "the config file", lambda: read_config_file(options.model_config_file, working_directory(options))
+                )
             except ServingError as error:
                 core.config_refused(error.status)
                 raise
@@ -159,10 +163,10 @@ class ServerLifecycle:
 
     def stop(self, drain_timeout: float) -> None:
         """Goes on accepting for ``shutdown_delay_seconds`` and then returns when every request is answered or
-        ``drain_timeout`` seconds are over, and every thread has ended."""
+        ``drain_timeout`` seconds are over, and every thread has ended, or has had some seconds to. What has not is
+        left behind, and ``left_behind`` names it."""
         self.health.set_draining()
         self.core.stop_waiting()
-        self._close_watchers()
         delay = self.core.options.shutdown_delay_seconds
         if delay:
             logger.info("stopping: not ready, still accepting for %g s", delay)
@@ -172,7 +176,7 @@ class ServerLifecycle:
         logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
         self._loop.run(self.endpoints.drain(drain_timeout))
         if self._first_load is not None:
-            self._first_load.join()
+            join(self._first_load)
         self._end(max(ends - time.monotonic(), 0.0))
         logger.info("stopped")
 
@@ -216,8 +220,9 @@ class ServerLifecycle:
     def _set_ready(self) -> None:
         self.health.set_ready()
         self.core.changes.notify()
-        models = self.core.models()
-        logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
+        found = self.core.answering()
+        told = f"; not: {found.names}" if found.silent else ""
+        logger.log(logging.WARNING if found.silent else logging.INFO, "ready: %s%s", found, told)
 
     def _close_watchers(self) -> None:
         for watcher in self._watchers:
@@ -229,8 +234,8 @@ class ServerLifecycle:
         self.endpoints.close_reloads()
         self.core.close(drain_timeout)
         if self.repository is not None:
-            self.repository.close()
+            within(JOIN_SECONDS, "tfs-repository-calls", self.repository.close)
         self._loop.run(self.endpoints.close())
-        self.endpoints.close_workers()
+        within(2 * JOIN_SECONDS, "tfs-endpoints", self.endpoints.close_workers)
         self._loop.close()
         gc.collect()  # errors of past calls may refer to the server object of gRPC's library, whose thread ends with it

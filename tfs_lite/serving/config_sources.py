@@ -22,13 +22,14 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
-from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
+from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS
 from tfs_lite.sources.repository import NO_TEXT, ModelRepository, models_in
 
 logger = logging.getLogger(__name__)
@@ -107,17 +108,19 @@ class ConfigFileWatcher:
         clock: Clock,
         on_refused: Callable[[Status], None] = ignore,
         on_looked: Callable[[RefusedConfig | None], None] = ignore,
+        disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
         """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not.
-        ``on_looked`` is told after each look why what the file says is not in force; None: it is."""
+        ``on_looked`` is told after each look why what the file says is not in force; None: it is. A file that has not
+        been read within ``disk_timeout`` seconds counts as one that cannot be read."""
         self._path = path
         self._working_directory = working_directory
         self._clock = clock
         self._file = working_directory / path
         self._applied: ModelServerConfig | None = applied
         self._in_force = applied
-        self._bytes = getattr(FileState.of(self._file), "size", 0)
-        """Of the file of the config in force."""
+        self._bytes = 0
+        """Of the file of the config in force, as far as it was read here."""
         self._read_at: FileState | None = None
         """Of the file when it was read last."""
         self._quiet = QuietFile(clock.monotonic)
@@ -126,6 +129,7 @@ class ConfigFileWatcher:
         self._on_refused = on_refused
         self._on_looked = on_looked
         self._logged_error = ""
+        self._calls = BoundedCalls(disk_timeout, 1)
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
     def start(self) -> None:
@@ -139,18 +143,17 @@ class ConfigFileWatcher:
     def poll(self) -> None:
         """Looks at the file once, and reads it where that may change something. Never raises for what is in it."""
         config: ModelServerConfig | None = None
-        state = FileState.of(self._file)
-        quiet = self._quiet.seconds(state)
-        if (state is None or state != self._read_at) and self._look_later(QUIET_SECONDS - quiet):
-            return
         with acting(Origin(Cause.CONFIG_FILE)):
             try:
+                state = self._state()
+                quiet = self._quiet.seconds(state)
                 if state is None or state != self._read_at or self._applied is None:
-                    config = self._read()
-                    if self._says_less(config, state) and self._look_later(REMOVAL_SECONDS - quiet):
+                    if state != self._read_at and self._look_later(QUIET_SECONDS - quiet):
                         return
-                    if FileState.of(self._file) != state:  # while it was read
-                        self._look_later(QUIET_SECONDS)
+                    config = self._read()
+                    changed = self._state() != state  # while it was read
+                    needed = REMOVAL_SECONDS if self._says_less(config, state) else QUIET_SECONDS
+                    if self._look_later(QUIET_SECONDS if changed else needed - quiet):
                         return
                     self._follow(config, state)
                 self._logged_error = ""
@@ -160,6 +163,10 @@ class ConfigFileWatcher:
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+
+    def _state(self) -> FileState | None:
+        """Raises UNAVAILABLE where the disk hangs."""
+        return self._calls.call("the config file", lambda: FileState.of(self._file))
 
     def _follow(self, config: ModelServerConfig, state: FileState | None) -> None:
         if config != self._applied:
@@ -185,7 +192,7 @@ class ConfigFileWatcher:
 
     def _read(self) -> ModelServerConfig:
         try:
-            return read_config_file(self._path, self._working_directory)
+            return self._calls.call("the config file", lambda: read_config_file(self._path, self._working_directory))
         except ServingError as error:
             self._on_refused(without_path(error.status, self._path))
             raise
@@ -229,11 +236,14 @@ class RepositoryWatcher:
             quiet_period=options.version_quiet_period_seconds,
             models_always_present=options.servable_versions_always_present,
             on_no_text=self._on_no_text,
+            on_look=self._policies.look,
+            disk_timeout=options.disk_timeout_seconds,
         )
+        self._calls = BoundedCalls(options.disk_timeout_seconds)
 
     def first_look(self) -> ModelServerConfig:
         """The config of the models that are there now. FAILED_PRECONDITION if there is no such directory."""
-        if not os.path.isdir(self._path):
+        if not self._calls.call("the model repository", lambda: os.path.isdir(self._path)):
             raise failed_precondition("the model repository is no directory (--model_repository)")
         self._repository.poll()
         return self._config(self._found)
@@ -250,7 +260,7 @@ class RepositoryWatcher:
         self._repository.close()
 
     def _on_models(self, models: Mapping[str, str]) -> None:
-        policies = self._policies.read(models)
+        policies = self._policies.of(models)
         found = {name: (path, policies[name]) for name, path in models.items()}
         if self._started.is_set() and found != self._found:
             config = self._config(found)
@@ -311,11 +321,13 @@ def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
 
 
 class ModelLocator:
-    """Finds the models that could be loaded. Any thread may call any method; each reads files."""
+    """Finds the models that could be loaded. Any thread may call any method; each reads files. A disk that does not
+    answer is UNAVAILABLE, and a model on it is as if it were not there."""
 
     def __init__(self, options: ServerOptions, disk: Disk | None = None) -> None:
         self._options = options
         self._disk = disk or RealDisk()
+        self._calls = BoundedCalls(options.disk_timeout_seconds)
         self._root = os.path.abspath(options.model_repository) if options.model_repository else ""
 
     @property
@@ -326,15 +338,18 @@ class ModelLocator:
     def check(self) -> None:
         """FAILED_PRECONDITION if the repository is no directory; the error of a config file that is wrong."""
         if not self._root:
-            read_first_config(self._options)
-        elif not os.path.isdir(self._root):
+            self._first_config()
+        elif not self._calls.call("the model repository", lambda: os.path.isdir(self._root)):
             raise failed_precondition("the model repository is no directory (--model_repository)")
+
+    def _first_config(self) -> ModelServerConfig:
+        return self._calls.call("the config file", lambda: read_first_config(self._options))
 
     def find(self, name: str) -> ModelConfig | None:
         """None for a model that is not there. ServingError if the config file or the repository cannot be read."""
         if not self._root:
-            return next((model for model in read_first_config(self._options).models if model.name == name), None)
-        listing = {name: self._list(os.path.join(self._root, name))}
+            return next((model for model in self._first_config().models if model.name == name), None)
+        listing = {name: self._list(os.path.join(self._root, name)) or []}
         return model_config(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
 
     def is_unmarked(self, name: str) -> bool:
@@ -342,26 +357,29 @@ class ModelLocator:
         if not self._root or name != os.path.basename(name) or name.startswith("."):
             return False
         path = os.path.join(self._root, name)
-        return os.path.isdir(path) and not models_in({name: self._list(path)}, ())
+        found = self._list(path)
+        return found is not None and not models_in({name: found}, ())
 
     def names(self) -> list[str]:
         """Every model that could be loaded; none where they cannot be read."""
         try:
             if not self._root:
-                return [model.name for model in read_first_config(self._options).models]
-            children = [entry.name for entry in self._disk.list_directory(self._root) if entry.is_directory]
+                return [model.name for model in self._first_config().models]
+            listed = self._calls.call("the model repository", lambda: self._disk.list_directory(self._root))
+            children = [entry.name for entry in listed if entry.is_directory]
         except (OSError, ServingError):
             return []
         listing: Mapping[str, list[DirectoryEntry]] = {
-            child: self._list(os.path.join(self._root, child)) for child in children
+            child: self._list(os.path.join(self._root, child)) or [] for child in children
         }
         return models_in(listing, ())
 
-    def _list(self, path: str) -> list[DirectoryEntry]:
+    def _list(self, path: str) -> list[DirectoryEntry] | None:
+        """None if it cannot be listed."""
         try:
-            return self._disk.list_directory(path)
-        except OSError:
-            return []
+            return self._calls.call(f"the model {os.path.basename(path)}", lambda: self._disk.list_directory(path))
+        except (OSError, ServingError):
+            return None
 
 
 def model_config(name: str, base_path: str) -> ModelConfig:
@@ -377,19 +395,25 @@ _LATEST = VersionPolicy()
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
     for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
-    may meet a file that its writer has emptied and not yet filled. One thread."""
+    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model at a
+    time; ``of`` does not."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
         self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
 
-    def read(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
-        """By name; ``models`` has the base paths. While a config is wrong, the policy stays what it was."""
+    def look(self, name: str, base: str) -> None:
+        """At the config of one model. While it is wrong, the policy stays what it was."""
+        self._read(name, base)
+
+    def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
+        """By name; ``models`` has the base paths. Other models are forgotten."""
         for name in self._known.keys() - models.keys():
-            del self._known[name]
+            self._known.pop(name, None)
             self._changed.pop(name, None)
-        return {name: self._read(name, base) for name, base in models.items()}
+        known = {name: self._known.get(name) for name in models}
+        return {name: found[1] if found is not None else _LATEST for name, found in known.items()}
 
     def _read(self, name: str, base: str) -> VersionPolicy:
         stamp = _stamp(base)

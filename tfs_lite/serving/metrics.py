@@ -116,14 +116,17 @@ class StateCollector(Collector):
         queues: Callable[[], Iterable[tuple[ServableId, int]]],
         can_be_asked: Callable[[ServableId], bool],
         state_seconds: Callable[[str], Mapping[int, float]],
+        hanging: Callable[[], Iterable[tuple[str, str, float]]] = lambda: (),
     ) -> None:
         """``reports`` has every configured model; ``can_be_asked`` is False for an available version that has lost all
-        its replicas; ``state_seconds``: by version, for how long it has been in its state."""
+        its replicas; ``state_seconds``: by version, for how long it has been in its state. ``hanging``: model, what
+        goes on beyond its bound, and for how many seconds."""
         self._reports = reports
         self._resources = resources
         self._queues = queues
         self._can_be_asked = can_be_asked
         self._state_seconds = state_seconds
+        self._hanging = hanging
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -135,6 +138,7 @@ class StateCollector(Collector):
         yield self._seconds(reports)
         yield from self._memory()
         yield self._depths()
+        yield self._hangs()
 
     def _available(self, reports: Iterable[ModelReport]) -> Metric:
         available = GaugeMetricFamily(
@@ -187,6 +191,20 @@ class StateCollector(Collector):
         for servable_id, depth in self._queues():
             depths.add_metric((servable_id.name, str(servable_id.version)), depth)
         return depths
+
+    def _hangs(self) -> Metric:
+        """The longest of each kind."""
+        seconds = GaugeMetricFamily(
+            "tfs_lite_hanging_seconds",
+            "For how long a look at a model's disk, a load or an unload has gone on, once it is beyond its bound.",
+            labels=("model", "what"),
+        )
+        longest: dict[tuple[str, str], float] = {}
+        for name, what, passed in self._hanging():
+            longest[name, what] = max(passed, longest.get((name, what), 0.0))
+        for (name, what), passed in longest.items():
+            seconds.add_metric((name, what), passed)
+        return seconds
 
 
 def remove_series(metric: Counter | Gauge | Histogram, *labels: str) -> None:

@@ -21,7 +21,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
@@ -34,8 +34,8 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
-MOST_SHOWN = 5
-"""Versions in one text."""
+MOST_NAMED = 5
+"""Versions, or models, in one text."""
 FILES_OF_BEFORE = "it goes on with the files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
@@ -47,14 +47,17 @@ def visible_versions(
     remarks: Mapping[int, Status] = MappingProxyType({}),
 ) -> tuple[VersionStatus, ...]:
     """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
-    between two attempts shows the last attempt's error, and one that is available what is remarked about it."""
+    between two attempts shows the last attempt's error, and one that is available, or whose load or unload is overdue,
+    what is remarked about it."""
     found: dict[int, VersionStatus] = {}
     for version, timed in states.items():
         health = timed.state.health
         if timed.state.state in _ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
             health = attempt.status
-        if timed.state.state is ManagerState.AVAILABLE and health.ok:
-            health = remarks.get(version, OK)
+        remark = remarks.get(version, OK)
+        is_available = timed.state.state is ManagerState.AVAILABLE
+        if health.ok and timed.state.state is not ManagerState.END and is_available != is_overdue(remark):
+            health = remark
         found[version] = VersionStatus(version, _WIRE[timed.state.state], health)
     for version, reason in waiting.items():
         if version not in found or found[version].state is VersionState.END:
@@ -77,9 +80,14 @@ def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: 
 
 
 def _why_it_stays(wanted: Collection[int], waiting: Mapping[int, str]) -> str:
-    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_SHOWN]))} is available"
+    text = f"stays until version {' or '.join(map(str, sorted(wanted)[:MOST_NAMED]))} is available"
     (one, *more) = wanted
     return f"{text}, which waits: {waiting[one]}" if one in waiting and not more else text
+
+
+def is_overdue(remark: Status) -> bool:
+    """Whether it is about a load or an unload that takes too long; such a remark is not about a version that serves."""
+    return remark.reason is Reason.OVERDUE
 
 
 class ModelStates:
@@ -154,7 +162,8 @@ class ModelStates:
     # What is said of a version that serves.
 
     def remark(self, servable_id: ServableId, status: Status | None) -> None:
-        """The status of the version while it is available: why it is not quite what was asked for. None: it is."""
+        """The status of the version while it is available: why it is not quite what was asked for. None: it is. With
+        the reason ``OVERDUE``: its status until its load or unload has ended."""
         with self._lock:
             of_model = self._remarks.setdefault(servable_id.name, {})
             before = of_model.pop(servable_id.version, None)
@@ -249,6 +258,29 @@ class ModelStates:
 def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
     changing = source.changing if source is not None else {}
     return {version: Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {why}") for version, why in changing.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How many models are to answer, and those of them that have no version available."""
+
+    total: int = 0
+    silent: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return self.total - len(self.silent)
+
+    @property
+    def names(self) -> str:
+        """Of those that do not answer, some."""
+        more = len(self.silent) - MOST_NAMED
+        return ", ".join(self.silent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    def __str__(self) -> str:
+        """``1 of 2 models answers``."""
+        models = "model" if self.total == 1 else "models"
+        return f"{self.count} of {self.total} {models} {'answers' if self.count == 1 else 'answer'}"
 
 
 @dataclass(frozen=True, slots=True)

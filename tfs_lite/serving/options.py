@@ -100,12 +100,18 @@ class ServerOptions:
     """A version without a manifest counts as complete when its files have not changed for so long."""
     servable_versions_always_present: bool = False
     """A base path or repository that is emptied never withdraws what is loaded."""
+    disk_timeout_seconds: float = 10.0
+    """A look at a disk that has not answered for so long hangs: the rest goes on without it."""
     aspired_version_policy: str = "availability"
     allow_version_labels_for_unavailable_models: bool = False
 
     # loading
     num_load_threads: int = 1
     num_unload_threads: int = 1
+    slow_load_seconds: float = 120.0
+    """A load that takes longer goes on, and gives its thread's place to the next one."""
+    slow_unload_seconds: float = 30.0
+    """The same for an unload."""
     num_initial_load_threads: int = 4
     """While the models known at the start are loaded."""
     max_num_load_retries: int = 5
@@ -327,6 +333,9 @@ _MINIMA = {
     "max_num_load_retries": 0,
     "version_quiet_period_seconds": 0,
     "reload_timeout_seconds": 0,
+    "disk_timeout_seconds": 0.1,
+    "slow_load_seconds": 0.1,
+    "slow_unload_seconds": 0.1,
     "total_model_memory_limit_bytes": 0,
     "memory_reserve_bytes": -1,
     "drain_timeout_seconds": 0,

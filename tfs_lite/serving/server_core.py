@@ -25,7 +25,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
-from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.executor import Patience, PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
 from tfs_lite.core.loader import LoadProgress
@@ -33,8 +33,19 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import (
+    OK,
+    Reason,
+    ServingError,
+    Status,
+    StatusCode,
+    failed_precondition,
+    invalid_argument,
+    not_found,
+)
+from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.harness import LEAVING
 from tfs_lite.managers.labels import Labels, VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
@@ -57,13 +68,19 @@ from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
-from tfs_lite.serving.model_states import ModelReport, ModelStates
+from tfs_lite.serving.model_states import Answering, ModelReport, ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
 from tfs_lite.serving.source_chain import SourceChain
-from tfs_lite.serving.version_follower import FollowerEffects, FollowerOptions, LoadedAs, VersionFollower
+from tfs_lite.serving.version_follower import (
+    RECHECK_SECONDS,
+    FollowerEffects,
+    FollowerOptions,
+    LoadedAs,
+    VersionFollower,
+)
 from tfs_lite.serving.what_if.forecast import WhatIf
 from tfs_lite.serving.what_if.preview import Inside, Preview
 
@@ -72,6 +89,9 @@ if TYPE_CHECKING:
     from tfs_lite.serving.cluster.cluster import Cluster, ConnectedEngine
 
 T = TypeVar("T")
+MOST_OVERDUE = 4
+"""Loads, and unloads, that may take too long at a time and have others run in their place."""
+ANSWERING_AGE = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -98,7 +118,8 @@ class ServerCore:
     """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
-    in the control mode explicit, ``refused_models`` are those of a repository that cannot be served, ``services`` has
+    in the control mode explicit, ``disk_calls`` bounds what asks a disk on a thread that others need,
+    ``refused_models`` are those of a repository that cannot be served, ``services`` has
     what requests need beside the models, ``failed_requests`` the last ones that have failed.
     """
 
@@ -112,6 +133,8 @@ class ServerCore:
             ProcessCollector(registry=registry)
         self.registry = registry
         self.clock = SystemClock()
+        self.disk_calls = BoundedCalls(options.disk_timeout_seconds)
+        self._forecasts = BoundedCalls(max(options.reload_timeout_seconds, options.disk_timeout_seconds), 1)
         self.history = History(self.clock.time)
         # What is known: the manager's events, the attempts to load, the state of each model.
         self.changes = ChangeNotifier()
@@ -147,6 +170,7 @@ class ServerCore:
         )
         self.model_configs = ModelConfigs()
         self._refused: StandingRefusal | None = None
+        self._answering: tuple[int, float, Answering] | None = None  # changes, time; replaced as a whole
         self.refused_models: Mapping[str, Status] = {}
         batching = BatchingOptions.read(options)
         self._serving_settings = ServingSettings(
@@ -192,10 +216,16 @@ class ServerCore:
         )
         self._monitor.subscribe(self._on_event)
         self.registry.register(
-            StateCollector(self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds)
+            StateCollector(
+                self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds, self.hanging
+            )
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
-        self.registry.register(HistoryCollector(self._accounts, self._dropped_events, lambda: self.states.configured))
+        self.registry.register(
+            HistoryCollector(
+                self._accounts, self._dropped_events, lambda: self.states.configured, self._memory.collections
+            )
+        )
         self._event_metrics = EventMetrics(self.registry)
         self.history.listen(self._event_metrics.on_event)
         self._event_file = self._open_event_file()
@@ -237,8 +267,14 @@ class ServerCore:
         return AspiredVersionsManager(
             AspiredVersionsManagerOptions(
                 clock=self.clock,
-                load_executor=PoolExecutor("tfs-load", options.num_load_threads),
-                unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads),
+                load_executor=PoolExecutor(
+                    "tfs-load", options.num_load_threads, Patience(options.slow_load_seconds, MOST_OVERDUE, self.clock)
+                ),
+                unload_executor=PoolExecutor(
+                    "tfs-unload",
+                    options.num_unload_threads,
+                    Patience(options.slow_unload_seconds, MOST_OVERDUE, self.clock),
+                ),
                 event_bus=self._bus,
                 resource_tracker=self._resources.tracker,
                 max_num_load_retries=options.max_num_load_retries,
@@ -246,6 +282,7 @@ class ServerCore:
                 should_retry_model_load=may_be_retried,
                 policy=POLICIES[options.aspired_version_policy],
                 on_parked=self._recorder.on_parked,
+                on_overdue=self._on_overdue,
                 on_drained=lambda servable_id: self._recorder.on_drained(servable_id, self.clock.time()),
             )
         )
@@ -261,10 +298,16 @@ class ServerCore:
             ),
             self._manager,
             FollowerEffects(
-                read=self.model_configs,
+                read=lambda directory, model: self.disk_calls.call(
+                    f"the config of model {model}", lambda: self.model_configs(directory, model)
+                ),
                 loaded_as=self._loaded_as,
-                state_of=lambda directory, settings: SeenFiles.look(directory, settings).state,
-                check=check_config,
+                state_of=lambda directory, settings: self.disk_calls.call(
+                    f"the version at {os.path.basename(directory)}", lambda: SeenFiles.look(directory, settings).state
+                ),
+                check=lambda directory, settings: self.disk_calls.call(
+                    f"the version at {os.path.basename(directory)}", lambda: check_config(directory, settings)
+                ),
                 make_loader=lambda item: self.sources.make_loader(item),
                 resize=self.resize,
                 remark=self.states.remark,
@@ -347,22 +390,23 @@ class ServerCore:
 
     def close(self, drain_timeout: float) -> None:
         """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads.
-        Replicas stay, for the next server of the cluster."""
+        Replicas stay, for the next server of the cluster. Every other wait has a bound too; what has not ended then is
+        left behind (:func:`tfs_lite.core.threads.left_behind`)."""
         self.stop_waiting()
         self._recorder.stopping(Origin(Cause.SHUTDOWN))
         if self._cluster is not None:
             self._cluster.stop_deciding()
         self.sources.close()
-        self.services.close()
+        within(JOIN_SECONDS, "tfs-services", self.services.close)
         self._memory.close()
         self._manager.close(drain_timeout)
-        self._opener.close()
+        within(JOIN_SECONDS, "tfs-workers", self._opener.close)
         if self._cluster is not None:
-            self._cluster.close()
+            within(JOIN_SECONDS, "tfs-cluster", self._cluster.close)
         self._monitor.close()
         if self._event_file is not None:
-            self._event_file.close()
-        self.request_logs.close()
+            within(JOIN_SECONDS, "tfs-events", self._event_file.close)
+        within(JOIN_SECONDS, "tfs-request-log", self.request_logs.close)
         self.clock.close()
 
     # Configs.
@@ -419,12 +463,12 @@ class ServerCore:
         """What a reload of this config would change, without changing it; see :meth:`Preview.config`. Reads the
         disk."""
         self._require_following()
-        return self._preview.config(config)
+        return self._forecasts.call("the forecast", lambda: self._preview.config(config))
 
     def what_if_published(self, name: str, version: int | None, directory: str) -> WhatIf:
         """What would change if these files were published; see :meth:`Preview.published`. Reads the disk."""
         self._require_following()
-        return self._preview.published(name, version, directory)
+        return self._forecasts.call("the forecast", lambda: self._preview.published(name, version, directory))
 
     def _require_following(self) -> None:
         """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
@@ -543,6 +587,30 @@ class ServerCore:
             found.append((report.name, sorted(since), min(since.values(), default=0.0)))
         return found
 
+    def answering(self) -> Answering:
+        """Of the models that are to be served: which have a version available. One that a call has unloaded is not to
+        be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept until a
+        state changes, a second at most."""
+        changes, now = self.changes.count, self.clock.monotonic()
+        known = self._answering
+        if known is None or known[0] != changes or now - known[1] > ANSWERING_AGE:
+            names = dict.fromkeys((*self.states.configured, *self._asked_at_start()))
+            found = {name: self.states.version_states(name).values() for name in names}
+            wanted = [name for name, events in found.items() if self._is_to_answer(name, events)]
+            silent = [name for name in wanted if not any(map(_is_available, found[name]))]
+            known = self._answering = changes, now, Answering(len(wanted), tuple(silent))
+        return known[2]
+
+    def _asked_at_start(self) -> Iterable[str]:
+        """By ``--load_model``: a model that could not be loaded is not in the config."""
+        names = self.options.load_model
+        return self._monitor.get_all_servable_states() if "*" in names else names
+
+    def _is_to_answer(self, name: str, events: Iterable[TimedState]) -> bool:
+        if not self.options.is_explicit or self.states.aspired(name):
+            return True
+        return any(not event.state.health.ok for event in events)
+
     def is_model_available(self, name: str) -> bool | None:
         """Whether a version is available that can be asked; None for a model that is not in the config."""
         if not self.states.is_configured(name):
@@ -624,6 +692,17 @@ class ServerCore:
         for servable_id, servable in self._servables():
             yield from worker_states(servable_id, servable)
 
+    def hanging(self) -> Iterator[tuple[str, str, float]]:
+        """What takes longer than its bound: the model, ``disk``, ``load`` or ``unload``, and for how many seconds it
+        has gone on."""
+        for name, seconds in self.sources.hanging().items():
+            yield name, "disk", seconds
+        for servable_id, view in self.survey().versions.items():
+            if view.state.is_overdue:
+                timed = self.states.version_states(servable_id.name).get(servable_id.version)
+                what = "unload" if view.state.state in LEAVING else "load"
+                yield servable_id.name, what, max(self.clock.time() - timed.time, 0.0) if timed is not None else 0.0
+
     def survey(self) -> ManagerView:
         """Every version that the manager has, and what each of them waits for."""
         return self._manager.survey()
@@ -677,6 +756,16 @@ class ServerCore:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify(attempt.id.name)
 
+    def _on_overdue(self, servable_id: ServableId, is_unload: bool) -> None:
+        """A load beside a version that serves is one too; it says nothing about that."""
+        options = self.options
+        what, bound = ("unload", options.slow_unload_seconds) if is_unload else ("load", options.slow_load_seconds)
+        text = f"its {what} takes longer than {bound:g} s and goes on; others do not wait for it"
+        status = Status(StatusCode.DEADLINE_EXCEEDED, text, Reason.OVERDUE)
+        self._recorder.on_overdue(servable_id, status)
+        if is_unload or not self.states.is_available(servable_id):
+            self.states.remark(servable_id, status)
+
     def _on_warm_up(self, report: WarmupReport) -> None:
         metrics = self.request_metrics.tensorflow
         metrics.on_warm_up(report.directory, report.status, report.seconds, report.records)
@@ -690,6 +779,11 @@ class ServerCore:
         self.sources.on_event(event)
         if self._follower is not None:
             self._follower.on_event(event)
+        remark = self.states.remarks(event.id.name).get(event.id.version, OK)
+        if remark.reason is Reason.OVERDUE and event.state is not ManagerState.LOADING:
+            self.states.remark(event.id, None)
+        if event.state in (ManagerState.AVAILABLE, ManagerState.END) and self.options.follows_changes:
+            self.clock.call_later(RECHECK_SECONDS, lambda: self.sources.wake({event.id.name}))
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
             if self._cluster is not None:
@@ -697,3 +791,7 @@ class ServerCore:
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
         self.changes.notify(event.id.name)
+
+
+def _is_available(event: TimedState) -> bool:
+    return event.state.state is ManagerState.AVAILABLE

@@ -9,7 +9,7 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -82,7 +82,9 @@ class SourceChain:
         if not options.is_explicit:
             config = source_config(NO_MODELS, options)
             watch = options.follows_changes
-            self._source = FileSystemStoragePathSource(config, RealDisk(), clock, self._on_report, watch)
+            self._source = FileSystemStoragePathSource(
+                config, RealDisk(), clock, self._on_report, watch, disk_timeout=options.disk_timeout_seconds
+            )
         self._config = NO_MODELS
         self._configs: Mapping[str, ModelConfig] = {}
         self._router = self._connect(manager)
@@ -125,12 +127,19 @@ class SourceChain:
         causes. A model that is gone keeps its route until the next config, for a list that is on its way."""
         self._router.update_routes({model.name: model.platform for model in (*self._config.models, *config.models)})
         self._source.update_config(source_config(config, self._options))
-        self._config, self._configs = config, {model.name: model for model in config.models}
+        before, self._configs = self._configs, {model.name: model for model in config.models}
+        self._config = config
+        self.wake({name for name, model in self._configs.items() if before.get(name) != model})
 
-    def wake(self) -> None:
-        """The source looks again soon; nothing happens where versions come by calls."""
+    def wake(self, names: Collection[str] | None = None) -> None:
+        """The source looks again soon at these models (None: at all) and says what it finds; nothing happens where
+        versions come by calls."""
         if isinstance(self._source, FileSystemStoragePathSource):
-            self._source.wake()
+            self._source.wake(names)
+
+    def hanging(self) -> dict[str, float]:
+        """The models whose disk does not answer, and for how many seconds it has not."""
+        return self._source.hanging() if isinstance(self._source, FileSystemStoragePathSource) else {}
 
     def on_event(self, event: ServableState) -> None:
         """Of the manager: what has become of a version."""

@@ -467,5 +467,10 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
-            extra = {"model": servable.name, "version": version}
-            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=extra)
+            of_version = {"model": servable.name, "version": version}
+            logger.info("model %s version %d waits: %s", servable.name, version, reason, extra=of_version)
+    for version, reason in sorted(new.changing.items()):
+        if version not in new.waiting and (old is None or old.changing.get(version) != reason):
+            of_version = {"model": servable.name, "version": version}
+            text = "model %s version %d has other files now, not complete: %s"
+            logger.info(text, servable.name, version, reason, extra=of_version)

@@ -101,6 +101,11 @@ class VersionInspector:
         except OSError:
             return []
 
+    @property
+    def wall_time(self) -> float:
+        """Seconds since 1970."""
+        return self._clock.time()
+
     def copy(self, disk: Disk) -> VersionInspector:
         """Another inspector that knows what this one knows, for a look that is to have no effects: it hashes nothing,
         and what it finds out is not known here."""

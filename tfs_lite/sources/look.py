@@ -6,12 +6,14 @@ in a :class:`Stream`: the versions that have been offered, which stay offered wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tfs_lite.core.publish import HIDDEN_PREFIX, LEFTOVER_SECONDS
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode, printable
 from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, revision_of, state_of
@@ -24,7 +26,8 @@ from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version,
 logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
 MAX_PASSED_OVER = 10
-"""Names beside the versions that a report has."""
+"""Names of each kind beside the versions that a report has."""
+LEFT_COPY = "a publication that did not end has left it; the next one to this base path removes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def look_at(
         keeps,
         failed.intersection(numbers),
         stand_ins(numbers, servable.policy, failed),
-        _passed_over(entries),
+        _passed_over(entries) | _left_copies(servable, entries, disk, by.wall_time),
         changing,
     )
     if not keeps:
@@ -187,6 +190,20 @@ def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:
     found = {e.name: why_no_version(e.name, [o.name for o in entries], is_directory=e.is_directory) for e in entries}
     named = sorted((printable(name), why) for name, why in found.items() if why)
     return dict(named[:MAX_PASSED_OVER])
+
+
+def _left_copies(
+    servable: ServableToMonitor, entries: Iterable[DirectoryEntry], disk: Disk, wall_time: float
+) -> dict[str, str]:
+    """The hidden copies that nobody has written to for an hour, by name, with what becomes of them; a few of them. A
+    publication in progress touches its directory every minute."""
+    found = []
+    for entry in entries:
+        if entry.is_directory and entry.name.startswith(HIDDEN_PREFIX) and len(found) < MAX_PASSED_OVER:
+            with contextlib.suppress(OSError):  # it was committed or removed this moment
+                newest = disk.stat_tree(os.path.join(servable.base_path, entry.name), 0).newest_ns / 1e9
+                found += [entry.name] if wall_time - newest >= LEFTOVER_SECONDS else []
+    return dict.fromkeys(sorted(map(_printable, found)), LEFT_COPY)
 
 
 def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int, str]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import is_text, parse_version
-from tfs_lite.core.status import OK, Status, StatusCode, printable
+from tfs_lite.core.status import OK, Reason, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
+from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
+from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
@@ -29,15 +30,13 @@ def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collecti
     """The sub directories that are models, given what lies in each of them that is not ``known``.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
-    exists, so that a moment without versions does not take its configuration away. Hidden directories are none, nor
-    are those whose names no request could contain, because they are no text.
+    exists, so that a moment without versions does not take its configuration away. Litter, as hidden directories are,
+    is none, nor are directories whose names no request could contain, because they are no text.
     """
     return sorted(
         name
         for name, entries in listing.items()
-        if not name.startswith(".")
-        and is_text(name)
-        and (name in known or any(_marks_a_model(entry) for entry in entries))
+        if not is_litter(name) and is_text(name) and (name in known or any(_marks_a_model(entry) for entry in entries))
     )
 
 
@@ -45,6 +44,76 @@ def _marks_a_model(entry: DirectoryEntry) -> bool:
     if entry.is_directory:
         return parse_version(entry.name) is not None
     return entry.name in MODEL_SETTINGS_FILES
+
+
+class _Root(Looked):
+    """The directory itself. ``children``: the names of its directories, as the last look has found them; None: it
+    cannot be read, as ``problem`` says. ``place`` is the identity of the directory."""
+
+    __slots__ = ("_disk", "children", "done", "place", "problem")
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        super().__init__(path)
+        self._disk = disk
+        self.children: list[str] | None = None
+        self.place = ""
+        self.problem = OK
+        self.done = threading.Event()
+
+    def look(self) -> None:
+        try:
+            self.place, entries = list_in_place(self._disk, self.path)
+            self.children = [entry.name for entry in entries if entry.is_directory and not is_litter(entry.name)]
+            self.problem = OK
+        except OSError as error:
+            self.children, self.problem = None, _problem(error)
+        finally:
+            self.done.set()
+
+    def on_hang(self, what: str) -> None:
+        text = f"the model repository cannot be read: {what}"
+        self.children, self.problem = None, Status(StatusCode.UNAVAILABLE, text, Reason.DISK_HANGS)
+        self.done.set()
+
+
+class _Child(Looked):
+    """One directory in it. ``entries``: what lies there, while that is not known to be a model."""
+
+    __slots__ = ("_disk", "_on_look", "entries", "is_known", "name")
+
+    def __init__(self, name: str, path: str, disk: Disk, on_look: Callable[[str, str], None]) -> None:
+        super().__init__(path)
+        self.name = name
+        self._disk, self._on_look = disk, on_look
+        self.is_known = False
+        self.entries: Collection[DirectoryEntry] = ()
+
+    def look(self) -> None:
+        if not self.is_known:
+            try:
+                self.entries = self._disk.list_directory(self.path)
+            except OSError as error:
+                self.entries = ()
+                logger.debug("%s in the model repository cannot be read: %s", self.name, error)
+        if models_in({self.name: self.entries}, (self.name,) if self.is_known else ()):
+            self._on_look(self.name, self.path)
+
+    def on_hang(self, what: str) -> None:
+        logger.warning("model %s of the repository: %s (%s)", self.name, what, self.path)
+
+
+class _EndOfRound(Looked):
+    """Stands behind the children in the queue: when its turn comes, each of them has answered or hangs."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.device = -1  # it lies on no disk
+        self.done = threading.Event()
+
+    def look(self) -> None:
+        self.done.set()
 
 
 class ModelRepository:
@@ -55,6 +124,9 @@ class ModelRepository:
     logged. While the directory cannot be read the last mapping stays; so it does when the path leads to another
     directory than before, which holds no model. A model is gone when its directory has been for ``quiet_period``
     seconds: one that is replaced is gone for a moment. With ``poll_interval`` None or 0 it looks only when woken.
+
+    What asks the disk runs in a :class:`LookQueue`: a directory that hangs does not hold up the others, and a model
+    that is known stays one.
     """
 
     def __init__(
@@ -69,11 +141,14 @@ class ModelRepository:
         quiet_period: float = 0.0,
         models_always_present: bool = False,
         on_no_text: Callable[[frozenset[str]], None] = ignore,
+        on_look: Callable[[str, str], None] = ignore,
+        disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
         """``on_problem`` is told why the last mapping stays, and OK when it does so no more, on that thread. With
         ``models_always_present`` a directory that is emptied leaves the last mapping as it is. ``on_no_text`` is told,
         before ``on_models`` and whenever that has changed, which directories are passed over because their names are no
-        text, with escapes in their place."""
+        text, with escapes in their place. ``on_look`` is called with the name and the base path of each model before
+        ``on_models``, on a thread of the queue, and may ask the disk."""
         self._path = path
         self._disk = disk
         self._on_models = on_models
@@ -82,7 +157,12 @@ class ModelRepository:
         self._clock = clock
         self._quiet_period = quiet_period
         self._models_always_present = models_always_present
-        self._polling = threading.Lock()  # serialises polls; guards the next five
+        self._on_look = on_look
+        self._longest_round = disk_timeout * (MOST_HANGING + 1)
+        self._looks = LookQueue("tfs-repository-look", disk, clock, disk_timeout)
+        self._polling = threading.Lock()  # serialises polls; guards the next seven
+        self._root = _Root(path, disk)
+        self._children: dict[str, _Child] = {}
         self._sent: dict[str, str] | None = None
         self._no_text: frozenset[str] = frozenset()
         self._problem = OK
@@ -100,45 +180,64 @@ class ModelRepository:
         self._thread.wake()
 
     def poll(self) -> None:
-        """Looks once, on the caller's thread."""
+        """Looks once, and reports on the caller's thread. Waits for the disk, for a bounded time."""
         with self._polling:
             if self._closed.is_set():
                 return
-            listing = self._list()
-            if listing is not None:
+            children = self._list()
+            if self._closed.is_set():
+                return
+            if children is not None:
+                listing = {name: child.entries for name, child in children.items()}
                 names = sorted({*models_in(listing, self._sent or {}), *self._just_gone(listing)})
                 self._send({name: os.path.join(self._path, name) for name in names})
-            if self._watcher is not None and self._watcher.update(self._points(listing or {})):
-                self.wake()
+            if self._watcher is not None and not self._looks.hanging():
+                if self._watcher.update(self._points(children or {})):
+                    self.wake()
+
+    def end(self) -> None:
+        """Nothing is reported any more. Returns at once."""
+        self._closed.set()
+        self._thread.end()
 
     def close(self) -> None:
-        """Ends it, waiting for a look in progress."""
-        self._closed.set()
+        """Ends it, waiting for a look in progress, for a bounded time."""
+        self.end()
+        self._looks.close()
         self._thread.stop()
         if self._watcher is not None:
             self._watcher.close()
 
-    def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
-        """What lies in each sub directory that is not known as a model yet; nothing for the others. None when the
-        directory itself cannot be read."""
-        try:
-            place, children = list_in_place(self._disk, self._path)
-        except OSError as error:
-            self._set_problem(_problem(error))
+    def _list(self) -> Mapping[str, _Child] | None:
+        """The directories, each looked at if its disk answers; None when the directory itself cannot be read."""
+        root = self._root
+        if not root.hangs:
+            root.done.clear()
+        self._looks.ask([root])
+        root.done.wait(self._longest_round)
+        if root.children is None:
+            self._set_problem(root.problem)
             return None
-        names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
-        self._pass_over(frozenset(printable(name) for name in names if not is_text(name)))
-        known = self._sent or {}
-        listing: dict[str, Collection[DirectoryEntry]] = {
-            name: () if name in known else self._list_child(name) for name in names if is_text(name)
+        self._pass_over(frozenset(printable(name) for name in root.children if not is_text(name)))
+        before, known = self._children, self._sent or {}
+        self._children = {
+            name: before.get(name) or _Child(name, os.path.join(self._path, name), self._disk, self._on_look)
+            for name in root.children
+            if is_text(name)
         }
-        if models_in(listing, known):
-            self._place = place
-        elif self._sent and (self._place != place or self._models_always_present):
-            self._set_problem(_emptied(is_another=self._place != place))
+        self._looks.drop([child for name, child in before.items() if name not in self._children])
+        for name, child in self._children.items():
+            child.is_known = name in known
+        end = _EndOfRound(self._path)
+        self._looks.ask([*self._children.values(), end])
+        end.done.wait(self._longest_round)
+        if models_in({name: child.entries for name, child in self._children.items()}, known):
+            self._place = root.place
+        elif self._sent and (self._place != root.place or self._models_always_present):
+            self._set_problem(_emptied(is_another=self._place != root.place))
             return None
         self._set_problem(OK)
-        return listing
+        return self._children
 
     def _just_gone(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> list[str]:
         """The models whose directories have been gone for less than the quiet period."""
@@ -158,13 +257,6 @@ class ModelRepository:
             self._no_text = no_text
             self._on_no_text(no_text)
 
-    def _list_child(self, name: str) -> Collection[DirectoryEntry]:
-        try:
-            return self._disk.list_directory(os.path.join(self._path, name))
-        except OSError as error:
-            logger.debug("%s in the model repository cannot be read: %s", name, error)
-            return ()
-
     def _send(self, models: dict[str, str]) -> None:
         if models != self._sent:
             logger.info("models in the repository: %s", ", ".join(models) or "none")
@@ -183,7 +275,7 @@ class ModelRepository:
         if not problem.ok:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
 
-    def _points(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> Iterator[WatchPoint]:
+    def _points(self, listing: Iterable[str]) -> Iterator[WatchPoint]:
         yield from points_for(self._path)
         for name in listing:
             if name not in (self._sent or {}):

@@ -27,7 +27,8 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.threads import join, start
+from tfs_lite.core.threads import JOIN_SECONDS, join, within
+from tfs_lite.core.version_files import is_looked_at
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)
@@ -96,9 +97,7 @@ class DirectoryWatcher:
         self._watches.clear()
         self._lock.release()
         if observer is not None:
-            ending = threading.Thread(target=observer.stop, name="tfs-watch-end", daemon=True)
-            start(ending)
-            if join(ending):
+            if within(JOIN_SECONDS, "tfs-watch", observer.stop):
                 join(observer)
 
     def _update(self, wanted: Mapping[str, WatchTarget], owner: str) -> bool:
@@ -212,7 +211,11 @@ class _Handler(FileSystemEventHandler):
     def _owners_of(self, path: str) -> Owners:
         name = os.path.basename(path)
         owners = self._by_name.get(name, frozenset()) if name else frozenset()
-        return owners if not name or name.startswith(".") else owners | self._by_name.get(None, frozenset())
+        return (
+            owners
+            if not name or name.startswith(".") or not is_looked_at(name)
+            else owners | self._by_name.get(None, frozenset())
+        )
 
 
 def _names(target: WatchTarget | None) -> Iterable[str | None]:

@@ -354,6 +354,7 @@ class ReconnectingModel(Model):
         with self._changed:
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
+            is_known = self._failure == status_of(error).message
             self._failure, self._retry_at = status_of(error).message, time.monotonic() + delay
             self._changed.notify_all()
         status = status_of(error)
@@ -361,7 +362,7 @@ class ReconnectingModel(Model):
             return delay
         if not self.opening.done():
             self.opening.set_exception(error)
-        elif status.code is not StatusCode.CANCELLED:  # nobody wants it any more, and it will be closed
+        elif status.code is not StatusCode.CANCELLED and not is_known:  # that is: nobody wants it any more
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay

@@ -95,23 +95,41 @@ def test_the_state_is_the_one_that_a_source_tells_of(version: Path) -> None:
     assert not has_state(revision_of("", ""), SeenFiles.look(item.payload, settings).state)
 
 
-def test_files_that_change_while_they_are_read_are_no_version(version: Path) -> None:
-    """What was read may be of both. Code of the version might be what has written, so it is loaded once more."""
-    made: list[Any] = []
+class Writes:
+    """A factory of servables during which files change: by call, what is written."""
 
-    def factory(models: Any, request: Any) -> Any:
-        made.append(models[0])
-        if len(made) == 1:
-            (version / "model.py").write_text(QUIET_MODEL + "\n# another\n")
+    def __init__(self, *names: str) -> None:
+        self._names = list(names)
+        self.made: list[Any] = []
+
+    def __call__(self, models: Any, request: Any) -> Any:
+        self.made.append(models[0])
+        if self._names:
+            (Path(request.files.directory) / self._names.pop(0)).write_text(f"{len(self.made)}")
         return models[0]
 
-    loader = loader_of(version, factory)
+
+def test_files_that_change_while_they_are_read_are_no_version(exported: Path) -> None:
+    """What was read may be of both."""
+    factory = Writes("more.bin")
+    loader = loader_of(exported, factory)
     message = refusal(loader.load, ID, code=StatusCode.UNAVAILABLE)
-    assert "its files changed while it was loaded (model.py)" in message
+    assert "its files changed while it was loaded (more.bin)" in message
     assert loader.servable is None
     loader.load(ID)
-    assert loader.servable is made[-1]
+    assert loader.servable is factory.made[-1]
     loader.unload()
+
+
+def test_code_may_be_what_has_written_so_it_is_loaded_once_more(version: Path) -> None:
+    factory = Writes("a.bin")
+    loader = loader_of(version, factory)
+    loader.load(ID)
+    assert len(factory.made) == 2
+    assert loader.servable is factory.made[-1]
+    loader.unload()
+    loader = loader_of(version, Writes("b.bin", "c.bin"))
+    assert "(c.bin)" in refusal(loader.load, ID, code=StatusCode.UNAVAILABLE)
 
 
 def test_code_that_writes_into_its_own_directory_is_loaded_with_a_line(version: Path, caplog: Any) -> None:

@@ -6,6 +6,8 @@ import torch
 from tfs_lite.adapters import memory
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
 from tfs_lite.core.servable import ServableId
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
 
@@ -71,3 +73,60 @@ def test_settling_exempts_what_exists_from_collection():
     before = gc.get_freeze_count()
     memory.freeze_gc()
     assert gc.get_freeze_count() > before
+
+
+class Collections:
+    """Counts the collections of a :class:`MemoryReturn`, each of which takes ``seconds``."""
+
+    def __init__(self, seconds=0.0):
+        self.clock, self.count, self.seconds = VirtualClock(), 0, seconds
+        self.memory = memory.MemoryReturn(self.clock, self.release, lambda: None)
+        self.memory.start()
+
+    def release(self):
+        self.count += 1
+        self.clock.advance(self.seconds)
+
+    def after(self, seconds, count):
+        self.clock.advance(seconds)
+        wait_until(lambda: self.count == count, f"{count} collections")
+
+
+def test_one_collection_is_for_all_unloads_of_a_moment():
+    found = Collections()
+    for _ in range(1000):
+        found.memory.collect_soon()
+    assert found.count == 0
+    found.after(memory.COLLECT_PAUSE, count=1)
+    found.memory.collect_soon()
+    found.after(memory.COLLECT_PAUSE, count=2)
+    found.memory.close()
+
+
+def test_a_collection_that_somebody_waits_for_is_for_the_others_too():
+    found = Collections()
+    found.memory.collect_soon()
+    found.memory.collect()
+    found.clock.advance(10 * memory.COLLECT_PAUSE)
+    found.memory.close()
+    assert found.count == 1
+
+
+def test_collections_take_a_bounded_share_of_the_time():
+    found = Collections(seconds=1.0)
+    found.memory.collect()
+    found.memory.collect_soon()
+    found.clock.advance(0.9 / memory.COLLECT_SHARE)
+    assert found.count == 1
+    found.after(0.2 / memory.COLLECT_SHARE, count=2)
+    found.memory.close()
+
+
+def test_nothing_is_collected_at_the_end():
+    found = Collections()
+    found.memory.collect_soon()
+    found.memory.close()
+    found.memory.collect_soon()
+    found.memory.collect()
+    found.clock.advance(10 * memory.COLLECT_PAUSE)
+    assert found.count == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tfs_lite.cli.main import main
 from tfs_lite.core.manifest import MANIFEST_NAME
-from tfs_lite.core.publish import publish
+from tfs_lite.core.publish import LEFTOVER_SECONDS, publish
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 
 Captured = pytest.CaptureFixture[str]
@@ -47,6 +49,16 @@ def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> No
     own = {"name": "serving_default", "method": "predict", "inputs": takes, "outputs": gives}
     assert version.pop("signatures") == [own]
     assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}
+
+
+def test_what_a_killed_publication_has_left_is_named(published: Path, capsys: Captured) -> None:
+    (published / ".publish-2-0123456789ab").mkdir()
+    then = time.time() - 2 * LEFTOVER_SECONDS
+    os.utime(published / ".publish-2-0123456789ab", (then, then))
+    assert main(["check", str(published)]) == 0
+    assert ".publish-2-0123456789ab beside the versions is passed over: a publication that did not" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_only_the_latest_version_is_wanted(published: Path, capsys: Captured) -> None:

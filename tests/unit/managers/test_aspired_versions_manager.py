@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+
+import pytest
 
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.harness import HarnessState
+from tfs_lite.managers.harness import HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -299,3 +302,78 @@ def test_loader_type_is_what_sources_emit(fixture: ManagerFixture) -> None:
     fixture.settle()
     with fixture.manager.get_servable_handle(ModelRef("m")) as handle:
         assert handle.servable is loader.servable
+
+
+# Many models.
+
+
+class CountingPolicy:
+    """Notes which streams it is asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
+        self.asked.append(snapshots[0].id.name)
+        return POLICIES["availability"].next_action(snapshots)
+
+
+def served_many(count: int) -> tuple[ManagerFixture, CountingPolicy]:
+    policy = CountingPolicy()
+    fixture = ManagerFixture(policy)
+    for number in range(count):
+        fixture.aspire(f"m{number:03}", 1)
+    fixture.settle()
+    return fixture, policy
+
+
+def test_the_policy_is_asked_only_about_streams_that_have_changed() -> None:
+    fixture, policy = served_many(50)
+    policy.asked.clear()
+    fixture.settle()
+    assert policy.asked == []
+    fixture.serve("m007", 2)
+    assert fixture.ready("m007") == [2]
+    assert set(policy.asked) == {"m007"}
+
+
+def test_a_list_that_changes_nothing_asks_nobody() -> None:
+    fixture, policy = served_many(3)
+    policy.asked.clear()
+    fixture.serve("m001", 1)
+    assert policy.asked == []
+
+
+def test_the_questions_for_many_models_grow_as_their_number_does() -> None:
+    asked = {count: len(served_many(count)[1].asked) for count in (20, 40)}
+    assert asked[40] <= 2 * asked[20] + 1
+
+
+def test_a_tick_copies_the_versions_of_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture, _ = served_many(50)
+    copied: list[str] = []
+    snapshot = LoaderHarness.snapshot
+
+    def counted(harness: LoaderHarness) -> ServableStateSnapshot:
+        copied.append(harness.id.name)
+        return snapshot(harness)
+
+    monkeypatch.setattr(LoaderHarness, "snapshot", counted)
+    fixture.aspire("m007", 2)
+    fixture.manager.tick()
+    assert set(copied) == {"m007"}
+
+
+def test_a_policy_that_fails_is_asked_again_at_the_next_tick() -> None:
+    class Failing(CountingPolicy):
+        def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
+            action = super().next_action(snapshots)
+            if len(self.asked) == 1:
+                raise RuntimeError("no")
+            return action
+
+    fixture = ManagerFixture(Failing())
+    fixture.aspire("m", 1)
+    assert fixture.tick() is None
+    fixture.settle()
+    assert fixture.ready("m") == [1]

@@ -7,6 +7,7 @@ import pytest
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, ResourceUtil, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
+from tfs_lite.managers import reservations
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -202,6 +203,24 @@ def test_memory_of_a_cancelled_load_counts_until_it_is_unloaded(basic) -> None:
     basic.loads.finish()
     basic.sized_now(2, 10)
     assert (basic.state(1), basic.state(2)) == (S.UNLOADING, S.LOAD_REQUESTED)
+    basic.unloads.run_all()
+    basic.loads.run_all()
+    assert basic.state(2) is S.READY
+
+
+def test_parked_loads_are_decided_again_only_when_room_may_have_come(basic, monkeypatch) -> None:
+    make_sized_ready(basic, 1, 10)
+    handle = basic.handle()
+    basic.unload(1)
+    for version in (2, 3, 4):
+        basic.sized_now(version, 10)
+    decided = []
+    decide = reservations.decide
+    monkeypatch.setattr(reservations, "decide", lambda *asked: decided.append(asked) or decide(*asked))
+    for _ in range(5):
+        basic.manager.set_num_load_threads(1)  # a change, but not of room
+    assert decided == []
+    handle.release()
     basic.unloads.run_all()
     basic.loads.run_all()
     assert basic.state(2) is S.READY

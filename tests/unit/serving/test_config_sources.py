@@ -353,7 +353,8 @@ def test_config_that_is_being_written_is_read_when_it_has_not_changed_for_a_whil
 
     def look(later: float = 0.0) -> object:
         clock.advance(later)
-        return known.read({"a": str(repository / "a")})["a"].choice
+        known.look("a", str(repository / "a"))
+        return known.of({"a": str(repository / "a")})["a"].choice
 
     file.write_text("version_policy { all { } }")
     assert look() == All()

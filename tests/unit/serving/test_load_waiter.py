@@ -17,6 +17,7 @@ from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import (
     GRACE,
     SETTLING,
+    ModelOutcome,
     ModelWaiter,
     Outcome,
     Snapshot,
@@ -26,6 +27,7 @@ from tfs_lite.serving.load_waiter import (
 )
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.testing.servers.process import wait_until
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")
@@ -184,3 +186,52 @@ def test_closing_ends_every_wait(fixture: Fixture) -> None:
 
 def test_nothing_to_wait_for_returns_at_once(fixture: Fixture) -> None:
     assert fixture.waiter.wait([], timeout=None, since=NOW).outcomes == {}
+
+
+def test_a_change_is_a_look_at_the_model_that_has_changed(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"m{number}" for number in range(20)]
+    fixture.states.configure(["m", *names])
+    looked: list[str] = []
+
+    def judge(name: str, snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
+        looked.append(name)
+        return outcome_of(name, snapshot, rules)
+
+    monkeypatch.setattr("tfs_lite.serving.load_waiter.outcome_of", judge)
+    for name in names:
+        fixture.aspire(name, [ServableData.ok(ServableId(name, 1), "")])
+    waiting = threading.Thread(target=lambda: fixture.waiter.wait(["m", *names], 60, since=NOW))
+    waiting.start()
+    wait_until(lambda: len(looked) == 21, "every model was looked at")
+    for name in names:
+        before = len(looked)
+        fixture.bus.publish(ServableState(ServableId(name, 1), ManagerState.AVAILABLE))
+        fixture.changes.notify(name)
+        wait_until(lambda before=before: len(looked) > before, "the change was seen")
+    fixture.bus.publish(ServableState(M1, ManagerState.AVAILABLE))
+    fixture.changes.notify("m")
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert sorted(looked) == sorted(2 * ["m", *names])
+
+
+def test_which_models_have_changed_is_told_since_any_moment() -> None:
+    changes = ChangeNotifier()
+    changes.notify("a")
+    count = changes.count
+    changes.notify("b")
+    changes.notify("a")
+    assert changes.changed_since(count) == {"a", "b"}
+    assert changes.changed_since(count + 1) == {"a"}
+    assert changes.changed_since(changes.count) == set()
+    changes.notify()
+    assert changes.changed_since(count) is None
+
+
+def test_the_changes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfs_lite.serving.change_notifier.KEPT_CHANGES", 2)
+    changes = ChangeNotifier()
+    for name in "abc":
+        changes.notify(name)
+    assert changes.changed_since(0) is None
+    assert changes.changed_since(1) == {"b", "c"}

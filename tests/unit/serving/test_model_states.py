@@ -156,6 +156,22 @@ def test_seconds_count_from_the_last_event_or_from_the_first_report_that_a_versi
     assert model_states.state_seconds("m")[2] == 0
 
 
+def test_a_version_that_serves_says_that_its_files_are_others_and_not_complete(
+    bus: EventBus[ServableState], model_states: ModelStates
+) -> None:
+    model_states.configure(["m"])
+    bus.publish(ServableState(ServableId("m", 1), ManagerState.AVAILABLE))
+    bus.publish(ServableState(ServableId("m", 2), ManagerState.END, BROKEN))
+    model_states.on_source_report(SourceReport("m", changing={1: "m is truncated", 2: "m is truncated"}))
+    said = Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: m is truncated")
+    assert [version.status for version in model_states.report("m").versions] == [BROKEN, said]
+    model_states.remark(ServableId("m", 1), MISSING)
+    assert model_states.remarks("m")[1] == MISSING
+    model_states.remark(ServableId("m", 1), None)
+    model_states.on_source_report(SourceReport("m"))
+    assert model_states.report("m").versions[-1].status == OK
+
+
 def test_observer_notes_the_wanted_versions_and_passes_the_list_on(model_states: ModelStates) -> None:
     passed: list[object] = []
     model_states.configure(["m"])

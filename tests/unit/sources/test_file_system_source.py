@@ -12,6 +12,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.look import LEFT_COPY
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -73,6 +74,21 @@ def test_files_hidden_names_and_other_directories_are_no_versions(start, put, ta
     assert [record.message for record in caplog.records if "passed over" in record.message] == [
         f"m: {name} in /models/m is passed over: {why}" for name, why in passed_over.items()
     ]
+
+
+def test_a_hidden_copy_is_named_when_nobody_has_written_to_it_for_an_hour(start, put, target, disk, clock) -> None:
+    put("m", 1)
+    disk.write("/models/m/.publish-2-aa/model.pt2", b"")
+    source = start(config(model()))
+    clock.advance(3500.0)
+    source.poll()
+    assert target.reports[-1].passed_over == {}
+    clock.advance(200.0)
+    source.poll()
+    assert target.reports[-1].passed_over == {".publish-2-aa": LEFT_COPY}
+    disk.write("/models/m/.publish-2-aa/more", b"")
+    source.poll()
+    assert target.reports[-1].passed_over == {}
 
 
 def test_a_missing_base_path_emits_nothing_and_does_not_disturb_the_others(start, put, target, disk) -> None:

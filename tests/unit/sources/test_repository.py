@@ -236,3 +236,17 @@ def test_models_that_appear_are_noticed_by_watching(tmp_path: Path) -> None:
     finally:
         repository.close()
         clock.close()
+
+
+def test_what_lies_in_a_known_model_is_not_listed_again(fixture: RepositoryFixture) -> None:
+    for number in range(20):
+        fixture.disk.write(f"/models/m{number}/1/model.pt2", b"")
+    fixture.repository.poll()
+    listed: list[str] = []
+    list_directory = fixture.disk.list_directory
+    fixture.disk.list_directory = lambda path: listed.append(path) or list_directory(path)  # type: ignore[method-assign]
+    fixture.disk.write("/models/new/1/model.pt2", b"")
+    fixture.repository.poll()
+    assert "new" in fixture.sent[-1]
+    assert len(fixture.sent[-1]) == 21
+    assert listed == ["/models", "/models/new"]

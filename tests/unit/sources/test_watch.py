@@ -203,6 +203,7 @@ def test_a_burst_of_changes_makes_one_call_at_once_and_one_later(tmp_path: Path)
 def test_a_change_is_told_to_those_whom_it_concerns_and_to_no_others(watch: Watch, tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).mkdir()
+    for name in "abc":
         watch.on(*points_for(str(tmp_path / name)), owner=name)
     assert watch.notices(lambda: (tmp_path / "a" / "1").mkdir())
     assert watch.told == {"a"}

@@ -149,7 +149,7 @@ class Overview:
 
     def _head(self, states: _States, latest: Latest) -> dict[str, Any]:
         health = self._health
-        why = "" if health.ready else "it is being stopped" if health.draining else "models are being loaded"
+        why = health.remark if health.ready else "it is being stopped" if health.draining else "models are being loaded"
         return {
             "product": "tfs_lite",
             "version": __version__,

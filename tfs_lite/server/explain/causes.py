@@ -56,6 +56,11 @@ class Case:
         return self.found.view.load if self.found is not None and self.found.view is not None else None
 
     @property
+    def hangs(self) -> bool:
+        """Whether its load or unload takes longer than the bound."""
+        return self.found is not None and self.found.view is not None and self.found.view.state.is_overdue
+
+    @property
     def failure(self) -> Status:
         """Why the last attempt has failed, or the version has ended; OK if neither is so."""
         return failure_of(self.found) if self.found is not None else OK
@@ -80,6 +85,8 @@ def _loading(case: Case) -> Link | None:
     load = case.load
     if load is None or load.stage is not LoadStage.AT_WORK or case.version is None:
         return None
+    if case.hangs:
+        return words.load_hangs(case.model, case.version, load)
     return words.loading(case.model, case.version, load)
 
 
@@ -134,7 +141,7 @@ def _is_idle(case: Case) -> bool:
 def _draining(case: Case) -> Link | None:
     if case.found is None or case.verdict is not Verdict.LEAVING:
         return None
-    return words.draining(case.model, case.found)
+    return words.unload_hangs(case.found) if case.hangs else words.draining(case.model, case.found)
 
 
 def _worker(case: Case) -> Link | None:

@@ -40,6 +40,7 @@ class Cause(enum.Enum):
 
     NOT_CONFIGURED = "not served under this name"
     BASE_PATH_PROBLEM = "the base path is missing or cannot be read"
+    DISK_HANGS = "the disk does not answer"
     NO_VERSIONS = "the base path holds no version"
     NOT_ON_DISK = "no such version directory"
     POLICY_PASSES_OVER = "the version policy takes others"
@@ -53,6 +54,8 @@ class Cause(enum.Enum):
     WAITS_FOR_MODELS = "the models of its steps have to come first"
     WAITS_FOR_PLACE = "the cluster has no room for its replicas"
     LOADING = "it is being loaded"
+    LOAD_HANGS = "its load takes longer than the bound"
+    UNLOAD_HANGS = "its unload takes longer than the bound"
     RETRYING = "the last attempt failed, and there will be another"
     LOAD_FAILED = "no attempt has succeeded"
     WAITS_FOR_TURN = "another version of the model has to go or come first"

@@ -17,7 +17,7 @@ from tfs_lite.config.text import YAML_ENDINGS
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import TimedState
-from tfs_lite.core.status import OK, Status
+from tfs_lite.core.status import OK, ServingError, Status
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.failed_requests import FailedRequest
@@ -129,7 +129,7 @@ class Overview:
             by_model.setdefault(servable_id.name, {})[servable_id.version] = found
             if found.load is not None and found.load.stage is LoadStage.AT_WORK:
                 at_work[servable_id] = found.load
-            if found.state.state in LEAVING:
+            if found.state.state in LEAVING and not found.state.is_overdue:
                 leaving.append(servable_id)
             if found.state.state in HOLDS_RESOURCES:
                 for each, count in found.estimate.entries.items():
@@ -246,9 +246,16 @@ class Snapshots:
         if not snapshot.configured and ref.name not in server.refused_models:
             snapshot = replace(snapshot, unmarked=self._locator.is_unmarked(ref.name))
         if asked is not None and snapshot.base_path:
-            exists = os.path.isdir(os.path.join(snapshot.base_path, str(asked)))
+            exists = self._is_directory(os.path.join(snapshot.base_path, str(asked)))
             snapshot = replace(snapshot, exists=exists)
         return self._with_others(snapshot, shared, MAX_DEPTH)
+
+    def _is_directory(self, path: str) -> bool:
+        """False for one on a disk that does not answer."""
+        try:
+            return self._core.disk_calls.call(f"the directory {os.path.basename(path)}", lambda: os.path.isdir(path))
+        except ServingError:
+            return False
 
     def of_all(self) -> Iterator[ModelSnapshot]:
         """Of every model of the config, each other that still has a version, and those of the repository that are

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
 from tfs_lite.adapters.loaded_files import GONE
 from tfs_lite.config.model_server import ModelConfig
-from tfs_lite.config.text import MODEL_SETTINGS_FILES, YAML_ENDINGS
+from tfs_lite.config.text import YAML_ENDINGS
+from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -222,10 +223,33 @@ def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
 def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
     for name, why in model.report.passed_over.items():
         text = f"{name} beside the versions is passed over: {why}"
-        yield Link(Cause.NAME_PASSED_OVER, text, "give it the number that it is to have, or move it away")
+        fix = "give it the number that it is to have, or move it away"
+        if name.startswith(HIDDEN_PREFIX):
+            fix = "publish again, or remove the directory"
+        yield Link(Cause.NAME_PASSED_OVER, text, fix)
 
 
 # What is on its way.
+
+
+def load_hangs(model: ModelSnapshot, version: int, load: LoadView) -> Link:
+    server = model.server
+    seconds = max(server.monotonic - load.since, 0.0)
+    text = f"version {version} has been loading for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
+    fix = (
+        "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
+        "hangs keeps its thread and its memory until the server is started again"
+    )
+    return Link(Cause.LOAD_HANGS, text, fix, server.wall(load.since))
+
+
+def unload_hangs(found: VersionSnapshot) -> Link:
+    text = f"version {found.version} is being unloaded for longer than --slow_unload_seconds; others go on"
+    fix = (
+        "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
+        "memory, which counts as used"
+    )
+    return Link(Cause.UNLOAD_HANGS, text, fix, found.state.time if found.state is not None else None)
 
 
 def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
@@ -518,6 +542,12 @@ def seen_soon(model: ModelSnapshot) -> Link:
 def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
     shown = f" ({model.base_path})" if paths and model.base_path else ""
     text, since = f"{model.problem.message}{shown}", model.problem_since
+    if model.problem.reason is Reason.DISK_HANGS:
+        fix = (
+            "make the disk answer (a mount that hangs, its server, its network): it is looked at again by itself then; "
+            "or correct base_path and reload. Versions that are loaded go on, and new ones are not seen until then"
+        )
+        return Link(Cause.DISK_HANGS, text, fix, since)
     if "another directory" in text:
         fix = (
             "bring the volume or directory of before back, or publish a version here; if nothing is to answer, take "

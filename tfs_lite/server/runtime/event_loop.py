@@ -15,6 +15,7 @@ from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.threads import JOIN_SECONDS, join, within
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ class BackgroundRunner:
             del queued, future  # else a failure, which has this frame in its traceback, is a cycle with all its work
 
     def close(self) -> None:
-        """Drops work that has not begun and waits for the rest."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Drops work that has not begun and waits for the rest, for a bounded time."""
+        within(JOIN_SECONDS, f"tfs-{self._what}", lambda: self._executor.shutdown(wait=True, cancel_futures=True))
 
     def _finished(self, future: asyncio.Future[T]) -> None:
         self._pending -= 1
@@ -87,9 +88,9 @@ class LoopThread:
             coroutine.close()
 
     def close(self) -> None:
-        """Cancels the remaining tasks, ends the loop and joins the thread."""
+        """Cancels the remaining tasks, ends the loop and joins the thread, for a bounded time."""
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        join(self._thread)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

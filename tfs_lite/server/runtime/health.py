@@ -10,6 +10,8 @@ import asyncio
 import enum
 from collections.abc import Callable
 
+from tfs_lite.serving.model_states import Answering
+
 SERVICES = (
     "",
     "ModelService",
@@ -19,6 +21,7 @@ SERVICES = (
     "tensorflow.serving.PredictionService",
 )
 """Names of the whole server, with and without package."""
+ANSWERING_HEADER = "x-models-answering"
 
 
 class ServingStatus(enum.IntEnum):
@@ -31,17 +34,32 @@ class ServingStatus(enum.IntEnum):
 
 
 class Health:
-    """``is_model_available(name)`` is None for a model that is not in the config. Flags are set by the server's control
-    threads and read by the event loop; they are never reset."""
+    """``is_model_available(name)`` is None for a model that is not in the config; ``answering`` tells how many models
+    answer. Flags are set by the server's control threads and read by the event loop; they are never reset."""
 
-    def __init__(self, is_model_available: Callable[[str], bool | None]) -> None:
+    def __init__(
+        self, is_model_available: Callable[[str], bool | None], answering: Callable[[], Answering] = Answering
+    ) -> None:
         self._is_model_available = is_model_available
+        self._answering = answering
         self._ready = False
         self._draining = False
 
     @property
     def ready(self) -> bool:
         return self._ready and not self._draining
+
+    @property
+    def remark(self) -> str:
+        """What being ready does not say: ``1 of 2 models answers``. Empty if all do."""
+        found = self._answering()
+        return str(found) if found.silent else ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The same for programs, of every answer about readiness. Models are not named: everybody may ask."""
+        found = self._answering()
+        return {ANSWERING_HEADER: f"{found.count}/{found.total}"}
 
     @property
     def draining(self) -> bool:

@@ -88,6 +88,11 @@ class V2Control:
     def server_ready(self) -> bool:
         return self._health.ready
 
+    @property
+    def ready_headers(self) -> dict[str, str]:
+        """See :attr:`Health.headers`."""
+        return self._health.headers
+
     def server_metadata(self) -> Message:
         """A ServerMetadataResponse."""
         extensions = EXTENSIONS + self.memory.extensions

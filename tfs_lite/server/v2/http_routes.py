@@ -43,7 +43,9 @@ class V2HttpRoutes:
         return json_reply(_health("live", self._control.server_live(), "server is not live"))
 
     async def ready(self, request: Request, target: Target) -> Response:
-        return json_reply(_health("ready", self._control.server_ready(), "server is not ready"))
+        response = json_reply(_health("ready", self._control.server_ready(), "server is not ready"))
+        response.headers.update(self._control.ready_headers)
+        return response
 
     async def model_ready(self, request: Request, target: Target) -> Response:
         name = target.name

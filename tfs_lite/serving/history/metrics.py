@@ -50,9 +50,11 @@ class HistoryCollector(Collector):
         accounts: MemoryAccounts,
         dropped: Callable[[], Mapping[str, int]],
         configured: Callable[[], Iterable[str]],
+        collections: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
     ) -> None:
         """``dropped``: how many events were let go of, by what is full. ``configured``: the models of the config; the
-        leaks of each begin with 0."""
+        leaks of each begin with 0. ``collections``: how many there were after unloads, and their seconds."""
+        self._collections = collections
         self._accounts = accounts
         self._dropped = dropped
         self._configured = configured
@@ -61,13 +63,14 @@ class HistoryCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        resident = self._accounts.resident()
         memory = GaugeMetricFamily(
             "tfs_lite_version_memory_bytes",
             "Memory of a version: reserved before its load, measured in tensors, taken by the load, resident in its "
             "own processes.",
             labels=("model", "version", "device", "kind"),
         )
-        for model, account in self._accounts.resident():
+        for model, account in resident:
             for device, kind, quantity in _figures(account):
                 memory.add_metric((model, str(account.version), device, kind), quantity)
         yield memory
@@ -77,7 +80,7 @@ class HistoryCollector(Collector):
             "own processes.",
             labels=("model", "version", "device", "kind"),
         )
-        for model, account in self._accounts.resident():
+        for model, account in resident:
             for device, kinds in account.held.items():
                 for kind, quantity in kinds.items():
                     held.add_metric((model, str(account.version), device, kind), quantity)
@@ -94,6 +97,13 @@ class HistoryCollector(Collector):
         for what, count in self._dropped().items():
             dropped.add_metric((what,), count)
         yield dropped
+        count, seconds = self._collections()
+        yield CounterMetricFamily(
+            "tfs_lite_memory_collections", "Garbage collections after unloads and failed loads.", value=count
+        )
+        yield CounterMetricFamily(
+            "tfs_lite_memory_collection_seconds", "What they took; requests wait meanwhile.", value=seconds
+        )
 
 
 def _figures(account: VersionMemory) -> Iterator[tuple[str, str, int]]:

@@ -238,6 +238,10 @@ class Recorder:
         details = {"waits_for": "memory", "bytes": bytes_needed}
         self._history.append(EventKind.PARKED, *_of(servable_id), origin=self._origin(servable_id), details=details)
 
+    def on_overdue(self, servable_id: ServableId, status: Status) -> None:
+        """Its load or unload takes longer than the bound."""
+        self._history.append(EventKind.OVERDUE, *_of(servable_id), origin=self._origin(servable_id), status=status)
+
     def on_attempt(self, attempt: LoadAttempt) -> None:
         if attempt.status.ok:
             return

@@ -134,9 +134,10 @@ class ManualExecutor:
     def shutdown(self, seconds: float = JOIN_SECONDS) -> None:
         with self._lock:
             self._closed = True
-        self.run_all()
-        while self._running:
-            self.finish()
+        if seconds:
+            self.run_all()
+            while self._running:
+                self.finish()
 
     def _take(self, index: int) -> Task:
         with self._lock:

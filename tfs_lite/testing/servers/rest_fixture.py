@@ -180,6 +180,7 @@ class RestFixture:
         self.registry = CollectorRegistry()
         self.request_metrics = metrics = RequestMetrics(self.registry, lambda name: name == "m")
         self.health = Health(lambda name: None)
+        self.refused_config = None
         self.servable = servable or GatedServable()
         self.handles = 0
         self.replica_reports: list[ReplicaReport] = []

@@ -13,7 +13,7 @@ from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.server_core import Burden
-from tfs_lite.serving.version_follower import CHANGED
+from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy
 
@@ -145,6 +145,12 @@ def test_name_that_looks_like_a_version_is_told_of_the_model_and_not_of_each_ver
     assert not ask(found, 1).because
 
 
+def test_what_a_killed_publication_has_left_goes_with_the_next_one() -> None:
+    report = SourceReport("m", passed_over={".publish-2-aa": "a publication that did not end has left it"})
+    (link,) = ask(model(serving(1), report=report)).because
+    assert link.fix == "publish again, or remove the directory"
+
+
 def test_half_a_copy_is_not_to_be_published_as_a_version_that_exists() -> None:
     """``tfs-lite publish`` never overwrites one."""
     half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
@@ -212,6 +218,19 @@ def test_a_load_with_a_changed_config_that_has_failed_is_not_only_to_be_waited_f
         fix = ask(model(serving(1, remark=Status(code, "it goes on with the config of before")))).because[0].fix
         assert not fix.startswith("wait")
         assert "save the model's config file again" in fix
+
+
+def test_changed_files_that_are_not_served_say_what_to_do() -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: no room", Reason.WAITS_FOR_PLACE)
+    for remark, begin in (
+        (CHANGED_FILES, "wait"),
+        (waits, "wait"),
+        (Status(StatusCode.RESOURCE_EXHAUSTED, "it goes on with the files of before: no memory"), "make room"),
+        (Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: m is truncated"), "finish the copy"),
+    ):
+        (link,) = ask(model(serving(1, remark=remark))).because
+        assert link.cause is Cause.FILES_NOT_LOADED
+        assert link.fix.startswith(begin)
 
 
 def test_the_last_line_of_a_version_without_memory_does_not_contradict_its_fix() -> None:

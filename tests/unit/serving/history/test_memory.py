@@ -252,3 +252,64 @@ def test_a_real_process_has_memory():
     assert read_moment().rss > MIB
     assert resident_memory(os.getpid()) > MIB
     assert resident_memory(2**30) is None
+
+
+class Giving:
+    """Gives back what it is told to, by the cheap way and by a collection, in MiB."""
+
+    def __init__(self, process, free=0, collected=0):
+        self.process, self.free, self.collected = process, free, collected
+        self.calls = []
+        process.accounts = MemoryAccounts(
+            lambda servable_id, leaked: process.leaks.append((servable_id, dict(leaked))),
+            lambda: Moment(process.rss, process.gpus),
+            self,
+        )
+
+    def return_free(self):
+        self.calls.append("free")
+        self.process.rss -= self.free * MIB
+
+    def collect(self):
+        self.calls.append("collect")
+        self.process.rss -= self.collected * MIB
+
+    def collect_soon(self):
+        self.calls.append("soon")
+
+
+@pytest.mark.parametrize(
+    ("gives", "free", "calls"),
+    [(300, 0, ["soon"]), (290, 0, ["soon"]), (100, 200, ["free", "soon"]), (100, 0, ["free", "collect"])],
+)
+def test_an_unload_is_followed_by_a_collection_only_where_much_is_left_behind(process, gives, free, calls):
+    giving = Giving(process, free, collected=200)
+    process.cycle(gives=gives)
+    assert giving.calls == calls
+
+
+def test_what_a_collection_frees_is_no_leak(process):
+    Giving(process, collected=200)
+    for _ in range(3):
+        process.cycle(gives=100)
+    assert process.leaks == []
+    assert process.accounts.of_version(M1).leaked("main") == 0
+
+
+@pytest.mark.parametrize(("takes", "calls"), [(300, ["free", "collect"]), (10, ["soon"])])
+def test_the_figures_of_a_disturbed_unload_do_not_spare_a_collection(process, takes, calls):
+    giving = Giving(process)
+    loader = process.loader(takes=takes)
+    loader._inner.within = process.accounts.disturb
+    loader.load(M1)
+    loader.unload()
+    assert giving.calls == calls
+
+
+@pytest.mark.parametrize(("grown", "calls"), [(100, ["collect"]), (1, ["soon"])])
+def test_a_failed_load_is_followed_by_a_collection_only_where_much_is_left_behind(process, grown, calls):
+    giving = Giving(process)
+    loader = process.loader(failures=1)
+    loader._inner.within = lambda: setattr(process, "rss", process.rss + grown * MIB)
+    refusal(loader.load, M1, code=StatusCode.UNAVAILABLE)
+    assert giving.calls == calls

@@ -82,7 +82,7 @@ function header() {
 	const [tone, words] = LINES[line.state];
 	const told = line.why ? `${words} since ${clock(line.since / 1000)}: ${line.why}` : words;
 	return h("header", h("div.brand", h("h1", h("a", { href: "#" }, "tfs_lite")), server && h("small", `${server.version} · up ${span(app.now() - server.started)}`)),
-		server && (server.ready ? pill("good", "Ready") : pill("warn", "Not ready: " + server.why)),
+		server && pill(server.ready && !server.why ? "good" : "warn", (server.ready ? "Ready" : "Not ready") + (server.why && ", " + server.why)),
 		h("span.grow"),
 		h("span", { class: "line " + tone, role: "status" }, h("i", { "aria-hidden": true }), told),
 		h("button.quiet", { onclick: () => app.change({ dialog: { kind: "token" } }) }, hasToken() ? "Token in use" : "Token"),
