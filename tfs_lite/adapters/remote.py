@@ -20,9 +20,10 @@ from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.manifest import is_text
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 
 OPEN_VERSION = "tfs_lite.adapters.remote:open_version"
@@ -43,7 +44,9 @@ def describe(
     """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch uses inside an
     operator there (0: all cores but one), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
     all of it), ``saved_model_tags`` which graph of a SavedModel is served. The files are listed again when the version
-    is opened."""
+    is opened. FAILED_PRECONDITION for a directory whose name is no text."""
+    if not is_text(request.files.directory):
+        raise failed_precondition("its path is no UTF-8 text, so no other process can be told it; rename the directory")
     return orjson.dumps(
         {
             "name": request.id.name,

@@ -28,7 +28,7 @@ from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_j
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.history import iso_time
 from tfs_lite.core.status import Reason, ServingError
-from tfs_lite.core.threads import left_behind, within
+from tfs_lite.core.threads import left_behind
 from tfs_lite.protocols.log_format import JSON, start_logging
 from tfs_lite.serving.options import ServerOptions
 
@@ -178,7 +178,10 @@ class _StopGuard:
 
 def _leave(names: Sequence[str]) -> None:
     """Ends the process, without waiting for anything: not for threads, nor for long for the log."""
-    within(1.0, "tfs-last-line", lambda: logger.error("stopped, and left behind: %s", ", ".join(names)))
+    from tfs_lite.server.runtime.output import flush_outputs
+
+    logger.error("stopped, and left behind: %s", ", ".join(names))
+    flush_outputs()
     os._exit(LEFT_BEHIND)
 
 

@@ -119,8 +119,8 @@ class ConfigFileWatcher:
         self._file = working_directory / path
         self._applied: ModelServerConfig | None = applied
         self._in_force = applied
-        self._bytes = getattr(FileState.of(self._file), "size", 0)
-        """Of the file of the config in force."""
+        self._bytes = 0
+        """Of the file of the config in force, as far as it was read here."""
         self._read_at: FileState | None = None
         """Of the file when it was read last."""
         self._quiet = QuietFile(clock.monotonic)
@@ -143,18 +143,17 @@ class ConfigFileWatcher:
     def poll(self) -> None:
         """Looks at the file once, and reads it where that may change something. Never raises for what is in it."""
         config: ModelServerConfig | None = None
-        state = FileState.of(self._file)
-        quiet = self._quiet.seconds(state)
-        if (state is None or state != self._read_at) and self._look_later(QUIET_SECONDS - quiet):
-            return
         with acting(Origin(Cause.CONFIG_FILE)):
             try:
+                state = self._state()
+                quiet = self._quiet.seconds(state)
                 if state is None or state != self._read_at or self._applied is None:
-                    config = self._read()
-                    if self._says_less(config, state) and self._look_later(REMOVAL_SECONDS - quiet):
+                    if state != self._read_at and self._look_later(QUIET_SECONDS - quiet):
                         return
-                    if FileState.of(self._file) != state:  # while it was read
-                        self._look_later(QUIET_SECONDS)
+                    config = self._read()
+                    changed = self._state() != state  # while it was read
+                    needed = REMOVAL_SECONDS if self._says_less(config, state) else QUIET_SECONDS
+                    if self._look_later(QUIET_SECONDS if changed else needed - quiet):
                         return
                     self._follow(config, state)
                 self._logged_error = ""
@@ -164,6 +163,10 @@ class ConfigFileWatcher:
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
                     logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+
+    def _state(self) -> FileState | None:
+        """Raises UNAVAILABLE where the disk hangs."""
+        return self._calls.call("the config file", lambda: FileState.of(self._file))
 
     def _follow(self, config: ModelServerConfig, state: FileState | None) -> None:
         if config != self._applied:
