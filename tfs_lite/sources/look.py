@@ -202,7 +202,7 @@ def _left_copies(
 ) -> dict[str, str]:
     """The hidden copies that nobody has written to for an hour, by name, with what becomes of them; a few of them. A
     publication in progress touches its directory every minute."""
-    found = []
+    found = list[str]()
     for entry in entries:
         if entry.is_directory and entry.name.startswith(HIDDEN_PREFIX) and len(found) < MAX_PASSED_OVER:
             with contextlib.suppress(OSError):  # it was committed or removed this moment
