@@ -692,7 +692,7 @@ def next_of(verdict: Verdict, *, waits_for_room: bool) -> str:
     """``waits_for_room``: it has failed for want of memory, and is tried again when some comes free."""
     match verdict:
         case Verdict.FAILED if waits_for_room:
-            return "it is tried again when another version is unloaded, or its files change"
+            return "it is tried again when memory comes free, or its files change"
         case Verdict.SERVING:
             return "it goes on serving"
         case Verdict.FAILED | Verdict.REFUSED:
