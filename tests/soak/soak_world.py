@@ -76,6 +76,8 @@ SETTLE_SECONDS = 45.0
 """The most for a round to come to what it has to come to."""
 QUIET_SECONDS = 5.0
 """After the last step of a round: the quiet period and two polls. What happens later is a fault."""
+EXPLAIN_SECONDS = 15.0
+"""For what stands to be named: ``--disk_timeout_seconds`` and some more."""
 STEADY_SECONDS = 1.2
 """For which what was reached has to last."""
 MOST_GROWTH = 0.15
@@ -563,7 +565,8 @@ class Soak:
                 del self.late[name]
 
     def _look(self, name: str, late: _Late) -> None:
-        late.seen = observe(self.server.ports, name, self.server.ask)
+        labels = dict(self.models[name].labels) if self.mode == CONFIG_FILE else {}
+        late.seen = observe(self.server.ports, name, labels, self.server.ask)
         now = time.monotonic()
         if late.seen is None or late.seen not in self.models[name].loadings:
             late.right_since = 0.0
@@ -630,7 +633,7 @@ class Soak:
         for path in dict.fromkeys(
             (f"/v1/models/{trouble.model}{which}:explain", f"/v1/models/{trouble.model}:explain")
         ):
-            deadline = time.monotonic() + 4.0
+            deadline = time.monotonic() + EXPLAIN_SECONDS
             while problem := self._problem_of(path, trouble):
                 if time.monotonic() > deadline:
                     return problem
