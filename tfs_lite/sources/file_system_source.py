@@ -465,6 +465,10 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
     for version in sorted(new.stand_ins - (old.stand_ins if old is not None else frozenset())):
         failed = ", ".join(str(each) for each in sorted(new.failed) if each > version)
         logger.info("model %s: version %d stands in for version %s, which failed", servable.name, version, failed)
+    _log_versions(servable, new, old)
+
+
+def _log_versions(servable: ServableToMonitor, new: SourceReport, old: SourceReport | None) -> None:
     for version, reason in sorted(new.waiting.items()):
         if old is None or old.waiting.get(version) != reason:
             of_version = {"model": servable.name, "version": version}

@@ -183,11 +183,14 @@ class VersionInspector:
         return known
 
     def _lag(self, tree: Tree, wall: float) -> float:
-        """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age."""
+        """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age. The stamps
+        on a block device of this machine are those of our own clock."""
+        if self._trusts_stamps or os.major(tree.device):
+            return 0.0
         if tree.changed_ns:
             self.see_clock(tree.device, max(wall - tree.changed_ns / 1e9, 0.0))
         with self._lock:
-            return 0.0 if self._trusts_stamps else self._lags.get(tree.device, math.inf)
+            return self._lags.get(tree.device, math.inf)
 
     def see_clock(self, device: int, age: float) -> None:
         """A time stamp of that age, in seconds, was given by the disk itself: its clock is not further behind."""
