@@ -90,8 +90,8 @@ def publish(
 
     A directory is copied with everything in it, litter aside; a single file is stored as ``model`` plus its suffix, the
     name under which platforms look for it. Errors: NOT_FOUND (no source), FAILED_PRECONDITION (source empty, not a
-    plain file, with a link that leaves it, or with the base path in it), ALREADY_EXISTS (that version is there), ABORTED
-    (source changed meanwhile), and those of :func:`staging_directory`.
+    plain file, with a link that leaves it, or with the base path in it), ALREADY_EXISTS (that version is there),
+    ABORTED (source changed meanwhile), and those of :func:`staging_directory`.
     """
     with _advised(base):
         files = _files_of(source, follow_links)

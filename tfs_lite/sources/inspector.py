@@ -183,19 +183,14 @@ class VersionInspector:
         return known
 
     def _lag(self, tree: Tree, wall: float) -> float:
-        """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age. The stamps
-        on a block device of this machine are those of our own clock."""
+        """Seconds by which the clock of the tree's disk may be behind ours: it has given a stamp of that age. Stamps on
+        a block device of this machine are those of our own clock."""
         if self._trusts_stamps or os.major(tree.device):
             return 0.0
-        if tree.changed_ns:
-            self.see_clock(tree.device, max(wall - tree.changed_ns / 1e9, 0.0))
+        age = max(wall - tree.changed_ns / 1e9, 0.0) if tree.changed_ns else math.inf
         with self._lock:
-            return self._lags.get(tree.device, math.inf)
-
-    def see_clock(self, device: int, age: float) -> None:
-        """A time stamp of that age, in seconds, was given by the disk itself: its clock is not further behind."""
-        with self._lock:
-            self._lags[device] = min(self._lags.get(device, math.inf), age)
+            self._lags[tree.device] = min(self._lags.get(tree.device, math.inf), age)
+            return self._lags[tree.device]
 
     def _manifest(self, path: str, tree: Tree) -> tuple[Manifest | None, str]:
         if all(file.name != MANIFEST_NAME for file in tree.files):

@@ -79,7 +79,6 @@ def start(
         source = FileSystemStoragePathSource(
             settings, disk, clock, target.reports.append, watch=False, executor=PoolExecutor("digests", 0)
         )
-        source._inspector.see_clock(0, 0.0)
         sources.append(source)
         source.set_aspired_versions_callback(target.aspire)
         source.poll()

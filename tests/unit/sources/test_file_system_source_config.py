@@ -31,7 +31,6 @@ def test_a_target_or_receiver_that_fails_on_one_stream_still_gets_the_others(dis
         raise RuntimeError("no")
 
     source = FileSystemStoragePathSource(config(model("a"), model("b")), disk, clock, refuse, watch=False)
-    source._inspector.see_clock(0, 0.0)
     source.set_aspired_versions_callback(fail_on_a)
     source.poll()
     source.close()
@@ -54,7 +53,6 @@ def test_a_defect_in_looking_at_one_stream_does_not_disturb_the_others(clock, ta
     disk.write("/models/b/1/model.pt2", archive)
     clock.advance(LONG_AGO)
     source = FileSystemStoragePathSource(config(model("a"), model("b")), disk, clock, target.reports.append, False)
-    source._inspector.see_clock(0, 0.0)
     source.set_aspired_versions_callback(target.aspire)
     source.poll()
     source.close()
@@ -144,7 +142,6 @@ def test_an_invalid_config_names_the_field(build: Callable[[], object], message:
 def test_nothing_is_emitted_before_the_callback_is_set_nor_after_close(disk, clock, put, target) -> None:
     put("m", 1)
     source = FileSystemStoragePathSource(config(model()), disk, clock, watch=False)
-    source._inspector.see_clock(0, 0.0)
     source.poll()
     source.set_aspired_versions_callback(target.aspire)
     source.poll()
@@ -170,7 +167,6 @@ def test_a_config_that_is_replaced_during_a_poll_ends_that_poll(disk, clock, put
         put(name, 1)
     both = config(model("a"), model("b"))
     source = FileSystemStoragePathSource(both, disk, clock, watch=False)
-    source._inspector.see_clock(0, 0.0)
     listing = disk.list_directory
 
     def list_and_replace(path: str) -> Any:

@@ -26,7 +26,6 @@ class InspectorFixture:
         self.hashing = ManualExecutor(1)
         self.progress = 0
         self.inspector = VersionInspector(disk, clock, self.hashing, self.on_progress)
-        self.inspector.see_clock(0, 0.0)
 
     def on_progress(self, path: str) -> None:
         self.progress += 1

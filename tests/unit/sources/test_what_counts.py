@@ -14,7 +14,7 @@ from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.lifecycle.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.disk import FILE_SERVER, MemoryDisk
 from tfs_lite.testing.lifecycle.source_configs import config, model
 
 Start = Callable[[SourceConfig], FileSystemStoragePathSource]
@@ -133,7 +133,7 @@ class LaggingClock(VirtualClock):
 @pytest.fixture
 def lagging(clock: VirtualClock, target: Any) -> tuple[MemoryDisk, Callable[[SourceConfig], Any]]:
     """A disk whose clock is behind, and how to make a source for it."""
-    disk = MemoryDisk(LaggingClock(clock))
+    disk = MemoryDisk(LaggingClock(clock), FILE_SERVER)
 
     def make(settings: SourceConfig) -> FileSystemStoragePathSource:
         source = FileSystemStoragePathSource(

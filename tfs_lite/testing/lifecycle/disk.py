@@ -13,6 +13,9 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import MAX_FILES, FileStat, Tree, is_looked_at
 from tfs_lite.sources.disk import DirectoryEntry, Stamp
 
+BLOCK_DEVICE, FILE_SERVER = os.makedev(8, 1), os.makedev(0, 50)
+"""Numbers of devices: a disk of this machine, and one that a file server exports."""
+
 
 @dataclass(slots=True)
 class _Node:
@@ -30,8 +33,10 @@ class MemoryDisk:
     ``opened`` lists every path in the order in which files were opened, so that a test can say "nothing was read".
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, device: int = BLOCK_DEVICE) -> None:
+        """``device`` is its number, as ``os.stat`` gives it."""
         self._clock = clock
+        self._device = device
         self._lock = threading.Lock()  # guards the fields below
         self._nodes: dict[str, _Node] = {}
         self._inodes = itertools.count(1)
@@ -113,7 +118,7 @@ class MemoryDisk:
                     relative = name[len(path) + 1 :]
                     files.append(FileStat(relative, len(node.data), node.mtime_ns, node.ctime_ns, node.inode))
         files.sort(key=lambda file: file.name)
-        return Tree(tuple(files), newest, len(names) > max_files + 1, changed)
+        return Tree(tuple(files), newest, len(names) > max_files + 1, changed, self._device)
 
     def open(self, path: str) -> BinaryIO:
         with self._lock:
@@ -126,10 +131,10 @@ class MemoryDisk:
     def stamp(self, path: str) -> Stamp:
         with self._lock:
             node = self._node(path)
-            return (1, node.inode, len(node.data or b""), node.mtime_ns, node.ctime_ns)
+            return (self._device, node.inode, len(node.data or b""), node.mtime_ns, node.ctime_ns)
 
     def device(self, path: str) -> int:
-        return 1
+        return self._device
 
     def _mkdir(self, path: str) -> None:
         if path not in self._nodes:
