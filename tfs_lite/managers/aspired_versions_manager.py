@@ -172,12 +172,16 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def _act(self, waiting: Container[str]) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
-        out of date, and the newest one may want what is ready, or need it to bridge the gap."""
+        out of date, and the newest one may want what is ready, or need it to bridge the gap. While a version that was
+        withdrawn waits for a thread, no other is withdrawn: it would answer nobody, and its memory would not come free
+        any sooner."""
+        may_unload = not self._manager.is_unload_waiting
         asked = [self._ask(name, versions) for name, versions in self._streams().items()]
         actions = [
             action
             for action in asked
-            if action is not None and not (action.kind is ActionKind.UNLOAD and action.id.name in waiting)
+            if action is not None
+            and (action.kind is ActionKind.LOAD or (may_unload and action.id.name not in waiting))
         ]
         if not actions:
             return None
