@@ -180,8 +180,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         actions = [
             action
             for action in asked
-            if action is not None
-            and (action.kind is ActionKind.LOAD or (may_unload and action.id.name not in waiting))
+            if action is not None and (action.kind is ActionKind.LOAD or (may_unload and action.id.name not in waiting))
         ]
         if not actions:
             return None
