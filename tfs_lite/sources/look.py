@@ -203,7 +203,7 @@ def _left_copies(
             with contextlib.suppress(OSError):  # it was committed or removed this moment
                 newest = disk.stat_tree(os.path.join(servable.base_path, entry.name), 0).newest_ns / 1e9
                 found += [entry.name] if wall_time - newest >= LEFTOVER_SECONDS else []
-    return dict.fromkeys(sorted(map(_printable, found)), LEFT_COPY)
+    return dict.fromkeys(sorted(map(printable, found)), LEFT_COPY)
 
 
 def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int, str]:
