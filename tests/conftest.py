@@ -107,7 +107,6 @@ def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactor
         f"--trusted_model_base_paths={found.path}/code_*",
         f"--version_quiet_period_seconds={QUIET_SECONDS}",
         "--max_num_load_retries=0",
-        "--num_load_threads=2",
         "--max_queued_requests=32",
     )
     with ServerProcess(*flags, command=default_command()) as server, Probe(server) as probe:

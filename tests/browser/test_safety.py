@@ -13,6 +13,7 @@ import pytest
 
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.models import write_python_version
+from tfs_lite.testing.servers.process import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +100,14 @@ def test_viewer_from_elsewhere_sees_no_buttons_and_may_not_press_them(
         assert served.version("m") == 1
 
 
+POST_A_FORM = """
+document.body.append(Object.assign(document.createElement("iframe"), { name: "answer" }));
+const form = Object.assign(document.createElement("form"), { method: "post", action: "URL", target: "answer" });
+document.body.append(form);
+form.submit();
+"""
+
+
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """The address of another origin, whose page is empty."""
@@ -131,9 +140,14 @@ def test_page_of_another_origin_can_neither_manage_nor_read(
         tab = browser.new_context()
         page = tab.new_page()
         page.goto(elsewhere)
-        for mode, kind in (("no-cors", "text/plain"), ("cors", "application/json")):
+        form = "application/x-www-form-urlencoded"
+        for mode, kind in (("no-cors", "text/plain"), ("no-cors", form), ("cors", "application/json")):
             post = f"fetch('{served.url}/v2/repository/models/m/unload', {{method: 'POST', mode: '{mode}', headers: {{'content-type': '{kind}'}}, body: '{{}}'}}).then(() => 'sent', () => 'refused')"  # noqa: E501
             page.evaluate(post)
+        page.evaluate(f"navigator.sendBeacon('{served.url}/v2/repository/models/m/unload', '{{}}')")
+        page.evaluate(POST_A_FORM.replace("URL", f"{served.url}/v2/repository/models/m/unload"))
+        answered = page.frame_locator("iframe[name=answer]").locator("body")
+        wait_until(lambda: "'manage' is refused" in answered.inner_text(), "the form was sent and refused")
         for path in ("/v1/overview", "/dashboard/feed", "/"):
             read = f"fetch('{served.url}{path}').then((answer) => answer.text(), () => 'refused')"
             assert page.evaluate(read) == "refused"

@@ -54,7 +54,7 @@ def _in_memory(tmp_path: Path) -> SourceFixture:
     disk = MemoryDisk(clock)
     disk.write("/models/m/3/model.py", b"class Model: ...")
     clock.advance(60)
-    config = SourceConfig((ServableToMonitor("m", "/models/m"),), poll_interval=0.001)
+    config = SourceConfig((ServableToMonitor("m", "/models/m"),), poll_interval=0.001, quiet_period=0.0)
     source = FileSystemStoragePathSource(config, disk, clock, watch=False)
     return SourceFixture(source, "/models/m/3", source.close)
 

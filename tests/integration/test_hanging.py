@@ -17,7 +17,8 @@ from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 _spec = spec_from_file_location("hang", Path(__file__).parents[1] / "support" / "hang.py")
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 hang = module_from_spec(_spec)
 _spec.loader.exec_module(hang)
 

@@ -22,10 +22,10 @@ from hypothesis.stateful import initialize, rule
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.manifest import state_of
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.source import UnarySourceAdapter, connect
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.core.version_files import state_of
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.serving.version_follower import FollowerEffects, FollowerOptions, LoadedAs, VersionFollower

@@ -202,14 +202,26 @@ class Lifecycle(CountedMachine):
     @rule(also_work=st.booleans())
     def start_unload(self, also_work: bool) -> None:
         if self.simulation.start(self.simulation.unloads) and also_work:
-            self.simulation.work(self.simulation.unloads, 0)
+            self.simulation.work(self.simulation.unloads, len(self.simulation.unloads.running) - 1)
         self._go_on()
 
     @precondition(lambda self: self.simulation.unloads.running)
-    @rule()
-    def finish_unload(self) -> None:
-        self.simulation.finish(self.simulation.unloads, 0)
+    @rule(index=INDICES)
+    def finish_unload(self, index: int) -> None:
+        self.simulation.finish(self.simulation.unloads, index % len(self.simulation.unloads.running))
         self._go_on()
+
+    @precondition(lambda self: self.simulation.loads.running)
+    @rule(index=INDICES, then=THEN)
+    def load_hangs(self, index: int, then: Then) -> None:
+        self.simulation.hang(self.simulation.loads, index % len(self.simulation.loads.running))
+        self._go_on(then)
+
+    @precondition(lambda self: self.simulation.unloads.running)
+    @rule(index=INDICES, then=THEN)
+    def unload_hangs(self, index: int, then: Then) -> None:
+        self.simulation.hang(self.simulation.unloads, index % len(self.simulation.unloads.running))
+        self._go_on(then)
 
     # Requests.
 

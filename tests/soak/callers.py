@@ -347,9 +347,11 @@ class Crowd:
         return Question(model, None, None, protocol)
 
 
-def observe(ports: tuple[int, int], model: str, ask: Callable[[str], dict]) -> frozenset[tuple[int, int]] | None:
-    """Which versions answer now, with the serial numbers of their content; None while that changes. ``ask`` gets a path
-    of the HTTP port."""
+def observe(
+    ports: tuple[int, int], model: str, labels: Mapping[str, int], ask: Callable[[str], dict]
+) -> frozenset[tuple[int, int]] | None:
+    """Which versions answer now, with the serial numbers of their content; None while that changes, or while one of the
+    ``labels`` is not answered by its version. ``ask`` gets a path of the HTTP port."""
     try:
         states = ask(f"/v1/models/{model}")
     except KeyError:
@@ -358,10 +360,15 @@ def observe(ports: tuple[int, int], model: str, ask: Callable[[str], dict]) -> f
         return None
     versions = [int(one["version"]) for one in states.get("model_version_status", ()) if one["state"] == "AVAILABLE"]
     connection = Connection(*ports)
-    row = [1.0, 2.0, 3.0]
+
+    def serial(version: int | None = None, label: str | None = None) -> int:
+        return connection.ask(Question(model, version, label, "rest"), (1.0, 2.0, 3.0)).serial
+
     try:
-        found = {version: connection.ask(Question(model, version, None, "rest"), row).serial for version in versions}
-        if versions and connection.ask(Question(model, None, None, "rest"), row).serial != found[max(versions)]:
+        found = {version: serial(version) for version in versions}
+        if versions and serial() != found[max(versions)]:
+            return None
+        if any(serial(label=label) != found.get(version) for label, version in labels.items()):
             return None
     except Refused:
         return None

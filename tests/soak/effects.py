@@ -52,7 +52,7 @@ class Disk:
         self.repository = root / "repository"
         self.config_file = root / "models.yaml"
         self.repository.mkdir(parents=True)
-        for name in ("moved", "linked", "small", "staging"):
+        for name in ("moved", "linked", "small", "disks", "staging"):
             (root / name).mkdir()
         self._artefacts = artefacts
         self._lock = threading.Lock()  # guards the number of staging names
@@ -91,15 +91,17 @@ class Disk:
             self._write_old(base / str(version), self._files(model, content.serial))
 
     def _small_disk(self, model: str) -> Path:
-        path = self.root / "small" / model
+        """A disk of its own, mounted at the place that is returned."""
+        disk, path = self.root / "disks" / model, self.root / "small" / model
+        disk.mkdir()
         path.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_KIB}k", "soak", str(path)]
-        subprocess.run(command, check=True, capture_output=True)
+        _run("mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_KIB}k", "soak", disk)
+        _run("mount", "--bind", disk, path)
         return path
 
     def close(self) -> None:
         """Takes the small disks away."""
-        for path in (self.root / "small").iterdir():
+        for path in [*(self.root / "small").iterdir(), *(self.root / "disks").iterdir()]:
             subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
 
     @staticmethod
@@ -259,6 +261,25 @@ class Disk:
                 file.write("step 1 loss 0.5\n" * 10)
             time.sleep(0.3)
 
+    def _do_odd(self, step: Step, model: Model, base: Path, how: str, pace: random.Random) -> None:
+        """Names that are no text, and a number that is no version, for a moment or for ever."""
+        odd = [os.fsencode(self.repository) + b"/caf\xe9", os.fsencode(base) + b"/\xff\xfe"]
+        odd.append(os.fsencode(base) + b"/99999999999999999999")
+        for path in odd:
+            os.makedirs(path + b"/1", exist_ok=True)
+        if pace.random() < 0.5:
+            time.sleep(2.5)
+            for path in odd:
+                shutil.rmtree(path)
+
+    def _do_unmount(self, step: Step, model: Model, base: Path, how: str, pace: random.Random) -> None:
+        if model.unmounted is None:
+            _run("umount", "-l", self.root / "small" / model.name)
+
+    def _do_mount(self, step: Step, model: Model, base: Path, how: str, pace: random.Random) -> None:
+        if model.unmounted is not None:
+            _run("mount", "--bind", self.root / "disks" / model.name, self.root / "small" / model.name)
+
     def _do_policy(self, step: Step, model: Model, base: Path, how: str, pace: random.Random) -> None:
         """``config.yaml`` beside the versions, written at once or line by line."""
         path = base / "config.yaml"
@@ -395,6 +416,10 @@ class Disk:
             "empty": "",
         }
         self.config_file.write_text(wrong[how])
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
 
 def _pieces(lines: list[str], count: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from artefacts import BAD, EXPORTED, ONNX, PYTHON
 from world import (
@@ -30,6 +31,9 @@ from world import (
 PUSHES = ("cp", "cp", "slow", "rsync", "tar", "mv", "publish", "publish")
 AGAIN = ("rm_cp", "rm_rsync", "two_mv", "exchange", "inplace", "rename_over", "cp_over")
 MOST_VERSIONS = 6
+
+
+_Option: TypeAlias = tuple[int, Callable[[Model], Step | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +147,21 @@ class Plan:
         if not model.is_served(self._now):
             return self._return(model)
         if place.versions is None:
-            return None
+            return self._return(model) if model.path == HOME else None
+        if model.unmounted is not None:
+            return Step("mount", model.name)
         if (trouble := self._trouble(model)) is not None and self._random.random() < 0.7:
             return trouble
-        options: list[tuple[int, Callable[[Model], Step | None]]] = [
+        options = self._options(model)
+        weights = [weight for weight, _ in options]
+        step = self._random.choices([make for _, make in options], weights)[0](model)
+        if step is not None and step.kind in ("hang", "break_config"):
+            self._busy[model.name] = number + self._random.randint(2, 3)
+        return step
+
+    def _options(self, model: Model) -> list[_Option]:
+        """What can be done to it now, with weights."""
+        options: list[_Option] = [
             (8, self._push),
             (3, self._half),
             (4, self._bad),
@@ -157,6 +172,7 @@ class Plan:
             (1, self._touch),
         ]
         if self._now == REPOSITORY:
+            options += [(1, self._odd)]
             options += [(4, self._policy), (2, self._break_config), (1, self._remove)]
         if "link" in model.kind and self._now == REPOSITORY:
             options = [(10, self._link), (4, self._push), (2, self._half), (2, self._again)]
@@ -164,13 +180,13 @@ class Plan:
             options += [(8, self._kill)]
         if "small" in model.kind:
             options += [(8, self._fill)]
+            if not self._where(model):
+                options += [(5, self._unmount)]
+        if self._now == CONFIG_FILE and model.path == HOME:
+            options += [(1, self._remove)]
         if self._able.hang and not self._hung and model.kind == EXPORTED:
             options += [(1, self._hang)]
-        weights = [weight for weight, _ in options]
-        step = self._random.choices([make for _, make in options], weights)[0](model)
-        if step is not None and step.kind in ("hang", "break_config"):
-            self._busy[model.name] = number + self._random.randint(2, 3)
-        return step
+        return options
 
     def _mend(self, model: Model) -> Step | None:
         """What was broken on purpose, and is due."""
@@ -233,6 +249,12 @@ class Plan:
     def _touch(self, model: Model) -> Step:
         return Step("touch", model.name, how=self._where(model))
 
+    def _odd(self, model: Model) -> Step:
+        return Step("odd", model.name)
+
+    def _unmount(self, model: Model) -> Step:
+        return Step("unmount", model.name)
+
     def _some_policy(self, model: Model) -> Policy:
         good = sorted(good_versions(model, self._now))
         some = tuple(sorted(self._random.sample(good, min(len(good), self._random.randint(1, 2)))))
@@ -256,7 +278,7 @@ class Plan:
 
     def _return(self, model: Model) -> Step | None:
         """A model that has gone from the repository comes back, with other versions."""
-        if self._now == CONFIG_FILE or "+" in model.kind:
+        if "+" in model.kind or (self._now == CONFIG_FILE and not model.listed):
             return None
         first = self._random.randint(1, 5)
         files = tuple((number, self._content(model.name, number)) for number in range(first, first + 2))

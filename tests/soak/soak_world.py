@@ -46,7 +46,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from artefacts import Artefacts, kinds
-from callers import Crowd, Judge, observe
+from callers import Crowd, Fault, Judge, observe
 from effects import Disk
 from hang import HangingDisk
 from plan import Abilities, Plan, Round
@@ -76,8 +76,13 @@ SETTLE_SECONDS = 45.0
 """The most for a round to come to what it has to come to."""
 QUIET_SECONDS = 5.0
 """After the last step of a round: the quiet period and two polls. What happens later is a fault."""
+EXPLAIN_SECONDS = 15.0
+"""For what stands to be named: ``--disk_timeout_seconds`` and some more."""
 STEADY_SECONDS = 1.2
 """For which what was reached has to last."""
+PAGES = ("/v1/models", "/v1/models:explain", "/metrics", "/monitoring/prometheus/metrics", "/livez", "/readyz")
+MANY_MODELS = 5
+EXPECTED = {"failed": "the request is answered", "wrong": "right answers only"}
 MOST_GROWTH = 0.15
 MOST_GROWTH_MIB = 60.0
 
@@ -336,6 +341,7 @@ class Soak:
             self.history.setdefault(name, []).extend(steps.get(name, []))
         self._settle(planned, courses)
         self._explain(planned, courses)
+        self._check_pages(planned)
         crowd.focus = ()
 
     def _without_late(self, planned: Round) -> Round:
@@ -563,7 +569,8 @@ class Soak:
                 del self.late[name]
 
     def _look(self, name: str, late: _Late) -> None:
-        late.seen = observe(self.server.ports, name, self.server.ask)
+        labels = dict(self.models[name].labels) if self.mode == CONFIG_FILE else {}
+        late.seen = observe(self.server.ports, name, labels, self.server.ask)
         now = time.monotonic()
         if late.seen is None or late.seen not in self.models[name].loadings:
             late.right_since = 0.0
@@ -611,6 +618,14 @@ class Soak:
         assert isinstance(loading, frozenset)
         return "{" + ", ".join(f"{version}#{serial}" for version, serial in sorted(loading)) + "}"
 
+    def _check_pages(self, planned: Round) -> None:
+        """What an operator looks at works, whatever lies on the disk."""
+        for path in PAGES:
+            try:
+                self.server.text(path)
+            except OSError as error:
+                self._find("page", planned.number, "", f"GET {path} answers 200", str(error))
+
     def _explain(self, planned: Round, courses: Mapping[str, Course]) -> None:
         """Everything bad that stands is named, with a remedy; of one also by the command."""
         settled = [name for name in courses if name not in self.late and name not in self.off]
@@ -630,7 +645,7 @@ class Soak:
         for path in dict.fromkeys(
             (f"/v1/models/{trouble.model}{which}:explain", f"/v1/models/{trouble.model}:explain")
         ):
-            deadline = time.monotonic() + 4.0
+            deadline = time.monotonic() + EXPLAIN_SECONDS
             while problem := self._problem_of(path, trouble):
                 if time.monotonic() > deadline:
                     return problem
@@ -685,13 +700,23 @@ class Soak:
         return f"{command} --steps {','.join(steps) or '0.0'}"
 
     def _faults_to_findings(self) -> None:
-        for fault in self.judge.faults:
-            expected = "the request is answered" if fault.kind == "failed" else "right answers only"
-            at = fault.first - self.started
-            texts = "; ".join(f"{count} x {text}" for text, count in fault.texts.most_common(3))
-            count = fault.texts.total()
-            came = f"{count} times within {fault.last - fault.first:.2f} s from second {at:.1f}: {texts}"
-            self._find(fault.kind, fault.round, fault.model, expected, came)
+        """What happened to many models in one round is one finding."""
+        rounds = sorted({(fault.round, fault.kind) for fault in self.judge.faults})
+        for number, kind in rounds:
+            faults = [fault for fault in self.judge.faults if (fault.round, fault.kind) == (number, kind)]
+            if len({fault.model for fault in faults}) <= MANY_MODELS:
+                for fault in faults:
+                    self._find(kind, number, fault.model, EXPECTED[kind], self._fault_text(fault))
+                continue
+            names = ", ".join(sorted({fault.model for fault in faults}))
+            worst = max(faults, key=lambda fault: fault.texts.total())
+            came = f"{len(faults)} times: {names}; the worst is {worst.model}: {self._fault_text(worst)}"
+            self._find(kind, number, "", EXPECTED[kind], came)
+
+    def _fault_text(self, fault: Fault) -> str:
+        texts = "; ".join(f"{count} x {text}" for text, count in fault.texts.most_common(3))
+        lasted, at = fault.last - fault.first, fault.first - self.started
+        return f"{fault.texts.total()} requests within {lasted:.2f} s from second {at:.1f}: {texts}"
 
 
 def _round_of(id_: str) -> int:

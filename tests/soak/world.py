@@ -98,6 +98,8 @@ class Model:
     """Its disk does not answer the server."""
     config_broken: bool = False
     """``config.pbtxt`` beside its versions makes no sense: nothing can be said of new versions."""
+    unmounted: Place | None = None
+    """What its disk holds, which is not mounted now."""
     loadings: frozenset[Loading] = frozenset({NOTHING})
     seen: tuple[str, int] = (HOME, 0)
 
@@ -291,6 +293,20 @@ def _link(step: Step, model: Model) -> list[Model]:
     return [_new_place(step, model, HOME)]
 
 
+def _unmount(step: Step, model: Model) -> list[Model]:
+    """The disk goes, and leaves the empty directory that it was mounted on."""
+    place = model.places[HOME]
+    if model.unmounted is not None:
+        return [model]
+    return [replace(model, places={**model.places, HOME: Place({}, place.inode + 1)}, unmounted=place)]
+
+
+def _mount(step: Step, model: Model) -> list[Model]:
+    if model.unmounted is None:
+        return [model]
+    return [replace(model, places={**model.places, HOME: model.unmounted}, unmounted=None)]
+
+
 def _remove(step: Step, model: Model) -> list[Model]:
     gone = Place(None, model.places.get(HOME, Place(None)).inode + 1)
     return [replace(model, places={**model.places, HOME: gone})]
@@ -318,12 +334,15 @@ _PHASES = {
     "rm": _remove_version,
     "litter": _nothing,
     "touch": _nothing,
+    "odd": _nothing,
     "kill": _nothing,
     "policy": _policy,
     "break_config": _set(config_broken=True),
     "mend_config": _set(config_broken=False),
     "hang": _set(hanging=True),
     "unhang": _set(hanging=False),
+    "unmount": _unmount,
+    "mount": _mount,
     "link": _link,
     "move": _move,
     "file_policy": _file_policy,

@@ -1,11 +1,10 @@
 """Loading a version's directory as a model in memory; each platform is one file.
 
     platforms           the platforms of this installation, and the adapters that make loaders of versions
-    opening             the contract: what a platform promises, and how it opens its artefact; no torch
+    opening             the contract: what a platform promises, what it opens, whether that has changed; no torch
     loaded_model        the base class of opened models: what is done around the call of an artefact
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
-    loaded_files        what a version was loaded from, and whether it is still there
     instances           which instances a config asks for, on which devices
     pytorch/, aoti/, python/, onnx/, language/, encoders/   the platforms
     exported/           exported programs, built without torch's own loader

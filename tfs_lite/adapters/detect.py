@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.adapters.loaded_files import shown
-from tfs_lite.adapters.opening import Platform, VersionFiles
+from tfs_lite.adapters.opening import Platform, VersionFiles, shown
+from tfs_lite.core.manifest import is_litter, is_looked_at
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
-from tfs_lite.core.version_files import is_litter, is_looked_at
 
 _ARCHIVES = (".pt2", ".pt")
 

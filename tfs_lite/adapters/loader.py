@@ -32,10 +32,9 @@ from tfs_lite.adapters.instances import (
     difference,
     placements,
 )
-from tfs_lite.adapters.loaded_files import LoadedFiles, shown
 from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
 from tfs_lite.adapters.memory import drop_file_caches
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.opening import LoadedFiles, OpenedModel, OpenRequest, Platform, VersionFiles, shown
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths

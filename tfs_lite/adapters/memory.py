@@ -25,8 +25,10 @@ from tfs_lite.core.threads import PeriodicThread
 YOUNG = 10_000
 """Objects allocated, less those freed, between two collections of the youngest generation."""
 FIXED_BYTES = 1 << 20
+OWED_BYTES = 64 << 20
+"""What unloads and failed loads may leave behind until a collection."""
 COLLECT_PAUSE = 1.0
-"""Seconds from a request for a collection until it happens; many requests meanwhile count as one."""
+"""Seconds from the moment when they have until it happens."""
 COLLECT_SHARE = 0.05
 """Of the time, at most, that collections may take which nobody waits for."""
 logger = logging.getLogger(__name__)
@@ -90,8 +92,8 @@ def return_free_memory() -> None:
 
 
 class MemoryReturn:
-    """When memory goes back to the system after unloads and failed loads: cheaply after each, and by a collection once
-    for all of a moment. Any thread may call any method."""
+    """When memory goes back to the system that only a garbage collection frees: now, or once unloads and failed loads
+    may have left :data:`OWED_BYTES` behind together. Any thread may call any method."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class MemoryReturn:
         self._release = release
         self._lock = threading.Lock()  # guards the fields below
         self._due: Timer | None = None
+        self._owed = 0
         self._count, self._seconds = 0, 0.0
         self._pause = COLLECT_PAUSE
         self._closed = False
@@ -114,9 +117,9 @@ class MemoryReturn:
         self._thread.start()
 
     def collect(self) -> None:
-        """Collects now, on this thread, for everybody who has asked before."""
+        """Collects now, on this thread, also what is owed."""
         with self._lock:
-            due, self._due = self._due, None
+            due, self._due, self._owed = self._due, None, 0
             if self._closed:
                 return
         if due is not None:
@@ -133,10 +136,12 @@ class MemoryReturn:
         with self._lock:
             return self._count, self._seconds
 
-    def collect_soon(self) -> None:
-        """Collects a moment later, once for all that ask until then, on a thread of its own."""
+    def owe(self, left: int) -> None:
+        """So many bytes may have been left behind. Collects a moment after that has become much, on a thread of its
+        own."""
         with self._lock:
-            if self._due is None and not self._closed:
+            self._owed += left
+            if self._owed >= OWED_BYTES and self._due is None and not self._closed:
                 self._due = self._clock.call_later(self._pause, self._wake)
 
     def close(self) -> None:

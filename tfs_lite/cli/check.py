@@ -147,13 +147,18 @@ def _repository(path: Path) -> ModelServerConfig:
 
     found: dict[str, str] = {}
     clock = SystemClock()
-    policies = RepositoryPolicies(clock)
-    ModelRepository(str(path), RealDisk(), clock, found.update, None, watch=False, on_look=policies.look).poll()
+    known = RepositoryPolicies(clock)
+    repository = ModelRepository(
+        str(path), RealDisk(), clock, found.update, poll_interval=None, watch=False, on_look=known.look
+    )
+    repository.poll()
+    repository.close()
+    clock.close()
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
-    wanted = policies.of(found)
+    policies = known.of(found)
     models = [
-        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": wanted[name]})
+        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
         for name, base_path in sorted(found.items())
     ]
     return ModelServerConfig.model_validate({"model_config_list": {"config": models}})

@@ -18,8 +18,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.config.settings import Document, build, config_error
 from tfs_lite.config.syntax import check_keys, read_proto_text, read_yaml
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.protocols import messages
 
 MAX_FILE_BYTES = 4 * 1024 * 1024

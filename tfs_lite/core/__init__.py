@@ -5,8 +5,7 @@
     model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
     replicas                     what is known of a version's replicas
     resources                    quantities of memory, and their arithmetic
-    manifest, version_files      a version on disk: what its manifest lists, which files count and their state
-    publish                      putting one there in one step
+    manifest, publish            a version on disk: which files count, their state; putting one there in one step
     request_context             who asks, under which id, as a part of which trace
     event_bus, clock, executor, threads, callbacks    what is passed in: events, time, threads
     history                      what happened, who wanted it: events, and a bounded number of them

@@ -60,8 +60,8 @@ class _Pending:
 
 
 class SystemClock:
-    """The real time. Its one daemon thread starts with the first delayed call and ends with :meth:`close`. If the system
-    refuses it then, the call is kept, and the next one tries again."""
+    """The real time. Its one daemon thread starts with the first delayed call and ends with :meth:`close`. If the
+    system refuses it then, the call is kept, and the next one tries again."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below

@@ -29,10 +29,17 @@ from types import FrameType
 from typing import TypeAlias
 
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, parse_version, sha256_of
+from tfs_lite.core.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestFile,
+    file_stamp,
+    is_litter,
+    parse_version,
+    sha256_of,
+)
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, not_found
-from tfs_lite.core.version_files import file_stamp, is_litter
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Called often: what is done (``copying``, ``hashing``), how many bytes of it are done, and how many there are."""

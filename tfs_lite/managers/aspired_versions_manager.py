@@ -63,7 +63,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._arrived: set[str] = set()  # streams with a list that no tick has looked at
         self._ticking = threading.Lock()  # serialises ticks, guards the fields below; only ticks wait for it
         self._waiting: set[str] = set()  # streams whose newest list has to wait
-        self._changed: set[str] = set()  # streams that the next tick has to look at, whatever happens meanwhile
+        self._changed: set[str] = set()  # streams that this tick has to look at, or the next one
         self._asked: dict[ActionKind, dict[str, Action]] = {kind: {} for kind in ActionKind}  # its answers, by stream
         interval = options.tick_interval
         self._thread = PeriodicThread("tfs-manager", self._run_tick, interval) if interval and interval > 0 else None
@@ -104,11 +104,11 @@ class AspiredVersionsManager(TargetBase[Loader]):
         With executors of size 0 the action is done when this returns. Ticks never overlap.
         """
         with self._ticking:
-            changed, self._changed = self._changed | self._manager.take_changed_streams(), set()
-            self._flush(changed)
-            self._accept_pending(changed)
+            self._changed |= self._manager.take_changed_streams()
+            self._flush()
+            self._accept_pending()
             self._manager.renew_exhausted()
-            action = self._act(changed)
+            action = self._act()
         self._manager.run_pending()
         return action
 
@@ -123,26 +123,26 @@ class AspiredVersionsManager(TargetBase[Loader]):
         if self._thread is not None:
             self._thread.wake()
 
-    def _flush(self, changed: set[str]) -> None:
+    def _flush(self) -> None:
         """Drops what is not wanted and holds nothing, of the streams that have changed."""
-        for name in sorted(changed):
+        for name in sorted(self._changed):
             for snapshot in self._snapshots(name):
                 if not snapshot.is_aspired and snapshot.state in REMOVABLE:
                     self._manager.stop_managing_servable(snapshot.id)
 
-    def _accept_pending(self, changed: set[str]) -> None:
+    def _accept_pending(self) -> None:
         """Looks at the lists that are new, and at those that wait for a stream which has changed."""
         with self._pending_lock:
-            names, self._arrived = self._arrived, set()
-        for name in sorted(names | (self._waiting & changed)):
+            names = set(self._arrived)
+        for name in sorted(names | (self._waiting & self._changed)):
             managed = {snapshot.id: snapshot for snapshot in self._snapshots(name)}
             with self._pending_lock:
+                self._arrived.discard(name)
                 versions = self._pending[name]
                 if any(_on_its_way_out(managed.get(item.id)) for item in versions):
                     self._waiting.add(name)
                     continue
                 del self._pending[name]
-                self._arrived.discard(name)
             self._waiting.discard(name)
             self._accept(versions, managed)
 
@@ -182,11 +182,11 @@ class AspiredVersionsManager(TargetBase[Loader]):
         """A load that waits for its next attempt waits for the files to be mended, and these are others."""
         return item.revision != known.revision and self._manager.end_retries(item.id)
 
-    def _act(self, changed: set[str]) -> Action | None:
+    def _act(self) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
         out of date, and the newest one may want what is ready, or need it to bridge the gap."""
-        self._changed = self._manager.take_changed_streams()  # by the steps of this tick
-        for name in changed | self._changed:
+        before, self._changed = self._changed, self._manager.take_changed_streams()  # those by the steps of this tick
+        for name in before | self._changed:
             self._ask(name)
         unloads, loads = self._asked[ActionKind.UNLOAD], self._asked[ActionKind.LOAD]
         unload = min((name for name in unloads if name not in self._waiting), default=None)

@@ -300,9 +300,9 @@ class BasicManager:
     def close(self, drain_timeout: float = 0.0) -> None:
         """Unloads everything, in the order of the ids, and ends the executors.
 
-        Waits up to ``drain_timeout`` seconds for live handles and for loads and unloads that run, but not for those that
-        are overdue. What is still in use then is not unloaded under its users: it stays withdrawn, its executor stays
-        alive, and its unload follows the last handle. What still loads or unloads is left behind.
+        Waits up to ``drain_timeout`` seconds for live handles and for loads and unloads that run, but not for those
+        that are overdue. What is still in use then is not unloaded under its users: it stays withdrawn, its executor
+        stays alive, and its unload follows the last handle. What still loads or unloads is left behind.
         """
         with self._registry.lock:
             if self._registry.closing:

@@ -173,12 +173,19 @@ def _sandbox() -> Tree:
     return _object(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
 
 
+def _cause() -> Tree:
+    """One link of a chain of causes."""
+    text: Tree = {"type": "string"}
+    since: Tree = {"type": ["string", "null"]}
+    return _object(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=since, fix=text, doc=text)
+
+
 def _explained() -> Tree:
     """The answers of the routes that explain."""
     text: Tree = {"type": "string"}
     perhaps: Tree = {"type": ["string", "null"]}
     version: Tree = {"type": ["integer", "null"]}
-    cause = _object(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=perhaps, fix=text, doc=text)
+    cause = _cause()
     line = _object(
         ("version", "verdict", "sentence", "since"), version=version, verdict=text, sentence=text, since=perhaps
     )
@@ -390,7 +397,7 @@ def _schemas() -> Tree:
     return {
         "Error": {**_object(("error",), error=text), "additionalProperties": False},
         "ModelStatus": _object(("model_version_status",), model_version_status=versions),
-        "ModelList": _object(("models",), models=_list(_listed_model(versions))),
+        "ModelList": _object(("models",), models=_list(_listed_model(versions)), config_refused=_cause()),
         "ModelMetadata": _object(
             ("model_spec", "metadata"), model_spec=spec, metadata=_object(("signature_def",), signature_def=signatures)
         ),

@@ -21,9 +21,9 @@ from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, Quie
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
@@ -395,8 +395,8 @@ _LATEST = VersionPolicy()
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
     for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
-    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model at a
-    time; ``of`` does not."""
+    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model
+    at a time; ``of`` does not."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

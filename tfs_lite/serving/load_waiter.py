@@ -18,7 +18,7 @@ from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.model_states import ModelStates
+from tfs_lite.serving.model_states import ModelStates, is_overdue
 
 GRACE = 1.0
 """Seconds that a failure must hold when it may be about the past."""
@@ -48,6 +48,7 @@ class Snapshot:
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
     given_up: frozenset[int] = frozenset()
+    overdue: Mapping[int, Status] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,9 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
             fresh = fresh and servable_id.version in snapshot.given_up
             it_waits = attempt.status.waits
             decided, waits = decided and (rules.first_attempt_counts or it_waits), waits or it_waits
+        elif servable_id.version in snapshot.overdue:  # it may never end
+            reasons.append((str(servable_id), snapshot.overdue[servable_id.version]))
+            decided = decided and rules.first_attempt_counts
         else:
             decided = False
     if not decided:
@@ -235,4 +239,5 @@ class ModelWaiter:
             waiting=report.waiting if report else {},
             settling=report.settling if report else frozenset(),
             given_up=given_up,
+            overdue={version: remark for version, remark in self._states.remarks(name).items() if is_overdue(remark)},
         )

@@ -16,8 +16,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import settings_of_json
 from tfs_lite.config.model_server import VersionPolicy
 from tfs_lite.config.text import MAX_FILE_BYTES, load_model_settings, parse_model_settings, read_model_config
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.adapters.labels import read_labels
-from tfs_lite.adapters.loaded_files import LoadedFiles
 from tfs_lite.adapters.loader import MakeServable
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest
+from tfs_lite.adapters.opening import LoadedFiles, OpenedModel, OpenRequest
 from tfs_lite.config.batching import BatchingParameters, combined, parameters_without_file, read_version_parameters
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from tfs_lite.adapters.loaded_files import SeenFiles
 from tfs_lite.adapters.memory import MemoryReturn
+from tfs_lite.adapters.opening import SeenFiles
 from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff

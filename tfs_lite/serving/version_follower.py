@@ -27,13 +27,13 @@ from typing import Any
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.manifest import has_state, have_same_configs
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.version_files import has_state, have_same_configs
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from tfs_lite.config.model import FIELDS_WITH_FILES, files_beside
 from tfs_lite.config.text import MAX_FILE_BYTES, parse_model_settings
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 
 _State = tuple[tuple[str, str], ...]

@@ -12,8 +12,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfs_lite.core.manifest import Manifest
-from tfs_lite.core.version_files import FileStat, Tree
+from tfs_lite.core.manifest import FileStat, Manifest, Tree
 
 MIN_RETRY = 0.01
 RESTLESS_SECONDS = 30.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tfs_lite.core.version_files import MAX_FILES, Tree, read_tree, state_of_file
+from tfs_lite.core.manifest import MAX_FILES, Tree, read_tree, state_of_file
 
 _LISTINGS = 3
 """Of a directory that becomes another one while it is listed."""
@@ -40,7 +40,7 @@ class Disk(Protocol):
         where a volume was mounted and is no more."""
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
-        """Every file below that is looked at; see :mod:`tfs_lite.core.version_files`. No more than ``max_files``
+        """Every file below that is looked at; see :mod:`tfs_lite.core.manifest`. No more than ``max_files``
         entries. What is neither a directory nor a plain file raises OSError."""
 
     def open(self, path: str) -> BinaryIO:

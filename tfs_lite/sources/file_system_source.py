@@ -354,13 +354,13 @@ class FileSystemStoragePathSource:
             self._prepare_next(stream, look)
 
     def _stamp(self, paths: Iterable[str]) -> _Stamps:
-        return tuple(map(self._stamp_of, paths))
-
-    def _stamp_of(self, path: str) -> Stamp:
-        try:
-            return self._disk.stamp(path)
-        except OSError as error:
-            return (0, error.errno or 0)
+        found, stamp = list[Stamp](), self._disk.stamp
+        for path in paths:
+            try:
+                found.append(stamp(path))
+            except OSError as error:
+                found.append((0, error.errno or 0))
+        return tuple(found)
 
     def _look_closely(self, stream: _Stream, config: SourceConfig) -> Look:
         servable = stream.servable

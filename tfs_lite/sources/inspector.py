@@ -18,9 +18,16 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, PoolExecutor, Task
 from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
-from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
+from tfs_lite.core.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    FileStat,
+    Manifest,
+    Tree,
+    parse_manifest,
+    sha256_of,
+)
 from tfs_lite.core.status import ServingError
-from tfs_lite.core.version_files import FileStat, Tree
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, has_files, judge, unverified
 from tfs_lite.sources.disk import DirectoryEntry, Disk

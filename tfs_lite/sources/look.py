@@ -13,10 +13,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.core.publish import HIDDEN_PREFIX, LEFTOVER_SECONDS
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode, printable
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
@@ -197,7 +197,7 @@ def _left_copies(
 ) -> dict[str, str]:
     """The hidden copies that nobody has written to for an hour, by name, with what becomes of them; a few of them. A
     publication in progress touches its directory every minute."""
-    found = []
+    found: list[str] = []
     for entry in entries:
         if entry.is_directory and entry.name.startswith(HIDDEN_PREFIX) and len(found) < MAX_PASSED_OVER:
             with contextlib.suppress(OSError):  # it was committed or removed this moment

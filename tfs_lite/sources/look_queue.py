@@ -203,6 +203,8 @@ class LookQueue:
 
     def _reason_to_wait(self, item: Looked) -> str | None:
         """Why the item is not to be looked at now; None: it may be."""
+        if not (self._hanging or item.waits):  # as nearly always; without the lock
+            return None
         with self._lock:
             hanging = [(each.device, each.path) for each in self._hanging]
             item.waits = False

@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import is_text, parse_version
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, is_text, parse_version
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, MOST_HANGING, Looked, LookQueue
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -27,7 +26,7 @@ NO_TEXT = Status(StatusCode.INVALID_ARGUMENT, "the name of its directory is no U
 
 
 def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
-    """The sub directories that are models, given what lies in each of them that is not ``known``.
+    """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
     exists, so that a moment without versions does not take its configuration away. Litter, as hidden directories are,
@@ -95,7 +94,7 @@ class _Child(Looked):
             except OSError as error:
                 self.entries = ()
                 logger.debug("%s in the model repository cannot be read: %s", self.name, error)
-        if models_in({self.name: self.entries}, (self.name,) if self.is_known else ()):
+        if self.is_known or models_in({self.name: self.entries}, ()):
             self._on_look(self.name, self.path)
 
     def on_hang(self, what: str) -> None:
@@ -191,9 +190,9 @@ class ModelRepository:
                 listing = {name: child.entries for name, child in children.items()}
                 names = sorted({*models_in(listing, self._sent or {}), *self._just_gone(listing)})
                 self._send({name: os.path.join(self._path, name) for name in names})
-            if self._watcher is not None and not self._looks.hanging():
-                if self._watcher.update(self._points(children or {})):
-                    self.wake()
+            hangs = self._looks.hanging()
+            if self._watcher is not None and not hangs and self._watcher.update(self._points(children or {})):
+                self.wake()
 
     def end(self) -> None:
         """Nothing is reported any more. Returns at once."""

@@ -27,8 +27,8 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.manifest import is_looked_at
 from tfs_lite.core.threads import JOIN_SECONDS, join, within
-from tfs_lite.core.version_files import is_looked_at
 from tfs_lite.sources.watch_points import WatchPoint, WatchTarget, targets_of
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,8 @@ class DirectoryWatcher:
         observer, self._observer = self._observer, None
         self._watches.clear()
         self._lock.release()
-        if observer is not None:
-            if within(JOIN_SECONDS, "tfs-watch", observer.stop):
-                join(observer)
+        if observer is not None and within(JOIN_SECONDS, "tfs-watch", observer.stop):
+            join(observer)
 
     def _update(self, wanted: Mapping[str, WatchTarget], owner: str) -> bool:
         known = self._owned.pop(owner, {})

@@ -22,6 +22,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
+from tfs_lite.core.threads import start
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, Lane, RemoteModel
 from tfs_lite.workers.request_channel import RequestChannel
@@ -30,6 +31,8 @@ from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
 
 POLL_SECONDS = 0.05
 """How often ``give_up`` is checked."""
+JOIN_SECONDS = 30.0
+"""How long ``close`` waits for the thread that connects: it looks at the model's files, and their disk may hang."""
 MOVE_SECONDS = 1.0
 """The time between two attempts to connect elsewhere."""
 logger = logging.getLogger(__name__)
@@ -242,7 +245,9 @@ class ReconnectingModel(Model):
                 connector.give_up()
         for thread in threads:
             if thread is not None:
-                thread.join()
+                thread.join(JOIN_SECONDS)
+                if thread.is_alive():
+                    logger.warning("%s: not waiting any longer for what was starting it again", self._label)
         if connection is not None:
             connection.close()
         self._lanes.close()
@@ -316,12 +321,17 @@ class ReconnectingModel(Model):
             now = time.monotonic()
             self._delay = self._backoff.next(now - connection.opened)
             self._retry_at = now + self._delay
-            self._start_thread(connection, self._delay)
+            try:
+                self._start_thread(connection, self._delay)
+            except ServingError as error:  # the next call finds the same connection and tries again
+                self._connection = connection
+                logger.warning("%s: %s", self._label, error)
 
     def _start_thread(self, old: Connection | None, delay: float) -> None:
-        """Starts the thread that connects, again or for the first time."""
-        self._restarter = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
-        self._restarter.start()
+        """Starts the thread that connects, again or for the first time. UNAVAILABLE if the system refuses it."""
+        thread = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
+        start(thread)
+        self._restarter = thread
 
     def _restart(self, old: Connection | None, delay: float) -> None:
         """The thread: runs until the model can run, is closed, or is connected elsewhere."""
@@ -354,7 +364,6 @@ class ReconnectingModel(Model):
         with self._changed:
             self._failed_starts += 1
             delay = self._delay = self._backoff.next(0.0)
-            is_known = self._failure == status_of(error).message
             self._failure, self._retry_at = status_of(error).message, time.monotonic() + delay
             self._changed.notify_all()
         status = status_of(error)
@@ -362,7 +371,7 @@ class ReconnectingModel(Model):
             return delay
         if not self.opening.done():
             self.opening.set_exception(error)
-        elif status.code is not StatusCode.CANCELLED and not is_known:  # that is: nobody wants it any more
+        elif status.code is not StatusCode.CANCELLED:  # nobody wants it any more, and it will be closed
             again = self._words.started_again
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.adapters.loaded_files import LoadedFiles, SeenFiles
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.opening import LoadedFiles, SeenFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
+from tfs_lite.core.manifest import has_state, revision_of
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.core.version_files import has_state, revision_of
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import Stream, look_at

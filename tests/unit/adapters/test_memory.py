@@ -92,20 +92,26 @@ class Collections:
         wait_until(lambda: self.count == count, f"{count} collections")
 
 
-def test_one_collection_is_for_all_unloads_of_a_moment():
+def test_little_that_is_left_behind_is_collected_once_it_is_much():
     found = Collections()
+    for _ in range(15):
+        found.memory.owe(memory.OWED_BYTES // 16)
+    found.clock.advance(100 * memory.COLLECT_PAUSE)
+    assert found.count == 0
     for _ in range(1000):
-        found.memory.collect_soon()
+        found.memory.owe(memory.OWED_BYTES // 16)
     assert found.count == 0
     found.after(memory.COLLECT_PAUSE, count=1)
-    found.memory.collect_soon()
+    found.clock.advance(100 * memory.COLLECT_PAUSE)
+    assert found.count == 1
+    found.memory.owe(memory.OWED_BYTES)
     found.after(memory.COLLECT_PAUSE, count=2)
     found.memory.close()
 
 
 def test_a_collection_that_somebody_waits_for_is_for_the_others_too():
     found = Collections()
-    found.memory.collect_soon()
+    found.memory.owe(memory.OWED_BYTES)
     found.memory.collect()
     found.clock.advance(10 * memory.COLLECT_PAUSE)
     found.memory.close()
@@ -115,7 +121,7 @@ def test_a_collection_that_somebody_waits_for_is_for_the_others_too():
 def test_collections_take_a_bounded_share_of_the_time():
     found = Collections(seconds=1.0)
     found.memory.collect()
-    found.memory.collect_soon()
+    found.memory.owe(memory.OWED_BYTES)
     found.clock.advance(0.9 / memory.COLLECT_SHARE)
     assert found.count == 1
     found.after(0.2 / memory.COLLECT_SHARE, count=2)
@@ -124,9 +130,9 @@ def test_collections_take_a_bounded_share_of_the_time():
 
 def test_nothing_is_collected_at_the_end():
     found = Collections()
-    found.memory.collect_soon()
+    found.memory.owe(memory.OWED_BYTES)
     found.memory.close()
-    found.memory.collect_soon()
+    found.memory.owe(memory.OWED_BYTES)
     found.memory.collect()
     found.clock.advance(10 * memory.COLLECT_PAUSE)
     assert found.count == 0

@@ -47,3 +47,12 @@ def test_earlier_call_overtakes_a_later_one_that_was_asked_first() -> None:
     clock.call_later(0, done.set)
     assert done.wait(60)
     clock.close()
+
+
+def test_call_that_finds_no_thread_is_kept_for_the_next_one(refused_threads) -> None:
+    clock, done = SystemClock(), threading.Event()
+    refused_threads.next = 1
+    clock.call_later(0, done.set)
+    clock.call_later(3600, lambda: None)
+    assert done.wait(60)
+    clock.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tfs_lite.core.executor import PoolExecutor, Task
+from tfs_lite.core.executor import Patience, PoolExecutor, Task
+from tfs_lite.core.threads import left_behind
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 
 def task(work: Callable[[], None], done: Callable[[BaseException | None], None] = lambda error: None) -> Task:
@@ -170,3 +173,118 @@ def test_task_whose_done_raises_is_logged_and_the_thread_lives_on(caplog) -> Non
     assert ran.wait(60)
     pool.shutdown()
     assert "broke its contract" in caplog.text
+
+
+def patient(clock: VirtualClock, threads: int = 1, most: int = 2) -> PoolExecutor:
+    return PoolExecutor("patient", threads, Patience(10.0, most, clock))
+
+
+def test_task_that_takes_too_long_gives_its_place_to_another(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    clock, late, ran = VirtualClock(), threading.Event(), threading.Event()
+    pool = patient(clock)
+    pool.submit(replace(task(gate.work), overdue=late.set))
+    pool.submit(task(ran.set))
+    gate.wait_for(lambda: gate.running == 1)
+    clock.advance(9.0)
+    assert (late.is_set(), ran.is_set()) == (False, False)
+    clock.advance(1.0)
+    assert late.is_set()
+    assert ran.wait(60)
+    clock.advance(100.0)
+    assert len([record for record in caplog.records if "has run for 10 s" in record.message]) == 1
+    gate.open()
+    pool.shutdown()
+
+
+def test_so_many_tasks_may_be_overdue_and_one_more_keeps_its_place(gate: Gate) -> None:
+    clock, ran = VirtualClock(), threading.Event()
+    pool = patient(clock, most=2)
+    for count in range(1, 4):
+        pool.submit(task(gate.work))
+        gate.wait_for(lambda: gate.running == count)  # noqa: B023
+        clock.advance(10.0)
+    pool.submit(task(ran.set))
+    clock.advance(10.0)
+    assert not ran.is_set()
+    gate.open()
+    assert ran.wait(60)
+    pool.shutdown()
+    assert gate.most == 3
+
+
+def test_pool_has_its_size_again_when_the_overdue_task_has_ended(gate: Gate) -> None:
+    clock = VirtualClock()
+    pool = patient(clock)
+    pool.submit(task(gate.work))
+    gate.wait_for(lambda: gate.running == 1)
+    clock.advance(10.0)
+    gate.open()
+    gate.wait_for(lambda: gate.running == 0)
+    late = Gate()
+    for _ in range(3):
+        pool.submit(task(late.work))
+    late.wait_for(lambda: late.running == 1)
+    late.open()
+    pool.shutdown()
+    assert (late.most, late.finished) == (1, 3)
+
+
+def test_task_that_comes_on_is_not_overdue() -> None:
+    clock, steps, late = VirtualClock(), threading.Semaphore(0), threading.Event()
+    pool, reached = patient(clock), threading.Semaphore(0)
+
+    def work() -> None:
+        for _ in range(3):
+            reached.release()
+            assert steps.acquire(timeout=60)
+            pool.renew()
+
+    pool.submit(replace(task(work), overdue=late.set))
+    for _ in range(3):
+        assert reached.acquire(timeout=60)
+        clock.advance(9.0)
+        steps.release()
+    pool.shutdown()
+    assert not late.is_set()
+
+
+def test_shutdown_does_not_wait_for_what_is_overdue_and_says_so(gate: Gate) -> None:
+    clock = VirtualClock()
+    pool = patient(clock)
+    pool.submit(replace(task(gate.work), name="the slow one"))
+    gate.wait_for(lambda: gate.running == 1)
+    clock.advance(10.0)
+    pool.shutdown(60.0)
+    assert "the slow one" in left_behind()
+    gate.open()
+    gate.wait_for(lambda: gate.running == 0)
+
+
+def test_shutdown_has_a_bound(gate: Gate) -> None:
+    pool = PoolExecutor("bounded", 1)
+    pool.submit(replace(task(gate.work), name="the one without patience"))
+    gate.wait_for(lambda: gate.running == 1)
+    pool.shutdown(0.05)
+    assert "the one without patience" in left_behind()
+    gate.open()
+
+
+def test_thread_that_the_system_refuses_is_tried_again_with_the_next_task(refused_threads, caplog) -> None:
+    pool, ran = PoolExecutor("refused", 1), []
+    refused_threads.next = 2
+    pool.submit(task(lambda: ran.append(1)))
+    pool.run_pending()
+    assert names("refused") == []
+    pool.submit(task(lambda: ran.append(2)))
+    pool.shutdown()
+    assert ran == [1, 2]
+    assert len([record for record in caplog.records if "can't start new thread" in record.message]) == 1
+
+
+def test_thread_that_was_refused_is_tried_again_when_the_pool_is_looked_after(refused_threads) -> None:
+    pool, ran = PoolExecutor("refused", 1), threading.Event()
+    refused_threads.next = 1
+    pool.submit(task(ran.set))
+    pool.run_pending()
+    assert ran.wait(60)
+    pool.shutdown()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, parse_manifest
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_manifest
 from tfs_lite.core.publish import (
     HIDDEN_PREFIX,
     LEFTOVER_SECONDS,
@@ -27,7 +27,6 @@ from tfs_lite.core.publish import (
 )
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.core.version_files import file_stamp
 from tfs_lite.testing.servers.process import wait_until
 
 

@@ -1,4 +1,4 @@
-"""One loop that runs at intervals or when woken."""
+"""Bounds of calls and joins, and one loop that runs at intervals or when woken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tfs_lite.core.threads import PeriodicThread
+from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread, left_behind, within
 
 FOREVER = 3600.0
 
@@ -126,3 +127,69 @@ def test_stop_waits_for_the_run_in_progress_and_may_be_repeated() -> None:
 
 def test_thread_that_was_never_started_can_be_stopped() -> None:
     PeriodicThread("t", lambda: None, FOREVER).stop()
+
+
+def test_stop_does_not_wait_for_a_run_that_hangs() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        inside.set()
+        release.wait()
+
+    thread = PeriodicThread("a thread that hangs", hang, None)
+    thread.start()
+    assert inside.wait(60)
+    thread.stop(0.05)
+    assert "a thread that hangs" in left_behind()
+    release.set()
+    thread.stop(60)
+    assert "a thread that hangs" not in left_behind()
+
+
+def test_thread_that_the_system_refuses_may_be_started_again(refused_threads) -> None:
+    ran = threading.Event()
+    thread = PeriodicThread("refused", ran.set, None)
+    refused_threads.next = 1
+    with pytest.raises(ServingError) as refusal:
+        thread.start()
+    assert refusal.value.code is StatusCode.UNAVAILABLE
+    thread.start()
+    assert ran.wait(60)
+    thread.stop()
+
+
+def test_bounded_call_gives_the_result_or_the_error() -> None:
+    calls = BoundedCalls(60.0)
+    assert calls.call("a", lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        calls.call("a", lambda: 1 // 0)
+    with pytest.raises(TimeoutError):
+        calls.call("a", raise_timeout)
+
+
+def raise_timeout() -> None:
+    raise TimeoutError("its own")
+
+
+def test_call_that_hangs_is_refused_until_it_has_answered() -> None:
+    calls, release = BoundedCalls(0.05, most=1), threading.Event()
+    for _ in range(2):
+        with pytest.raises(ServingError) as refusal:
+            calls.call("the disk", release.wait)
+        assert refusal.value.status.reason is Reason.DISK_HANGS
+    with pytest.raises(ServingError):
+        calls.call("another one", lambda: True)
+    assert [name for name in left_behind() if name == "the disk"] == ["the disk"]
+    release.set()
+    while "the disk" in left_behind():
+        threading.Event().wait(0.01)
+    assert calls.call("the disk", lambda: True)
+
+
+def test_what_ends_something_has_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+    assert within(60, "quick", lambda: None)
+    assert within(60, "broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert "broken failed" in caplog.text
+    assert not within(0.05, "slow", lambda: release.wait())  # type: ignore[arg-type, return-value]
+    release.set()

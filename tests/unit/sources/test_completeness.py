@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.manifest import Manifest, ManifestFile
-from tfs_lite.core.version_files import FileStat, Tree
+from tfs_lite.core.manifest import FileStat, Manifest, ManifestFile, Tree
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
 
 NOW = 1_000_000.0

@@ -7,8 +7,10 @@ published, it has to pass the server's own inspection and to give the same answe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from tfs_lite.adapters.aoti.model import open_compiled
+from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
 from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
 from tfs_lite.adapters.saving.answers import check_answers
@@ -65,7 +68,8 @@ def save(
     it takes a C++ compiler and up to minutes, and servers load it only from trusted paths.
 
     Raises ServingError: INVALID_ARGUMENT (examples that do not fit together), FAILED_PRECONDITION (the module cannot be
-    exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there).
+    exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there), and those of
+    :func:`~tfs_lite.core.publish.staging_directory` (the disk is full, may not be written to, ...).
     """
     if dynamic_dims and dynamic_shapes is not None:
         raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")
@@ -89,6 +93,7 @@ def save(
             # torch's own stack, which a beginner cannot use, is logged and not shown
             raise refusal(module, given, example, dynamic_shapes, error) from None
         path = os.path.join(staging, ARTEFACT)
+        _check_disk(staging, program)
         if compile == "aoti":
             with without_torch_logs():
                 write_compiled(program, example, path, isa)
@@ -99,6 +104,14 @@ def save(
         with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
             check_answers(saved, module, example)
         return Path(commit(staging, os.fspath(base), version).path)
+
+
+def _check_disk(staging: str, program: ExportedProgram) -> None:
+    """OSError if the disk has no room for the weights: torch's writer ends the process when it runs into that."""
+    needed = tensor_bytes((*program.state_dict.values(), *program.constants.values()))
+    free = shutil.disk_usage(staging).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"No space left on device ({needed} bytes of weights, {free} are free)", staging)
 
 
 def _check_module(module: object) -> None:

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from tfs_lite.core.threads import start
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,13 +40,14 @@ class StepLoop:
         self._thread: threading.Thread | None = None
 
     def join(self, engine: TakesTurns) -> None:
-        """Gives the engine turns from now on."""
+        """Gives the engine turns from now on. UNAVAILABLE if the system refuses the thread."""
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                start(thread)
+                self._thread = thread
             self._engines.append(engine)
             self._notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
 
     def leave(self, engine: TakesTurns) -> None:
         """Returns when the engine is in no turn and gets no more; for the last engine, when the thread has ended.

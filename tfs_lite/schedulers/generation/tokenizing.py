@@ -16,6 +16,7 @@ import numpy as np
 
 from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Prompt, TextCodec, check_generation
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument, queue_full
+from tfs_lite.core.threads import start
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, MAX_TEXTS, TEXT_INPUT, texts_of
 
 LIGHT = 4096
@@ -201,11 +202,15 @@ class TokenizerThread:
                 return self._full(f"{self._most} prompts")
             if self._queue and self._weight + work.weight > self._most_weight:
                 return self._full(f"prompts of {self._weight} characters")
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name=self._thread_name, daemon=True)
+                try:
+                    start(thread)
+                except ServingError as error:
+                    return error.status
+                self._thread = thread
             self._queue.append(work)
             self._weight += work.weight
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._thread_name, daemon=True)
-                self._thread.start()
             self._changed.notify()
         return None
 

@@ -104,6 +104,17 @@ class Counts:
             self.gauges,
         )
 
+    def numbers_since(self, before: Counts | None, elapsed: float) -> Numbers:
+        """Of what was counted since ``before``, in ``elapsed`` seconds: most of many models were not asked then."""
+        if before is None or self._counted != before._counted:
+            return self.since(before).numbers(elapsed)
+        tokens = {"tokens": 0.0} if "texts" in self.gauges else {}
+        return {"requests": 0.0, "errors": 0.0, **self.gauges, **tokens}
+
+    @property
+    def _counted(self) -> tuple[float, ...]:
+        return self.requests, self.failures, self.waits, self.runs, self.timed_runs, self.tokens
+
     def add(self, other: Counts) -> None:
         """Adds the counts of another version, and its gauges but for shares."""
         self.requests += other.requests
@@ -179,7 +190,7 @@ class Ring:
             self._tracks.clear()
             numbers: dict[Key, Numbers] = {}
         else:
-            numbers = {key: found.since(self._before.get(key)).numbers(elapsed) for key, found in counts.items()}
+            numbers = {key: found.numbers_since(self._before.get(key), elapsed) for key, found in counts.items()}
             for key, peaks in self._peaks.items():
                 if key in numbers:
                     numbers[key].update(peaks)

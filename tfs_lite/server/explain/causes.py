@@ -448,7 +448,7 @@ def _next(case: Case, because: Sequence[Link]) -> Next:
 
 
 def _waits_for_room(case: Case) -> bool:
-    found, lacks = case.found, case.failure.code is StatusCode.RESOURCE_EXHAUSTED
-    return (
-        lacks and found is not None and words.can_be_renewed(found) and not words.never_fits(case.model.server, found)
-    )
+    found, server = case.found, case.model.server
+    if found is None or case.failure.code is not StatusCode.RESOURCE_EXHAUSTED or not words.can_be_renewed(found):
+        return False
+    return bool(server.beside_models) or not words.never_fits(server, found)

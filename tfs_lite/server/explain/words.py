@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from tfs_lite.adapters.loaded_files import CHANGED as CHANGED_SINCE
-from tfs_lite.adapters.loaded_files import GONE
+from tfs_lite.adapters.opening import CHANGED as CHANGED_SINCE
+from tfs_lite.adapters.opening import GONE
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.config.text import YAML_ENDINGS
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
@@ -692,7 +692,7 @@ def next_of(verdict: Verdict, *, waits_for_room: bool) -> str:
     """``waits_for_room``: it has failed for want of memory, and is tried again when some comes free."""
     match verdict:
         case Verdict.FAILED if waits_for_room:
-            return "it is tried again when another version is unloaded, or its files change"
+            return "it is tried again when memory comes free, or its files change"
         case Verdict.SERVING:
             return "it goes on serving"
         case Verdict.FAILED | Verdict.REFUSED:

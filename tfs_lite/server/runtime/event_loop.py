@@ -37,8 +37,8 @@ class BackgroundRunner:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED, f"{self._pending} {self._what} requests are pending, no more are taken"
             )
-        self._pending += 1
         queued = self._executor.submit(copy_context().run, work)
+        self._pending += 1
         future = asyncio.wrap_future(queued)
         future.add_done_callback(self._finished)
         try:

@@ -6,8 +6,8 @@ A version leaks what its load has taken and its unload has not given back. The f
 so two loads at once make both accounts wrong: they are then ``disturbed``, their figures stand, and no verdict follows
 from them. What versions take in processes of their own is read from those, and exact.
 
-The account also decides when a collection is worth its cost, which grows with all that is loaded: at once where an
-unload has left much behind, else once for all unloads of a moment.
+The account also decides when a garbage collection is worth its cost, which grows with all that is loaded: at once where
+an unload has left much behind, else once for many unloads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ LEAK_BYTES, LEAK_SHARE = 64 << 20, 0.1
 GPU_LEAK_BYTES, GPU_LEAK_SHARE = 32 << 20, 0.02
 """The same on a GPU, where weights and graphs have blocks of their own."""
 KEPT_BYTES = 16 << 20
-"""What an unload or a failed load may leave behind until the next collection."""
+"""What an unload or a failed load may leave behind without a collection."""
+LEAST_OWED = 64 << 10
+"""What it counts for at least: the figures of the process are no finer."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -114,12 +116,12 @@ class VersionMemory:
         return None if taken is None or given_back is None else max(0, taken - given_back)
 
     @property
-    def leaves_much(self) -> bool:
-        """Whether more than :data:`KEPT_BYTES` are still there, or may be: the figures of a disturbed account do not
-        tell."""
+    def leaves(self) -> int:
+        """The most bytes of one device that the unload may have left behind. The figures of a disturbed account do not
+        tell: then it is all that the version takes."""
         if self.disturbed:
-            return any(max(self.taken(d) or 0, self.measured.get(d, 0)) > KEPT_BYTES for d in self.devices)
-        return any((self.leaked(device) or 0) > KEPT_BYTES for device in self.devices)
+            return max(max(self.taken(device) or 0, self.measured.get(device, 0)) for device in self.devices)
+        return max(self.leaked(device) or 0 for device in self.devices)
 
     @property
     def leaks(self) -> dict[str, int]:
@@ -225,7 +227,7 @@ class GivesBack(Protocol):
 
     def collect(self) -> None: ...
 
-    def collect_soon(self) -> None: ...
+    def owe(self, left: int) -> None: ...
 
 
 class MemoryAccounts:
@@ -277,7 +279,7 @@ class MemoryAccounts:
         if account is None:
             yield
             if self._memory is not None:
-                self._memory.collect_soon()
+                self._memory.owe(LEAST_OWED)
             return
         account.measured, account.held = by_device(loader) or account.measured, _held(loader) or account.held
         account.leaving = self._read()
@@ -335,14 +337,15 @@ class MemoryAccounts:
         account.unloaded = self._read()
         if self._memory is None:
             return
-        if account.value().leaves_much:
+        if account.value().leaves > KEPT_BYTES:
             self._memory.return_free()
             account.unloaded = self._read()
-        if account.value().leaves_much:
+        left = account.value().leaves
+        if left > KEPT_BYTES:
             self._memory.collect()
             account.unloaded = self._read()
         else:
-            self._memory.collect_soon()
+            self._memory.owe(max(left, LEAST_OWED))
 
     def _give_back_failed(self, account: _Account) -> None:
         """After a failed load, of which nothing has to stay."""
@@ -350,10 +353,10 @@ class MemoryAccounts:
         if self._memory is None or account.before is None:
             return
         failed = VersionMemory(account.id.version, False, before=account.before, loaded=now, leaving=now, unloaded=now)
-        if failed.leaves_much:
+        if failed.leaves > KEPT_BYTES:
             self._memory.collect()
         else:
-            self._memory.collect_soon()
+            self._memory.owe(max(failed.leaves, LEAST_OWED))
 
     def _begin(self, account: _Account) -> None:
         """Called with the lock held."""

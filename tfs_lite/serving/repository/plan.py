@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tfs_lite.adapters.loaded_files import SeenFiles
+from tfs_lite.adapters.opening import SeenFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig
 from tfs_lite.core.servable import ServableData, StoragePath

@@ -46,10 +46,10 @@ from tfs_lite.config.signatures import short_method
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector

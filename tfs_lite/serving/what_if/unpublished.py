@@ -6,8 +6,7 @@ import os
 from dataclasses import replace
 from typing import BinaryIO
 
-from tfs_lite.core.manifest import MANIFEST_NAME
-from tfs_lite.core.version_files import MAX_FILES, Tree
+from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, Tree
 from tfs_lite.sources.disk import DirectoryEntry, Disk, Stamp
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.version_files import MAX_FILES, FileStat, Tree, is_looked_at
+from tfs_lite.core.manifest import MAX_FILES, FileStat, Tree, is_looked_at
 from tfs_lite.sources.disk import DirectoryEntry, Stamp
 
 

@@ -1,7 +1,8 @@
 """An executor whose every step is taken by the test.
 
-Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done), and may become overdue in between. A test, or hypothesis, calls them one
-by one, in any order among the running tasks, and so chooses the interleaving that threads would leave to chance.
+Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done), and may become overdue in between. A
+test, or hypothesis, calls them one by one, in any order among the running tasks, and so chooses the interleaving that
+threads would leave to chance.
 """
 
 from __future__ import annotations
@@ -64,8 +65,13 @@ class ManualExecutor:
     @property
     def can_start(self) -> bool:
         """Whether a task waits and a thread is free."""
+        return bool(self.queued) and self.has_free_thread
+
+    @property
+    def has_free_thread(self) -> bool:
+        """Whether another task may run. Some that are overdue do not count."""
         overdue = sum(running.overdue for running in self._running)
-        return bool(self.queued) and len(self._running) - min(overdue, MOST_OVERDUE) < self.num_threads
+        return len(self._running) - min(overdue, MOST_OVERDUE) < self.num_threads
 
     @property
     def hanging(self) -> list[str]:

@@ -2,15 +2,20 @@
 
  1  a ready version of the newest aspired list never begins to unload
  2  availability policy: the last ready version never goes while the newest list is not empty
- 3  resource policy: no load is begun while a version that is not wanted is resident or on its way
+ 3  resource policy: no load is begun while a version that is not wanted is resident or on its way, unless its load or
+    unload hangs
  4  no unload under a live handle; loads and unloads happen on executors only, never where a handle is released
  5  events: obtainable before Available, Unloading before withdrawn, End after the unload; legal chains, one End each
  6  at most one load or unload per version at a time, both of a residency with the same loader
  7  a version that comes back never meets its former incarnation
  8  what is reserved and used together never exceeds the machine
  9  a base path that cannot be read unloads nothing (with the source's checker: it emits nothing)
-10  nothing erroneous disturbs its siblings: at rest, every aspired version is served or has a reason of its own not to
-be
+10  nothing erroneous disturbs its siblings, nor does what hangs: at rest, every aspired version is served or has a
+    reason of its own not to be
+11  only an order empties a list (with the source's checker): a model without versions wanted, or a base path that has
+lost them all and has been seen so for the quiet period; while anything that is wanted is to come, what answers stays
+12  availability policy: the last version that is not wanted stays until every one that is wanted is available, or its
+source has given it up; with the source's checker: a version that has failed takes nobody's place
 
 The :class:`LifecycleChecker` keeps a record of its own, from lists, events and calls of loaders, and asks the manager
 only for what its users may ask. Violations are collected, because a bus and a manager may swallow what is
@@ -159,6 +164,9 @@ class LifecycleChecker:
         if self._policy == "availability":
             others = [other for other in self.available() if other.name == servable_id.name]
             self.expect(bool(others), f"(2) the last ready version goes, {servable_id}; wanted: {sorted(wanted)}")
+            if all(other in wanted for other in others if other != servable_id):
+                to_come = [id_ for id_, item in wanted.items() if id_ not in others and not item.given_up]
+                self.expect(not to_come, f"(12) {servable_id} goes, although {to_come} may still fail")
 
     def _see_end(self, event: ServableState, before: ManagerState | None, life: Life) -> None:
         life.holds = False
@@ -213,7 +221,7 @@ class LifecycleChecker:
         if action is not None and action.kind is ActionKind.LOAD and self._policy == "resource":
             wanted = self.aspired[action.id.name]
             others = [id_ for id_, life in self.lives.items() if id_.name == action.id.name and not life.ended]
-            left = [id_ for id_ in others if id_ not in wanted]
+            left = [id_ for id_ in others if id_ not in wanted and id_ not in self._hanging()]
             self.expect(not left, f"(3) {action.id} begins to load, while {left} are not gone")
 
     def check_step(self) -> None:
@@ -251,7 +259,9 @@ class LifecycleChecker:
         wanted = self.aspired.get(name, {})
         ready = [id_ for id_ in self.available() if id_.name == name]
         surplus = [id_ for id_ in ready if id_ not in wanted]
-        fallback = self._policy == "availability" and bool(wanted) and len(ready) == 1
+        missing = any(id_ not in ready and not item.given_up for id_, item in wanted.items())
+        alone = missing or len(ready) == len(surplus)
+        fallback = self._policy == "availability" and bool(wanted) and len(surplus) == 1 and alone
         self.expect(not surplus or fallback, f"(10) {surplus} are not unloaded; wanted are {sorted(wanted)}")
         for servable_id, item in wanted.items():
             life = self.lives.get(servable_id, Life())
@@ -291,8 +301,10 @@ class LifecycleChecker:
         )
 
     def _waits_for_memory(self, life: Life) -> bool:
-        """It waits for memory, or behind one that does, while a held stream is in the middle of something."""
-        others = [other for other in self.lives.values() if not self._waits_for_place(other)]
+        """It waits for memory, or behind one that does, while a held stream is in the middle of something that does not
+        hang."""
+        hanging = self._hanging()
+        others = [o for id_, o in self.lives.items() if not self._waits_for_place(o) and id_ not in hanging]
         under_way = any(other.state in (_M.LOADING, _M.UNLOADING) for other in others)
         if life.state is not _M.START or life.loader is None or not under_way:
             return False
@@ -313,6 +325,11 @@ class LifecycleChecker:
             for id_, life in self.lives.items()
             if life.loader is not None and (life.holds or id_ in promised)
         ]
+
+    def _hanging(self) -> set[ServableId]:
+        """What nobody waits for any more."""
+        snapshots = self._manager.get_managed_servable_state_snapshots()
+        return {snapshot.id for snapshot in snapshots if snapshot.is_overdue}
 
     def _running(self) -> list[str]:
         """The ids, as text, of the versions with a task between start and finish."""

@@ -19,7 +19,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
-from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceRouter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -48,6 +48,9 @@ from tfs_lite.testing.lifecycle.source_checker import SourceChecker
 RETRY_INTERVAL = 10.0
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
 MAX_ROUNDS = 500
+SETTLING_POLLS = 6
+"""Polls until nothing changes by itself: each version that fails brings another one, and one whose files changed while
+it loaded is taken up anew."""
 UNROUTED = 2
 """A route to no adapter: the versions of that model arrive with an error."""
 
@@ -86,6 +89,8 @@ class Simulation:
         self._source = FileSystemStoragePathSource(
             config, self.store.disk, self.clock, self.source_checker.on_report, executor=ManualExecutor(0)
         )
+        bus.subscribe(lambda timed: self._source.on_state(timed.event))
+        bus.subscribe(lambda timed: self.source_checker.on_state(timed.event))
         self._routes = {name: port for name, (_, port) in servables.items()}
         self._manager = self._make_manager(bus)
         self.checker.watch(self._manager)
@@ -118,9 +123,12 @@ class Simulation:
             self._routes = new
             self.checker.violations += self.source_checker.judge_update(config, self._emitted)
 
-    def look_ahead(self, servables: Mapping[str, tuple[ServableToMonitor, int]]) -> dict[str, Look]:
-        """What the poll after a reload of this config would find; no step."""
-        return self._source.look_ahead(self._config(servables))
+    def look_ahead(
+        self, servables: Mapping[str, tuple[ServableToMonitor, int]], outcomes: Mapping[ServableId, bool]
+    ) -> dict[str, Look]:
+        """What the poll after a reload of this config would find, once versions have become available (True) or have
+        failed (False); no step."""
+        return self._source.look_ahead(self._config(servables), outcomes=outcomes)
 
     def survey(self) -> ManagerView:
         """Every version that the manager has; no step."""
@@ -144,6 +152,11 @@ class Simulation:
     def finish(self, executor: ManualExecutor, index: int) -> None:
         with self._step(Stage.EXECUTOR):
             executor.finish(index)
+
+    def hang(self, executor: ManualExecutor, index: int) -> None:
+        """A running task has run for so long that it is overdue."""
+        with self._step(Stage.TICK):
+            executor.pass_time(index)
 
     def move(self, executor: ManualExecutor) -> None:
         """Begins the next queued task if there is a thread for it, else finishes the one that began first."""
@@ -200,7 +213,8 @@ class Simulation:
     def settle(self, held: str | None = None) -> None:
         """Faults that pass are over, the disk is quiet, requests end, everything runs: the convergence check.
 
-        ``held``: a stream whose requests do not end, whose faults go on and one of whose loads may be stuck.
+        ``held``: a stream whose requests do not end, whose faults go on and whose loads and unloads may be stuck, as
+        long as there are threads for the others.
         """
         streams = frozenset({*self.checker.aspired, *self.source_checker.config.by_name})
         with self._step(Stage.TICK):
@@ -210,7 +224,8 @@ class Simulation:
             for _ in range(3):
                 self._poll()
                 self.clock.advance(self._options.quiet_period + 0.5)
-            for _ in range(2):  # a version whose files changed while it loaded is taken up anew by a later poll
+            for _ in range(SETTLING_POLLS):
+                self._poll()  # begins to check the digests of a version that is wanted for one that has failed
                 self._poll(settled=True)
                 self._come_to_rest(held)
             self.checker.check_rest(held)
@@ -351,13 +366,13 @@ class Simulation:
             return bool(indices)
 
     def _come_to_rest(self, held: str | None) -> None:
-        """Until nothing moves by itself any more. A load of ``held`` stays stuck while other threads are free."""
+        """Until nothing moves by itself any more. Tasks of ``held`` stay stuck while other threads are free."""
         idle = 0
         for _ in range(MAX_ROUNDS):
-            stuck = held if len(self.loads.running) < self.loads.num_threads else None
             moved = self._tick() is not None
-            moved |= self._finish_all(self.loads, but=stuck)
-            moved |= self._finish_all(self.unloads) | self._run_queued()
+            for executor in (self.loads, self.unloads):
+                moved |= self._finish_all(executor, but=held if executor.has_free_thread else None)
+            moved |= self._run_queued()
             idle = 0 if moved else idle + 1
             if idle >= 3:
                 due = self.clock.next_due

@@ -8,10 +8,12 @@ with that, in the order in which the version policy wants them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import StatusCode
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.simulated_models import ModelStore, StoredVersion
@@ -35,6 +37,9 @@ class SourceChecker:
         self.config = config
         self._offered: dict[str, dict[int, str]] = {}  # stream -> version -> base path it was offered from
         self._reports: dict[str, SourceReport] = {}
+        self._failed: dict[str, set[int]] = {}  # stream -> versions that have failed, and not been available since
+        self._places: dict[str, str] = {}  # stream -> the directory that held versions when it was seen last
+        self._empty_since: dict[str, float] = {}  # stream -> when that was first seen to hold none any more
 
     @property
     def reports(self) -> Mapping[str, SourceReport]:
@@ -44,13 +49,23 @@ class SourceChecker:
     def on_report(self, report: SourceReport) -> None:
         self._reports[report.name] = report
 
+    def on_state(self, state: ServableState) -> None:
+        """What has become of a version; the next list has to go by it."""
+        failed = self._failed.get(state.id.name)
+        if failed is None:
+            return
+        if state.state is ManagerState.AVAILABLE:
+            failed.discard(state.id.version)
+        elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
+            failed.add(state.id.version)
+
     def judge_update(self, config: SourceConfig, emitted: Emitted) -> list[str]:
         """``config`` has replaced the old one. Streams that are gone get their empty list, others nothing."""
         gone = self.config.by_name.keys() - config.by_name.keys()
         self.config = config
         for name in gone:
-            self._offered.pop(name, None)
-            self._reports.pop(name, None)
+            for known in (self._offered, self._reports, self._failed, self._places, self._empty_since):
+                known.pop(name, None)
         if {name: list(items) for name, items in emitted.items()} == {name: [] for name in gone}:
             return []
         return [f"the update removed {sorted(gone)} and emitted {dict(emitted)}"]
@@ -70,17 +85,32 @@ class SourceChecker:
         readable = self._store.is_listable(servable.base_path)
         versions = self._store.bases[servable.base_path] if readable else {}
         complaints = self._judge_report(servable, bool(versions))
+        failed = self._failed.setdefault(servable.name, set())
         if not readable:
+            self._empty_since.pop(servable.name, None)
             return [
                 *complaints,
                 *(["(9) a list, although its base path cannot be read"] if emitted is not None else []),
             ]
+        failed.intersection_update(versions or failed)
+        offered = self._offered.get(servable.name, {})
+        self._offered[servable.name] = {version: base for version, base in offered.items() if version in versions}
+        if not versions:
+            return [*complaints, *self._judge_empty(servable, emitted)]
+        self._places[servable.name] = self._store.disk.identity(servable.base_path)
+        self._empty_since.pop(servable.name, None)
+        if emitted is not None and not emitted and servable.policy != SpecificPolicy(()):
+            return [*complaints, "(11) an empty list, although there are versions"]
+        emitted = emitted or ()
         offers = self._offers(servable, versions, settled)
-        if emitted is None:
-            return [*complaints, "no list, although its base path can be read"]
         limit = max(servable.policy.num_versions, 1) if isinstance(servable.policy, LatestPolicy) else None
         found = [item.id.version for item in emitted]
-        complaints += judge_list(offers, found, limit)
+        complaints += judge_list(offers, found, limit, failed)
+        complaints += [
+            f"(12) {item.id} is {'' if item.given_up else 'not '}given up; failed have {failed}"
+            for item in emitted
+            if item.given_up is not (item.id.version in failed)
+        ]
         complaints += [
             f"{item.id} is offered at {item.payload}"
             for item in emitted
@@ -89,12 +119,26 @@ class SourceChecker:
         self._offered[servable.name].update(dict.fromkeys(found, servable.base_path))
         return complaints
 
+    def _judge_empty(
+        self, servable: ServableToMonitor, emitted: Sequence[ServableData[StoragePath]] | None
+    ) -> list[str]:
+        """An empty list is an order: of the very directory that held versions, once it has been seen empty for long."""
+        name, now = servable.name, self._clock.monotonic()
+        place, known = self._store.disk.identity(servable.base_path), self._places.get(servable.name)
+        order = known is None or servable.policy == SpecificPolicy(())
+        if not order and known == place:
+            order = now - self._empty_since.setdefault(name, now) >= self.config.quiet_period
+            if order:
+                del self._places[name], self._empty_since[name]
+        listed = None if emitted is None else [item.id.version for item in emitted]
+        expected: list[int] | None = [] if order else None
+        return [] if listed == expected else [f"(11) of an empty base path {listed}, expected {expected}"]
+
     def _offers(
         self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], settled: bool
     ) -> dict[int, Offer]:
         """In the order of the policy. What was offered once stays offered while its directory is there."""
-        known = self._offered.get(servable.name, {})
-        known = self._offered[servable.name] = {v: base for v, base in known.items() if v in versions}
+        known = self._offered[servable.name]
         offers = {}
         for version in candidates(versions, servable.policy):
             offer = self._offer(versions[version])
@@ -130,14 +174,17 @@ def candidates(versions: Mapping[int, StoredVersion], policy: VersionPolicy) -> 
     return sorted(versions, reverse=isinstance(policy, LatestPolicy))
 
 
-def judge_list(offers: Mapping[int, Offer], found: Sequence[int], limit: int | None) -> list[str]:
-    """``offers`` in the order of the policy; ``limit`` is how many of them a list may hold."""
-    complaints, taken = [], 0
+def judge_list(
+    offers: Mapping[int, Offer], found: Sequence[int], limit: int | None, failed: Collection[int]
+) -> list[str]:
+    """``offers`` in the order of the policy; ``limit`` is how many of them a list may hold, those that have ``failed``
+    not counted."""
+    complaints, taken, good = [], 0, 0
     for version, offer in offers.items():
-        if taken == limit:
+        if good == limit:
             break
         if taken < len(found) and found[taken] == version:
-            taken += 1
+            taken, good = taken + 1, good + (version not in failed)
             if offer is Offer.MUST_NOT:
                 complaints.append(f"version {version} is offered before it is all there")
         elif offer is Offer.MUST:

@@ -56,6 +56,10 @@ class FixtureControl(V2Control):
     def server_live(self) -> bool:
         return self.live
 
+    @property
+    def ready_headers(self) -> dict[str, str]:
+        return {"x-models-answering": "1/1"}
+
     def server_ready(self) -> bool:
         return self.ready
 

@@ -19,9 +19,16 @@ from typing import Any
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
-from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from tfs_lite.core.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    MODEL_SETTINGS_FILES,
+    Manifest,
+    is_litter,
+    is_looked_at,
+    parse_manifest,
+)
 from tfs_lite.core.status import ServingError, not_found
-from tfs_lite.core.version_files import MODEL_SETTINGS_FILES, is_litter, is_looked_at
 from tfs_lite.workers.replicas.facts import version_of
 
 DIGEST_DIGITS = 32

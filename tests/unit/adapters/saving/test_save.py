@@ -3,6 +3,7 @@ from __future__ import annotations
 import zipfile
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -334,3 +335,11 @@ def test_operator_of_a_library_needs_trust(tmp_path):
     with pytest.raises(ServingError, match="--trusted_model_base_paths"):
         save(Custom(), tmp_path, example_inputs=(torch.zeros(2, 3),))
     assert save(Custom(), tmp_path, example_inputs=(torch.zeros(2, 3),), trusted=True).name == "1"
+
+
+def test_disk_without_room_for_the_weights_is_named_before_torch_ends_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(ServingError, match=r"No space left on device \(24 bytes of weights, 10 are free\)") as caught:
+        save(torch.nn.Linear(2, 2), tmp_path / "m", example_inputs=(torch.zeros(2, 2),))
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert list((tmp_path / "m").iterdir()) == []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tfs_lite.metrics.requests import LATENCY_BUCKETS
 from tfs_lite.server.dashboard.series import (
     COARSE_POINTS,
@@ -146,3 +150,12 @@ def test_sparks_are_sums_over_the_versions_of_a_model() -> None:
         counting.counts[M1], counting.counts["m", "2"] = asked(number * 4.0), asked(number * 2.0)
         counting.tick()
     assert counting.series.sparks(2, 5, 10) == {"m": [3.0, 3.0]}
+
+
+@pytest.mark.parametrize("gauges", [{}, {"waiting": 2.0}, {"texts": 1.0, "cache": 0.5}])
+def test_a_version_that_was_not_asked_in_between_has_the_same_numbers_by_the_short_way(gauges):
+    counts = Counts(7.0, 1.0, [1.0] * (len(LATENCY_BUCKETS) + 2), 2.0, 0.5, 3.0, 4.0, 1.0, 3.0, 0.7, 9.0, gauges)
+    assert counts.numbers_since(counts, 2.0) == counts.since(counts).numbers(2.0)
+    more = replace(counts, requests=8.0)
+    assert more.numbers_since(counts, 2.0) == more.since(counts).numbers(2.0)
+    assert counts.numbers_since(None, 2.0) == counts.numbers(2.0)

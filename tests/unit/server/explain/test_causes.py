@@ -233,11 +233,24 @@ def test_changed_files_that_are_not_served_say_what_to_do() -> None:
         assert link.fix.startswith(begin)
 
 
+def test_a_version_without_memory_in_a_container_is_told_what_else_is_held_there_and_whose_limit_to_raise() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    kind = Resource(MAIN, "ram_in_bytes", 0)
+    state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, True)
+    found = VersionSnapshot(1, VersionView(state, ResourceAllocation({kind: 160})), aspired=True, on_disk=True)
+    beside = "of the 512 bytes of the control group 300 are held beside models, and 112 are kept back"
+    server = replace(SERVER, memory=ResourceAllocation({kind: 100}), beside_models=beside)
+    answer = ask(model(found, server=server), 1)
+    assert beside in answer.because[0].text
+    assert answer.because[0].fix.startswith("raise the container's limit")
+    assert answer.next.what.startswith("it is tried again when memory comes free")
+
+
 def test_the_last_line_of_a_version_without_memory_does_not_contradict_its_fix() -> None:
     status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
     needs = {Resource(MAIN, "ram_in_bytes", 0): 60}
     server = replace(SERVER, memory=ResourceAllocation({Resource(MAIN, "ram_in_bytes", 0): 100}))
-    for has_loader, then in ((True, "it is tried again when another version is unloaded"), (False, "nothing happens")):
+    for has_loader, then in ((True, "it is tried again when memory comes free"), (False, "nothing happens")):
         state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, has_loader)
         found = VersionSnapshot(1, VersionView(state, ResourceAllocation(needs)), aspired=True, on_disk=True)
         answer = ask(model(found, server=server), 1)

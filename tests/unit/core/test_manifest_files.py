@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tfs_lite.core.version_files import (
+from tfs_lite.core.manifest import (
     has_state,
     have_same_configs,
+    is_fuse,
     is_litter,
     is_looked_at,
     is_partial,
@@ -120,6 +122,22 @@ def test_another_path_another_file_and_another_file_beside_are_another_state(tmp
         state_of("/m/1", before, [("labels.txt", "another state")]),
     ]
     assert len(set(states)) == len(states)
+
+
+def test_inode_numbers_count_only_where_they_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of file systems in user space change by themselves."""
+    (tmp_path / "model.pt2").write_bytes(b"one")
+    (file,) = read_tree(str(tmp_path)).files
+    assert replace(file, inode=1).state != replace(file, inode=2).state
+    monkeypatch.setattr("tfs_lite.core.manifest.is_fuse", lambda device: True)
+    (file,) = read_tree(str(tmp_path)).files
+    assert replace(file, inode=1).state == replace(file, inode=2).state
+    assert replace(file, size=1).state != replace(file, size=2).state
+
+
+def test_this_disk_is_told_from_others() -> None:
+    assert is_fuse(os.stat("/proc").st_dev) is False
+    assert is_fuse(os.makedev(4000, 1)) is False
 
 
 def test_revision_says_which_files_and_which_configs() -> None:

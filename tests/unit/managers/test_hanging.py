@@ -1,0 +1,123 @@
+"""Loads and unloads that hang: who goes on, whose memory counts, and what is told. Virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.resources import main_ram
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import StatusCode
+from tfs_lite.managers.harness import HarnessState
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
+
+S = HarnessState
+
+
+def tick(fixture: ManagerFixture) -> None:
+    """Until nothing is to be done but by the executors."""
+    idle = 0
+    while idle < 2:
+        idle = 0 if fixture.tick() else idle + 1
+
+
+def run(fixture: ManagerFixture, but: str) -> None:
+    """Everything runs that the threads can run; the loads, or the unloads, of the model ``sick`` hang."""
+    for _ in range(50):
+        tick(fixture)
+        for executor in (fixture.loads, fixture.unloads):
+            while executor.can_start:
+                executor.start()
+            for index in reversed(range(len(executor.running))):
+                if executor.running[index].startswith(f"{but} {{name: sick "):
+                    executor.pass_time(index)
+                else:
+                    executor.finish(index)
+
+
+@pytest.fixture
+def overdue() -> list[tuple[ServableId, bool]]:
+    return []
+
+
+@pytest.mark.parametrize("policy", ["availability", "resource"])
+def test_load_that_hangs_holds_up_no_other_model(policy: str, overdue: list[Any]) -> None:
+    fixture = ManagerFixture(policy, on_overdue=lambda *told: overdue.append(told))
+    fixture.serve("well", 1)
+    fixture.aspire("sick", 1)
+    fixture.aspire("well", 2)
+    run(fixture, but="load")
+    assert fixture.ready("well") == [2]
+    assert fixture.state("sick", 1) is S.LOADING
+    assert overdue == [(ServableId("sick", 1), False)]
+    fixture.loads.finish()
+    assert fixture.ready("sick") == [1]
+
+
+@pytest.mark.parametrize("policy", ["availability", "resource"])
+def test_unload_that_hangs_holds_up_no_other_model(policy: str, overdue: list[Any]) -> None:
+    fixture = ManagerFixture(policy, on_overdue=lambda *told: overdue.append(told))
+    for name in ("sick", "well"):
+        fixture.serve(name, 1)
+    for name in ("sick", "well"):
+        fixture.aspire(name, 2)
+    run(fixture, but="unload")
+    assert fixture.ready("well") == [2]
+    assert (fixture.state("well", 1), fixture.state("sick", 1)) == (None, S.UNLOADING)
+    assert overdue[0] == (ServableId("sick", 1), True)
+    fixture.unloads.finish()
+    fixture.settle()
+    assert fixture.history("sick", 1)[-2:] == ["Unloading", "End"]
+    assert fixture.ready("sick") == [2]
+
+
+def sized(**needs: int) -> ManagerFixture:
+    fixture = ManagerFixture("resource", ram=10, max_num_load_retries=0)
+    for name, size in needs.items():
+        for version in (1, 2):
+            fixture.loading[ServableId(name, version)] = {"estimate": main_ram(size)}
+    return fixture
+
+
+def test_others_do_not_queue_behind_memory_that_an_unload_does_not_give_back() -> None:
+    """The successor waited for the memory of the version that hangs, and all others behind it, withdrawn already."""
+    fixture = sized(sick=6, well=4)
+    fixture.serve("sick", 1)
+    fixture.serve("well", 1)
+    fixture.aspire("sick", 2)
+    fixture.aspire("well", 2)
+    run(fixture, but="unload")
+    assert fixture.ready("well") == [2]
+    status = fixture.status("sick", 2)
+    assert status is not None
+    assert (fixture.state("sick", 2), status.code) == (S.ERROR, StatusCode.RESOURCE_EXHAUSTED)
+    assert "used 6" in status.message  # what hangs is counted
+    fixture.unloads.finish()
+    fixture.settle()
+    assert fixture.ready("sick") == [2]
+
+
+def test_load_that_hangs_keeps_its_memory_and_lets_nobody_wait_for_it() -> None:
+    fixture = sized(sick=6, big=6, well=4)
+    fixture.aspire("sick", 1)
+    run(fixture, but="load")
+    fixture.aspire("big", 1)
+    fixture.aspire("well", 1)
+    run(fixture, but="load")
+    assert (fixture.state("big", 1), fixture.ready("well")) == (S.ERROR, [1])
+    fixture.aspire("sick")
+    tick(fixture)
+    fixture.loads.finish()
+    fixture.settle()
+    assert (fixture.ready("sick"), fixture.ready("big")) == ([], [1])
+
+
+def test_close_does_not_wait_for_what_hangs() -> None:
+    fixture = ManagerFixture()
+    fixture.serve("sick", 1)
+    fixture.aspire("sick")
+    run(fixture, but="unload")
+    before = fixture.clock.pending
+    fixture.manager.close(drain_timeout=3600.0)  # waits in real time
+    assert fixture.clock.pending == before
