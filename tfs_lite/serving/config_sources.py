@@ -148,7 +148,7 @@ class ConfigFileWatcher:
                 state = self._state()
                 quiet = self._quiet.seconds(state)
                 if state is None or state != self._read_at or self._applied is None:
-                    if state != self._read_at and self._look_later(QUIET_SECONDS - quiet):
+                    if self._look_later(QUIET_SECONDS - quiet):
                         return
                     config = self._read()
                     changed = self._state() != state  # while it was read
