@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -486,7 +487,10 @@ def test_a_version_that_a_call_has_withdrawn(tmp_path: Path, archives: TaggedArc
         load(1)
         answer = explain.wait("m/versions/2", "ENDED", "!UNLOADED", "it was withdrawn")
         assert "POST /v2/repository/models/m/load" in link_of(answer, "UNLOADED")["fix"]
-        load(2)
+        path, _, body = (
+            link_of(answer, "CONTROL_MODE")["fix"].removeprefix("load it: POST ").partition(" with the body ")
+        )
+        urllib.request.urlopen(f"{served.url}{path}", body.encode(), timeout=30).close()
         explain.wait("m/versions/2", "SERVING")
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from tfs_lite.adapters.language.family import load_library
+from tfs_lite.core.status import Reason, ServingError, StatusCode
+
 SCRIPT = """
 import sys, threading
 from tfs_lite.adapters.language.family import load_library
@@ -30,3 +35,10 @@ print(amid, found)
 def test_load_that_comes_while_another_one_imports_the_library_gets_the_whole_of_it() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.stdout == "True ['LlamaConfig', 'LlamaConfig']\n", done.stderr
+
+
+def test_without_the_library_the_error_says_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ServingError, match=r"pip install 'tfs-lite\[generate\]'") as missing:
+        load_library()
+    assert (missing.value.code, missing.value.status.reason) == (StatusCode.UNIMPLEMENTED, Reason.NEEDS_EXTRA)

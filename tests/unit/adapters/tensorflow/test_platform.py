@@ -9,12 +9,12 @@ import pytest
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.adapters.tensorflow.platform import NAME, PLATFORM, PROCESS_BYTES, inspect_saved_model
+from tfs_lite.adapters.tensorflow.platform import NAME, PLATFORM, PROCESS_BYTES, inspect_saved_model, not_installed
 from tfs_lite.adapters.trust import NO_TRUST
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.what_if.check_models import SignatureCheck, VersionVerdict, check_version
 from tfs_lite.testing.errors import refuses
@@ -111,3 +111,9 @@ def _has_tensorflow() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("tensorflow") is not None
+
+
+def test_without_tensorflow_the_error_says_which_extra_to_install() -> None:
+    status = not_installed().status
+    assert (status.code, status.reason) == (StatusCode.UNIMPLEMENTED, Reason.NEEDS_EXTRA)
+    assert "pip install 'tfs-lite[tensorflow]'" in status.message
