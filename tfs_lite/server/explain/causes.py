@@ -134,7 +134,8 @@ def _is_taken_on(found: VersionSnapshot) -> bool:
 def _is_idle(case: Case) -> bool:
     """Whether it waits, and nothing is known that it waits for."""
     found = case.found
-    nothing = found is None or not (found.answers or found.incomplete is not None)
+    is_incomplete = found is not None and found.incomplete is not None and found.on_disk is not False
+    nothing = found is None or not (found.answers or is_incomplete)
     return case.verdict is Verdict.WAITING and case.load is None and nothing
 
 

@@ -56,7 +56,7 @@ def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdi
     """Nothing is done with it now: it is not there, not complete, not wanted, has failed or has ended."""
     if not model.configured:
         return Verdict.NOT_CONFIGURED
-    if found.on_disk is False and not found.aspired:
+    if found.on_disk is False and (not found.aspired or model.report.keeps):
         return Verdict.NOT_ON_DISK
     if found.incomplete is not None:
         return Verdict.WAITING
