@@ -147,10 +147,16 @@ def _repository(path: Path) -> ModelServerConfig:
 
     found: dict[str, str] = {}
     clock = SystemClock()
-    ModelRepository(str(path), RealDisk(), clock, found.update, poll_interval=None, watch=False).poll()
+    known = RepositoryPolicies(clock)
+    repository = ModelRepository(
+        str(path), RealDisk(), clock, found.update, poll_interval=None, watch=False, on_look=known.look
+    )
+    repository.poll()
+    repository.close()
+    clock.close()
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
-    policies = RepositoryPolicies(clock).read(found)
+    policies = known.of(found)
     models = [
         one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
         for name, base_path in sorted(found.items())

@@ -77,7 +77,7 @@ def _help() -> str:
     lines = ["usage: tfs-lite COMMAND [ARGUMENTS]", "", "TensorFlow Serving's model lifecycle for PyTorch.", ""]
     lines += [f"  {name:9}{text}" for name, text in COMMANDS.items()]
     lines += ["", "tfs-lite COMMAND --help tells more. Every command takes --json."]
-    lines += ["Exit codes: 0 done, 1 it failed, 2 wrong usage."]
+    lines += ["Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 a server stopped and left behind what hangs."]
     return "\n".join(lines)
 
 

@@ -177,12 +177,15 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     def _act(self) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
-        out of date, and the newest one may want what is ready, or need it to bridge the gap."""
+        out of date, and the newest one may want what is ready, or need it to bridge the gap. While a version that was
+        withdrawn waits for a thread, no other is withdrawn: it would answer nobody, and its memory would not come free
+        any sooner."""
         before, self._changed = self._changed, self._manager.take_changed_streams()  # those by the steps of this tick
         for name in before | self._changed:
             self._ask(name)
         unloads, loads = self._asked[ActionKind.UNLOAD], self._asked[ActionKind.LOAD]
-        unload = min((name for name in unloads if name not in self._waiting), default=None)
+        may_unload = unloads and not self._manager.is_unload_waiting
+        unload = min((name for name in unloads if name not in self._waiting), default=None) if may_unload else None
         load = min(loads, default=None)
         action = unloads[unload] if unload is not None else loads[load] if load is not None else None
         if action is None:

@@ -250,6 +250,12 @@ class BasicManager:
         RESOURCE_EXHAUSTED or the loader's error. There are no further attempts, and no events."""
         self._replacements.request(data, done)
 
+    @property
+    def is_unload_waiting(self) -> bool:
+        """Whether a version has no users any more and waits for a thread that unloads it."""
+        with self._registry.lock:
+            return bool(self._unloads.queued())
+
     def set_num_load_threads(self, num_threads: int) -> None:
         """Returns at once; see :meth:`tfs_lite.core.executor.Executor.resize`."""
         self._options.load_executor.resize(num_threads)

@@ -97,6 +97,9 @@ class UnloadFlow:
             self._queued.pop(harness, None)
             if harness.state is HarnessState.QUIESCED:
                 harness.transition(HarnessState.UNLOADING)
+            is_last = not self._queued
+        if is_last:
+            self._registry.changed()  # the next version may be withdrawn
         return True
 
     def _overdue(self, harness: LoaderHarness) -> None:

@@ -17,6 +17,7 @@ from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import Servable
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
@@ -67,14 +68,23 @@ class Reloader:
         self._recorder = recorder
         self._clock = clock
         self._on_applied = on_applied
+        self._disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
         self._committing = threading.Lock()  # guards _config; held while a config is carried out, never in a wait
         self._config: ModelServerConfig | None = None
 
     def check(self, config: ModelServerConfig) -> None:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
-        check_models(config, served_platforms(), self._options.allowed_model_base_paths)
-        self._logs.check(logged_models(config))
+        roots, logged = self._options.allowed_model_base_paths, logged_models(config)
+
+        def check() -> None:
+            check_models(config, served_platforms(), roots)
+            self._logs.check(logged)
+
+        if roots or logged:  # links and directories are looked at
+            self._disk_calls.call("what the config names", check)
+        else:
+            check()
 
     @property
     def config(self) -> ModelServerConfig | None:

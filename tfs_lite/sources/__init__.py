@@ -1,6 +1,7 @@
 """Where versions come from: sources look at storage and emit aspired lists of version directories.
 
     file_system_source, source_config   the source that the server uses, and its values
+    look_queue              looks one after the other, each with a bound in time
     look                    one look at one base path; its report says which version waits, and for what
     version_scan            pure: which directories are versions, and which of them a policy wants
     completeness            pure: whether a version is all there

@@ -121,3 +121,20 @@ def test_close_does_not_wait_for_what_hangs() -> None:
     before = fixture.clock.pending
     fixture.manager.close(drain_timeout=3600.0)  # waits in real time
     assert fixture.clock.pending == before
+
+
+def test_no_other_version_is_withdrawn_while_one_waits_for_the_thread_that_unloads() -> None:
+    """With the resource policy all others went dark, one after the other, behind the unload that hung."""
+    fixture = ManagerFixture("resource")
+    for name in "abc":
+        fixture.serve(name, 1)
+    for name in "abc":
+        fixture.aspire(name, 2)
+    tick(fixture)
+    fixture.unloads.start()
+    tick(fixture)
+    assert fixture.unloads.queued == ["unload {name: b version: 1}"]
+    assert fixture.ready("c") == [1]
+    fixture.unloads.finish()
+    fixture.settle()
+    assert [fixture.ready(name) for name in "abc"] == [[2], [2], [2]]

@@ -161,11 +161,12 @@ class RepositoryControl:
 
     def _load(self, request: LoadRequest, *, explicit: bool, above: tuple[str, ...]) -> None:
         old = self._loaded.get(request.name)
-        override, upload = self._override(request, old), ""
+        ask, upload = self._core.disk_calls.call, ""
+        override = ask(f"the config of model {request.name}", lambda: self._override(request, old))
         if request.files:
             upload = self._uploads.write(request)
         try:
-            model, found = self._look(request, override, upload)
+            model, found = ask(f"the base path of model {request.name}", lambda: self._look(request, override, upload))
             self._load_steps(model, found, above)
             model = replace(model, explicit=explicit or (old is not None and old.explicit), upload=upload)
             self._bring_up(model, found, old, override)
@@ -231,7 +232,10 @@ class RepositoryControl:
         name, configs = model.config.name, self._core.model_configs
         offered = old.offered if old is not None else {}
         plan = plan_load(found, offered, self._core.available_versions(name))
-        self._require_whole(name, [item for item in found if item.version not in plan.kept])
+        self._wait.bounded(
+            f"the check of model {name}",
+            lambda: self._require_whole(name, [item for item in found if item.version not in plan.kept]),
+        )
         before, resizes = configs.override(name), Resizes(self._core, name)
         configs.set_override(name, override)
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.serving.repository.plan import OfferedVersion, Past, failures_of, load_failure
 from tfs_lite.serving.server_core import ServerCore
 
@@ -15,12 +17,23 @@ class LoadWait:
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core
+        self.bounded = BoundedCalls(max(core.options.reload_timeout_seconds, core.options.disk_timeout_seconds)).call
+        """For what may hang in this call, by a key: UNAVAILABLE if it takes longer than the call may wait."""
 
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
-        """Loads it on this thread, beside what is served. INVALID_ARGUMENT if that fails."""
-        try:
+        """Loads it beside what is served. INVALID_ARGUMENT if that fails. A load that takes longer than the call may
+        wait goes on, and what it has loaded is dropped."""
+        given_up = threading.Event()
+
+        def load() -> None:
             self._core.sources.preload(item, platform)
+            if given_up.is_set():
+                self._core.sources.drop_preloads(item.id.name)
+
+        try:
+            self.bounded(f"the load of {item.id}", load)
         except ServingError as error:
+            given_up.set()
             raise load_failure(item.id.name, {item.id.version: error.status}) from None
 
     def replace(self, item: ServableData[StoragePath]) -> bool:
