@@ -191,7 +191,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         for name in before | self._changed:
             self._ask(name)
         unloads, loads = self._asked[ActionKind.UNLOAD], self._asked[ActionKind.LOAD]
-        free = () if self._manager.is_unload_waiting else unloads
+        free = unloads if unloads and not self._manager.is_unload_waiting else ()
         unload = min((name for name in free if name not in self._waiting), default=None)
         load = min(loads, default=None)
         action = unloads[unload] if unload is not None else loads[load] if load is not None else None
