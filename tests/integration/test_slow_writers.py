@@ -29,7 +29,7 @@ def test_no_request_fails_while_a_config_is_written(tmp_path: Path) -> None:
     file.write_text(HEAD + "".join(entries[:-1]))
     flags = (f"--model_config_file={file}", f"--trusted_model_base_paths={tmp_path}/*")
     with ServerProcess(*flags, "--model_config_file_poll_wait_seconds=1") as server, Probe(server) as probe:
-        wait_until(lambda: "4 of 4 models available" in server.log() or None, "all models are available")
+        wait_until(lambda: all(probe.states(name) == {1: "AVAILABLE"} for name in names), "all models are available")
         pause = threading.Event()
         for text in ("", HEAD, *entries):
             with file.open("a" if text else "w") as writer:
