@@ -273,7 +273,7 @@ class Soak:
             self._start_server(self.mode, 0)
             self.models = {name: self._first(model) for name, model in self.models.items()}
             for name, model in self.models.items():
-                self.judge.allow(name, rights(model), 0, moving=False)
+                self.judge.allow(name, rights(model, mode=self.mode), 0, moving=False)
             pause = self.wanted.callers / self.wanted.rate
             names = list(self.models)
             with (
@@ -328,7 +328,7 @@ class Soak:
         self._say(planned)
         for name, way in courses.items():
             unsettled = self.late[name].on_the_way if name in self.late else frozenset()
-            found = rights(way.end, way.on_the_way | unsettled, self.models[name])
+            found = rights(way.end, way.on_the_way | unsettled, self.models[name], self.mode)
             self.judge.allow(name, found, planned.number, moving=True, strict=not restart_in and _is_plain(steps[name]))
         crowd.focus = tuple(name for name in steps if name)
         before = dict(self.models)
@@ -364,7 +364,7 @@ class Soak:
             if model.labels and (name in self.late or self._answering(model, model.labels) != model.labels):
                 self.models[name] = model = replace(model, labels=())
                 if name not in self.late:
-                    self.judge.allow(name, rights(model), planned.number, moving=False)
+                    self.judge.allow(name, rights(model, mode=self.mode), planned.number, moving=False)
         steps = tuple(
             replace(step, changes=tuple(self._with_answering_labels(change) for change in step.changes))
             for step in planned.steps
@@ -537,7 +537,9 @@ class Soak:
         steps = _by_model(planned)
         for name, model in self.models.items():
             way = course(model, [step for _, step in steps.get(name, [])], self.mode, planned.mode)
-            born = rights(replace(way.end, loadings=way.after_restart or way.end.loadings), way.after_restart)
+            born = rights(
+                replace(way.end, loadings=way.after_restart or way.end.loadings), way.after_restart, None, planned.mode
+            )
             self.judge.allow(name, born, planned.number, moving=True, strict=False)
 
     def _last_stop(self) -> None:
@@ -596,7 +598,7 @@ class Soak:
 
     def _rest(self, planned: Round, name: str, loadings: frozenset) -> None:
         self.models[name] = replace(self.models[name], loadings=loadings)
-        self.judge.allow(name, rights(self.models[name]), planned.number, moving=False)
+        self.judge.allow(name, rights(self.models[name], mode=self.mode), planned.number, moving=False)
 
     def _unsettled(self, planned: Round, name: str, found: object) -> None:
         model = self.models[name]

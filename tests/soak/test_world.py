@@ -164,6 +164,7 @@ def test_a_label_answers_on_both_sides_of_its_change():
     assert moving.labels["stable"].serials == {10, 20}
     assert not moving.labels["stable"].must
     assert rights(way.end).labels["stable"].must
+    assert rights(way.end, mode=REPOSITORY).labels == {}
 
 
 def test_what_stands_is_named():

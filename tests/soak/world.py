@@ -427,9 +427,11 @@ class Rights:
     """Serials that were right before this stretch, and are no more at its end."""
 
 
-def rights(model: Model, on_the_way: frozenset[Loading] | None = None, before: Model | None = None) -> Rights:
+def rights(
+    model: Model, on_the_way: frozenset[Loading] | None = None, before: Model | None = None, mode: str = CONFIG_FILE
+) -> Rights:
     """At rest with one of the loadings of ``model``; or, with ``on_the_way``, while the world goes from ``before`` to
-    ``model``."""
+    ``model``. Labels are those of the config file; a repository has none."""
     ends = model.loadings
     loadings = ends if on_the_way is None else on_the_way | ends
     serials = frozenset(max(one)[1] for one in loadings if one)
@@ -448,7 +450,8 @@ def rights(model: Model, on_the_way: frozenset[Loading] | None = None, before: M
     started = before.loadings if before is not None else ends
     leaving = frozenset(serial for one in started for _, serial in one)
     leaving -= frozenset(serial for one in ends for _, serial in one)
-    return Rights(Right(serials, all(loadings) and bool(loadings)), versions, labels, leaving)
+    unversioned = Right(serials, all(loadings) and bool(loadings))
+    return Rights(unversioned, versions, labels if mode == CONFIG_FILE else {}, leaving)
 
 
 def _label_right(versions: Mapping[int, Right], version: int, steady: bool) -> Right:
