@@ -688,9 +688,12 @@ class Soak:
     # Findings.
 
     def _find(self, kind: str, number: int, model: str, expected: str, came: str) -> None:
-        """The steps are those of the model until then, and those of the server in that round."""
+        """The steps are those of the model until then, the restarts since the first, and those of the server in that
+        round."""
         past = [(id_, step) for id_, step in self.history.get(model, []) if _round_of(id_) <= number]
-        shared = [(id_, step) for id_, step in self.history.get("", []) if _round_of(id_) == number]
+        first = min((_round_of(id_) for id_, _ in past), default=number)
+        all_shared = [(id_, step) for id_, step in self.history.get("", []) if first <= _round_of(id_) <= number]
+        shared = [(id_, step) for id_, step in all_shared if step.kind == "restart" or _round_of(id_) == number]
         found = dict(sorted([*past, *shared], key=lambda one: _round_of(one[0])))
         done = [f"{id_} {step}" for id_, step in found.items()][-8:]
         finding = Finding(kind, number, model, expected, came, done, self._replay(list(found)))
