@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfs_lite.testing.servers.process import ServerProcess
 
 QUIET_SECONDS = 0.5
+PATIENCE_SECONDS = 5
 LONGEST_ID = 60
 
 register_profiles()
@@ -107,6 +108,7 @@ def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactor
         f"--trusted_model_base_paths={found.path}/code_*",
         f"--version_quiet_period_seconds={QUIET_SECONDS}",
         "--max_num_load_retries=0",
+        f"--slow_load_seconds={PATIENCE_SECONDS}",
         "--max_queued_requests=32",
     )
     with ServerProcess(*flags, command=default_command()) as server, Probe(server) as probe:

@@ -284,6 +284,8 @@ class _Core:
     handle: Callable[[ModelRef], ServableHandle]
     options: ServerOptions = ServerOptions(model_config_list_root_dir=ROOT)  # noqa: RUF009 - frozen
 
+    refused_config: None = None
+
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         if ref.name != MODEL:
             raise not_found(f"Could not find any versions of model {ref.name}")

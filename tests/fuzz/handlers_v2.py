@@ -30,6 +30,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import JudgesCalls, PredictCall, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.protocols.v2.tensors import name_of
@@ -183,6 +184,7 @@ class LoadChecks(RepositoryControl):
             live_versions=lambda name: set(),
             available_versions=lambda name: set(),
             config_refused=ignore,
+            disk_calls=BoundedCalls(60.0),
         )
         super().__init__(cast("ServerCore", core), ModelLocator(options))
         self.loaded: list[tuple[LoadedModel, list[FoundVersion]]] = []

@@ -48,7 +48,9 @@ class ServerCollector(Collector):
         info.add_metric(tuple(facts.values()), 1)
         yield info
         lost = CounterMetricFamily(
-            "tfs_lite_output_lost_lines", "Lines of the process's output that nobody took.", labels=("stream",)
+            "tfs_lite_output_lost_lines",
+            "Lines of output that were lost, since they were not read.",
+            labels=("stream",),
         )
         for stream, lines in lost_lines().items():
             lost.add_metric((stream,), lines)

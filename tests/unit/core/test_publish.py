@@ -423,7 +423,9 @@ def test_a_base_path_is_not_published_into_itself(source: Path, base: Path) -> N
 # What publications leave behind.
 
 _STAGES = """
-import os, sys, time
+import os, signal, sys, time
+for number in (signal.SIGHUP, signal.SIGINT):  # a shell in the background may have had them ignored
+    signal.signal(number, signal.SIG_DFL)
 from tfs_lite.core.publish import staging_directory
 with staging_directory(sys.argv[1]) as staging:
     open(os.path.join(staging, "half"), "wb").write(b"half")

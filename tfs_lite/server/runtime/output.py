@@ -89,7 +89,7 @@ class UnblockedOutput(io.RawIOBase):
                 unsaid = self._unsaid if written and self._bytes <= MAX_WAITING // 2 else 0
                 self._unsaid -= unsaid
             if unsaid:
-                logger.warning("%d lines of %s were not written: nobody took them", unsaid, self._name)
+                logger.warning("%d lines of %s were not written: they were not read", unsaid, self._name)
 
     def _take(self) -> bytes:
         pieces = [self._waiting.popleft()]

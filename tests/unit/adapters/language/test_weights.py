@@ -275,4 +275,4 @@ def test_config_cannot_choose_the_code_that_runs(tmp_path):
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.FAILED_PRECONDITION, tmp_path)
+    assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.UNIMPLEMENTED, tmp_path)

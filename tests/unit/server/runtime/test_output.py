@@ -50,7 +50,7 @@ def test_what_finds_no_room_is_lost_counted_and_said_once_somebody_reads(
             left -= len(os.read(pipe[0], 1 << 16))
         assert output.flush_within(10)
         wait_until(lambda: caplog.messages, "it is said")
-    assert caplog.messages == [f"{lost} lines of the output were not written: nobody took them"]
+    assert caplog.messages == [f"{lost} lines of the output were not written: they were not read"]
     assert output.lost == lost
 
 
