@@ -29,6 +29,8 @@ from tfs_lite.core.status import ServingError, failed_precondition
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+_PIECE = 1 << 16
+"""Numbers."""
 Report = Mapping[str, Collection[Any]]
 logger = logging.getLogger(__name__)
 _transformers_lock = threading.Lock()
@@ -143,9 +145,10 @@ def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrai
 
 
 def _check_numbers(module: torch.nn.Module) -> None:
-    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed."""
+    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed. They are looked at
+    in pieces, because torch makes a copy of what it looks at, which the heap would keep."""
     for name, parameter in module.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        if not all(bool(torch.isfinite(piece).all()) for piece in parameter.detach().flatten().split(_PIECE)):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
 
 

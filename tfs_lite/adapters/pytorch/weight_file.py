@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import struct
 import threading
@@ -30,6 +31,8 @@ from tfs_lite.core.status import ServingError, StatusCode
 MAX_HEADER_BYTES = 100_000_000
 """As in the library."""
 _PIECE = 1 << 20
+_OWN_MAPPING = 1 << 16
+"""Bytes from which a tensor is no part of the heap."""
 _MAX_SIZE = 1 << 63
 _DTYPES = {
     "F64": torch.float64,
@@ -94,8 +97,7 @@ class WeightFile:
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor in memory of its own. Errors of :meth:`read_into`."""
-        header = self.headers[name]
-        tensor = torch.empty(header.shape, dtype=header.torch_dtype)
+        tensor = _empty(self.headers[name])
         self.read_into(name, tensor)
         return tensor
 
@@ -155,6 +157,15 @@ def open_weights(directory: str, name: str, meter: LoadMeter | None = None) -> I
         yield file
     finally:
         file.close()
+
+
+def _empty(header: TensorHeader) -> torch.Tensor:
+    """A large tensor has a mapping of its own, which is given back when it is dropped. Freed pieces of the heap, of
+    which each thread that reads has one, would stay with the process."""
+    if header.nbytes < _OWN_MAPPING:
+        return torch.empty(header.shape, dtype=header.torch_dtype)
+    memory = mmap.mmap(-1, header.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=header.torch_dtype).view(header.shape)
 
 
 def _read_headers(descriptor: int, name: str) -> dict[str, TensorHeader]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -211,6 +213,23 @@ def test_weights_that_do_not_fit_or_are_damaged_are_refused_with_what_is_wrong(t
         assert part in message
 
 
+@pytest.mark.parametrize("shard", ["20KB", "1GB"], ids=["shards", "one file"])
+def test_weights_that_are_truncated_while_they_are_read_say_so(tmp_path, shard):
+    """A mapped file would end the process."""
+    saved(tmp_path, max_shard_size=shard)
+
+    class TruncatingMeter(LoadMeter):
+        def add(self, nbytes):
+            for path in tmp_path.glob("*.safetensors"):
+                assert str(path) not in Path("/proc/self/maps").read_text()
+                os.truncate(path, 100)
+
+    files = read_version(str(tmp_path))
+    arguments = (files, network_config(files), torch.float32, CPU, TruncatingMeter())
+    message = refusal(load_network, *arguments, code=StatusCode.UNAVAILABLE)
+    assert message.startswith("its files changed while they were read (")
+
+
 def test_more_tensors_than_the_network_has_are_only_logged(tmp_path, caplog):
     model = saved(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.update({"strange.weight": torch.zeros(7)}))
@@ -230,7 +249,7 @@ def test_headers_tell_file_type_and_shape(tmp_path):
     found = read_headers(read_version(str(tmp_path)))
     told = {name: (header.file, header.dtype, header.shape) for name, header in found.items()}
     assert told == {"a": (WEIGHTS, "BF16", (2, 3)), "b": (WEIGHTS, "F32", ())}
-    assert [header.elements for header in found.values()] == [6, 1]
+    assert {name: header.elements for name, header in found.items()} == {"a": 6, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -276,4 +295,4 @@ def test_config_cannot_choose_the_code_that_runs(tmp_path):
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.FAILED_PRECONDITION, tmp_path)
+    assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.UNIMPLEMENTED, tmp_path)
