@@ -148,7 +148,7 @@ def _check_numbers(module: torch.nn.Module) -> None:
     """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed. They are looked at
     in pieces, because torch makes a copy of what it looks at, which the heap would keep."""
     for name, parameter in module.named_parameters():
-        if not all(bool(torch.isfinite(piece).all()) for piece in parameter.detach().flatten().split(_PIECE)):
+        if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(parameter.detach().flatten(), _PIECE)):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
 
 

@@ -27,6 +27,7 @@ from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import Array
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the library."""
@@ -107,7 +108,8 @@ class WeightFile:
         header = self.headers[name]
         if not header.elements:
             return
-        content = memoryview(target.detach().reshape(-1).view(torch.uint8).numpy())
+        array: Array = target.detach().reshape(-1).view(torch.uint8).numpy()
+        content = array.data
         filled, yielder = 0, Yielder()
         while filled < len(content):
             count = self._read_piece(header, content[filled : filled + _PIECE], header.offset + filled)
