@@ -111,3 +111,18 @@ def test_the_pages_name_only_files_that_are_there() -> None:
         if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
     ]
     assert missing == []
+
+
+def test_nothing_maps_a_file_of_a_version() -> None:
+    """A mapped file that somebody truncates ends the process: with SIGBUS, all models at once."""
+    maps = re.compile(
+        r"\bmemmap\b|mmap_mode|mmap=True|\bsafe_open\b|\bload_file\b|mmap\.mmap\((?!-1\b|self\.descriptor\b)"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in MODULES.values()
+        if "testing" not in path.parts
+        for line in path.read_text().splitlines()
+        if maps.search(line)
+    ]
+    assert found == []

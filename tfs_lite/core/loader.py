@@ -9,6 +9,7 @@ far a load is, is told by a :class:`LoadMeter`, which the loading thread writes 
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -83,14 +84,14 @@ def bytes_text(done: int, expected: int) -> str:
 
 
 class LoadMeter:
-    """Where the loading thread notes how far it is; any thread may read it. Nothing here locks: a reader may see a few
-    bytes too little."""
+    """Where a load notes how far it is: one thread begins phases, any thread may add bytes or read."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """``now``: a clock that only goes forward, in seconds."""
         self._now = now
         self._started = now()
         self._phase = _Phase(LoadPhase.LOOKING, self._started, None)
+        self._adding = threading.Lock()
 
     def begin(self, phase: LoadPhase, expected_bytes: int | None = None) -> None:
         """The phase begins, anew if it is the same again. Without ``expected_bytes`` its bytes are not told."""
@@ -98,7 +99,8 @@ class LoadMeter:
 
     def add(self, nbytes: int) -> None:
         """So many more bytes of this phase were read."""
-        self._phase.read_bytes += nbytes
+        with self._adding:
+            self._phase.read_bytes += nbytes
 
     @property
     def progress(self) -> LoadProgress:

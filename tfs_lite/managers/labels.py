@@ -23,15 +23,16 @@ def check_labels(
     allow_unavailable: bool = False,
     first_config: bool = False,
 ) -> None:
-    """Raises FAILED_PRECONDITION if a label of ``wanted`` names a version that is not available.
+    """Raises FAILED_PRECONDITION if a label of ``wanted`` is new or moves, to a version that is not available.
 
-    Two kinds of labels are accepted all the same: with ``allow_unavailable`` a label that is new or stays where it is,
-    and any label of the server's first config, which applies as soon as its version is available.
+    A label that stays where it is, is no reason to refuse: what its version does has nothing to do with the config. Two
+    more kinds are accepted: with ``allow_unavailable`` a new label, and any label of the server's first config, which
+    applies as soon as its version is available.
     """
     for model, labels in wanted.items():
+        known = current.get(model, {})
         for label, version in labels.items():
-            moves = current.get(model, {}).get(label, version) != version
-            accepted = first_config or (allow_unavailable and not moves)
+            accepted = first_config or known.get(label) == version or (allow_unavailable and label not in known)
             if not accepted and not is_available(ServableId(model, version)):
                 raise failed_precondition(
                     f'Request to assign label "{label}" to version {version} of model "{model}", '

@@ -33,10 +33,14 @@ def test_where_unavailable_versions_are_allowed_a_label_may_not_move_to_one(
     assert accepted(mapped, available, allow_unavailable=True) is result
 
 
-@pytest.mark.parametrize("mapped", [None, 1, 2])
+@pytest.mark.parametrize("mapped", [None, 1])
 @pytest.mark.parametrize("available", [True, False])
 def test_by_default_only_available_versions_get_labels(mapped: int | None, available: bool) -> None:
     assert accepted(mapped, available) is available
+
+
+def test_a_label_that_stays_where_it_is_is_accepted_whatever_became_of_its_version() -> None:
+    assert accepted(2, available=False)
 
 
 def test_first_config_may_label_what_is_about_to_load() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
 Publish = Callable[[str, int], Path]
 STABLE = 'version_labels {{ key: "stable" value: {} }}'
 ALL = "model_version_policy { all {} }"
+SPECIFIC = "model_version_policy { specific { versions: 1 versions: 2 } }"
 
 
 @pytest.fixture
@@ -151,6 +153,12 @@ def incomplete(root: Path, model: str) -> None:
     (root / model / "1" / "model.pt2").write_bytes(b"PK\x03\x04 and no more")
 
 
+def broken(root: Path, model: str, version: int) -> None:
+    """A whole version that no platform serves."""
+    (root / model / str(version)).mkdir(parents=True)
+    (root / model / str(version) / "notes.txt").write_text("nothing")
+
+
 def test_label_needs_an_available_version(fixture: ServerFixture, publish: Publish) -> None:
     message = refused(fixture, entry("a", STABLE.format(2)), entry("b"), code=StatusCode.FAILED_PRECONDITION)
     assert "not currently available for inference" in message
@@ -165,6 +173,44 @@ def test_label_needs_an_available_version(fixture: ServerFixture, publish: Publi
     assert fixture.version("a", label="stable") == 2
     fixture.reload(entry("a"))
     assert "Unrecognized servable version label: stable" in refusal(fixture.version, "a", label="stable")
+
+
+def test_a_label_whose_version_has_gone_refuses_no_later_change(fixture: ServerFixture, publish: Publish) -> None:
+    publish("a", 2)
+    labelled = entry("a", f"{SPECIFIC} {STABLE.format(1)}")
+    fixture.reload(entry("a", SPECIFIC))
+    fixture.wait_states({1: AVAILABLE, 2: AVAILABLE}, "a")
+    fixture.reload(labelled)
+    shutil.rmtree(fixture.root / "a" / "1")
+    fixture.wait_states({1: VersionState.START, 2: AVAILABLE}, "a")
+    fixture.reload(labelled, entry("b"))
+    assert fixture.version("b") == 1
+    refusal(fixture.version, "a", label="stable", code=StatusCode.NOT_FOUND)
+    moved = entry("a", f"{SPECIFIC} {STABLE.format(7)}")
+    assert "not currently available" in refused(fixture, moved, entry("c"), code=StatusCode.FAILED_PRECONDITION)
+    second = entry("b", 'version_labels { key: "old" value: 9 }')
+    assert "not currently available" in refused(fixture, labelled, second, code=StatusCode.FAILED_PRECONDITION)
+    assert fixture.states("c") == {}
+    publish("a", 1)
+    fixture.wait_states({1: AVAILABLE, 2: AVAILABLE}, "a")
+    assert fixture.version("a", label="stable") == 1
+
+
+def test_a_label_whose_version_never_loaded_lets_the_polled_file_be_edited(tmp_path: Path, publish: Publish) -> None:
+    """A restart beside a corrupt newest version."""
+    publish("a", 1)
+    publish("b", 1)
+    broken(tmp_path, "a", 2)
+    labelled = entry("a", f"{SPECIFIC} {STABLE.format(2)}")
+    file = tmp_path / "models.config"
+    file.write_text(config_text(tmp_path, labelled))
+    options = {"model_config_file": str(file), "model_config_file_poll_wait_seconds": 0.05}
+    with serving(tmp_path, max_num_load_retries=0, ready=False, **options) as served:
+        wait_until(lambda: served.states("a").get(1) is AVAILABLE, "version 1 is there", 30)
+        wait_until(lambda: served.states("a").get(2) is END, "version 2 has failed", 30)
+        file.write_text(config_text(tmp_path, labelled, entry("b")))
+        wait_until(lambda: served.states("b") == {1: AVAILABLE}, "the edit is applied", 30)
+        assert served.server.core.labels == {"a": {"stable": 2}}
 
 
 def test_only_one_config_is_applied_at_a_time_and_all_are(fixture: ServerFixture) -> None:

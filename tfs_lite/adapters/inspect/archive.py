@@ -46,6 +46,11 @@ def damaged(what: str) -> ServingError:
     return ServingError(StatusCode.DATA_LOSS, what)
 
 
+def changed_meanwhile(what: str) -> ServingError:
+    """The error for files that become other ones in the middle of a load, which is tried again."""
+    return ServingError(StatusCode.UNAVAILABLE, f"its files changed while they were read ({what})")
+
+
 def pickled(name: str) -> ServingError:
     """The error for what torch.save writes: as a zip archive, or as a bare pickle."""
     return damaged(

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config
-from tfs_lite.adapters.language.weights import TensorHeader, read_headers
+from tfs_lite.adapters.language.weights import read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.pytorch.weight_file import TensorHeader
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import failed_precondition

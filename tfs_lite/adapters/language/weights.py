@@ -10,28 +10,27 @@ shape, of which it only warns, are errors here that name file and tensor.
 from __future__ import annotations
 
 import logging
-import math
-import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tfs_lite.adapters.failures import out_of_memory, sentence, story
-from tfs_lite.adapters.inspect.archive import damaged
+from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
 from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.pytorch.weight_file import TensorHeader, WeightFile, open_weights
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import ServingError, failed_precondition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+_PIECE = 1 << 16
+"""Numbers."""
 Report = Mapping[str, Collection[Any]]
 logger = logging.getLogger(__name__)
 _transformers_lock = threading.Lock()
@@ -39,33 +38,23 @@ _transformers_lock = threading.Lock()
 threads at once would not restore them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """A tensor in a file of weights. ``dtype`` in the file's words: F32, BF16, ..."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-
 def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
     """By name, the tensors of all files of weights. DATA_LOSS for a damaged file or a tensor in two of them; errors of
     :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
     found: dict[str, TensorHeader] = {}
     for name in weight_files(files):
-        with _opened(files.directory, name) as file:
-            for tensor in file.keys():  # noqa: SIM118
-                if tensor in found:
-                    raise damaged(f"tensor {tensor} is in {found[tensor].file} and in {name}")
-                part = file.get_slice(tensor)
-                found[tensor] = TensorHeader(name, str(part.get_dtype()), tuple(part.get_shape()))
+        with open_weights(files.directory, name) as file:
+            _add(found, file.headers)
     if not found:
         raise failed_precondition(f"the weights ({shown(weight_files(files))}) have no tensor")
     return found
+
+
+def _add(found: dict[str, TensorHeader], headers: Mapping[str, TensorHeader]) -> None:
+    for name, header in headers.items():
+        if name in found:
+            raise damaged(f"tensor {name} is in {found[name].file} and in {header.file}")
+        found[name] = header
 
 
 def load_network(
@@ -78,25 +67,27 @@ def load_network(
     **arguments: object,
 ) -> PreTrainedModel:
     """The network with the version's weights, in eval mode, without gradients. ``made`` is its class, None that of a
-    language model; its constructor gets the ``arguments``. ``meter`` counts the weights while they
-    are gone through for the first time: until then those that need no cast are only mapped from their files.
+    language model; its constructor gets the ``arguments``. ``meter`` counts what is read
+    of the files.
 
     FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files, and
-    for weights that are not finite. One load at a time; others wait. Call it in a thread that ends soon after.
+    for weights that are not finite; UNAVAILABLE for files that change while they are read. One load at a time; others
+    wait. Call it in a thread that ends soon after.
     """
     headers = read_headers(files)
     made = made or network_class(config)
     own = config if made.config_class in (None, type(config)) else config.get_text_config()
-    found = _load_weights(_with_dtype(made, dtype), own, files, headers, arguments)
+    meter = meter or LoadMeter()
+    meter.begin(LoadPhase.READING, sum(header.nbytes for header in headers.values()))
+    found = _load_weights(_with_dtype(made, dtype), own, files, headers, meter, arguments)
     if isinstance(found, ServingError):
         raise found
     module, report = found
     _check_report(report, headers)
+    meter.begin(LoadPhase.OPENING)
     module.__class__ = made
     module.config.dtype = dtype
-    _check_numbers(module, meter or LoadMeter())
-    if device.type == "cpu":
-        _copy_tensors(module)
+    _check_numbers(module)
     torch.nn.Module.to(module, device)
     module.requires_grad_(False)
     module.train(False)
@@ -108,27 +99,33 @@ def _load_weights(
     config: PreTrainedConfig,
     files: VersionFiles,
     headers: Mapping[str, TensorHeader],
+    meter: LoadMeter,
     arguments: Mapping[str, object],
 ) -> tuple[PreTrainedModel, Report] | ServingError:
     """The module, and a report of tensors that do not fit. An error is returned and not raised, because its traceback
     would keep the weights in memory."""
+    failures = list[ServingError]()
     with ExitStack() as stack, _transformers_lock:
+        tensors = _tensors(files, headers, meter, failures, stack)
         try:
             module, report = made.from_pretrained(
                 None,
                 config=config,
-                state_dict=dict(_tensors(files, headers, stack)),
+                state_dict=tensors,
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **arguments,
             )
-            return module, report
         except Exception as error:
             if out_of_memory(error):
                 raise
-            logger.warning("transformers could not put the weights in", extra={"story": story(error)})
-            return failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
+            if not failures:
+                logger.warning("transformers could not put the weights in", extra={"story": story(error)})
+                failures.append(
+                    failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
+                )
+    return failures[0] if failures else (module, report)
 
 
 def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:
@@ -147,21 +144,12 @@ def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrai
     return type(made.__name__, (made,), {"__init__": constructor, "__module__": made.__module__})
 
 
-def _copy_tensors(module: torch.nn.Module) -> None:
-    """Copies the tensors. Those that needed no cast are still mapped from the file, and would change with it."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.clone()
-
-
-def _check_numbers(module: torch.nn.Module, meter: LoadMeter) -> None:
-    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed."""
-    parameters = dict(module.named_parameters())
-    meter.begin(LoadPhase.READING, sum(parameter.nbytes for parameter in parameters.values()))
-    for name, parameter in parameters.items():
-        if not bool(torch.isfinite(parameter).all()):
+def _check_numbers(module: torch.nn.Module) -> None:
+    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed. They are looked at
+    in pieces, because torch makes a copy of what it looks at, which the heap would keep."""
+    for name, parameter in module.named_parameters():
+        if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(parameter.detach().flatten(), _PIECE)):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
-        meter.add(parameter.nbytes)
-    meter.begin(LoadPhase.OPENING)
 
 
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -174,25 +162,46 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
+class _Stored:
+    """A tensor of a file as transformers takes it: what is asked for an index reads it. Any thread.
+
+    transformers swallows errors, so the ServingError of a read also goes to ``failures``."""
+
+    def __init__(self, file: WeightFile, name: str, failures: list[ServingError]) -> None:
+        self._file = file
+        self._name = name
+        self._failures = failures
+
+    def get_shape(self) -> list[int]:
+        return list(self._file.headers[self._name].shape)
+
+    def get_dtype(self) -> str:
+        return self._file.headers[self._name].dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        try:
+            return self._file.read(self._name)[index]
+        except ServingError as error:
+            self._failures.append(ServingError(error.code, error.status.message))
+            raise
+
+
 def _tensors(
-    files: VersionFiles, headers: Mapping[str, TensorHeader], stack: ExitStack
-) -> Iterator[tuple[str, object]]:
-    """By name, a slice that reads the tensor when it is needed. The files stay open as long as the stack."""
+    files: VersionFiles,
+    headers: Mapping[str, TensorHeader],
+    meter: LoadMeter,
+    failures: list[ServingError],
+    stack: ExitStack,
+) -> dict[str, _Stored]:
+    """By name. The files stay open as long as the stack. UNAVAILABLE if they have become other ones than those of the
+    ``headers``."""
     opened = {
-        name: stack.enter_context(_opened(files.directory, name)) for name in {each.file for each in headers.values()}
+        name: stack.enter_context(open_weights(files.directory, name, meter))
+        for name in {each.file for each in headers.values()}
     }
-    for name, header in headers.items():
-        yield name, opened[header.file].get_slice(name)
-
-
-@contextmanager
-def _opened(directory: str, name: str) -> Iterator[Any]:
-    try:
-        file = safe_open(os.path.join(directory, name), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise damaged(f"{name} is truncated or damaged: {sentence(error)}") from None
-    with file:
-        yield file
+    if headers != {name: header for file in opened.values() for name, header in file.headers.items()}:
+        raise changed_meanwhile(shown(opened))
+    return {name: _Stored(opened[header.file], name, failures) for name, header in headers.items()}
 
 
 def _check_report(report: Report, headers: Mapping[str, TensorHeader]) -> None:

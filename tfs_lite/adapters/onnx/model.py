@@ -17,7 +17,7 @@ from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
-from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, open_session, run_error
+from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, is_mapped, open_session, run_error
 from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, signature_of
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.signatures import check_declared
@@ -125,9 +125,11 @@ def _from_value(value: OrtValue, dtype: DataType) -> Array:
 
 
 def open_onnx(request: OpenRequest) -> OnnxModel:
-    """NeedsProcess for a GPU: onnxruntime does not give all of its memory back."""
+    """NeedsProcess for a GPU, of which onnxruntime does not give all memory back, and for weights that stay mapped."""
     if request.on_gpu:
         raise NeedsProcess("opened in a process: onnxruntime gives all of a GPU's memory back at its end only")
+    if is_mapped(request.settings.parameters):
+        raise NeedsProcess("opened in a process: a mapped file that is truncated ends the process that has it")
     return open_in_process(request)
 
 

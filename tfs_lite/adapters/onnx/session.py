@@ -71,6 +71,11 @@ def open_session(path: str, request: OpenRequest, gpu_bytes: int) -> InferenceSe
     raise failure
 
 
+def is_mapped(parameters: Mapping[str, str]) -> bool:
+    """Whether weights in other files stay there, mapped, as long as the session is open."""
+    return parameters.get("memory") == "mapped"
+
+
 def check_parameters(parameters: Mapping[str, str], trusted: bool, directory: str) -> None:
     """INVALID_ARGUMENT or PERMISSION_DENIED for what the config of a version says about sessions."""
     for name in ("intra_op_thread_count", "inter_op_thread_count"):
@@ -108,7 +113,7 @@ def _options(request: OpenRequest, directory: str) -> SessionOptions:
         options.enable_cpu_mem_arena = arena
     options.log_severity_level = _ERRORS_ONLY
     entries = {"session.intra_op.allow_spinning": "0", "session.load_model_format": "ONNX"}
-    if parameters.get("memory") == "mapped":
+    if is_mapped(parameters):
         entries["session.disable_prepacking"] = "1"
     entries |= {name: value for name, value in parameters.items() if name.startswith("session.")}
     for name, value in entries.items():

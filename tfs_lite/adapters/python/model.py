@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from torch.nn.parameter import is_lazy
 
 from tfs_lite.adapters.failures import run_failure, story
-from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.python.items import ItemSteps
 from tfs_lite.adapters.python.source import ARTEFACT, forget, import_model, source_failure
 from tfs_lite.adapters.pytorch.model import TorchModel
 from tfs_lite.adapters.pytorch.tensors import to_tensor
+from tfs_lite.adapters.pytorch.weight_file import WeightFile, open_weights
 from tfs_lite.adapters.results import by_name
 from tfs_lite.config.model import ModelSettings, signature_of, state_names
+from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
@@ -135,7 +135,7 @@ class ModuleModel(PythonModel):
 
     def __init__(self, request: OpenRequest, source: ModuleType, module: torch.nn.Module) -> None:
         super().__init__(request, source, _module_signature(module, request.settings))
-        _load_weights(module, request.files)
+        _load_weights(module, request.files, request.meter)
         self._module = module.to(request.device).eval()
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
 
@@ -313,20 +313,42 @@ def _check_names(declared: Sequence[str], known: Sequence[str]) -> None:
             raise invalid_argument(f'input "{name}" of the config: forward() takes {takes}')
 
 
-def _load_weights(module: torch.nn.Module, files: VersionFiles) -> None:
+def _load_weights(module: torch.nn.Module, files: VersionFiles, meter: LoadMeter) -> None:
     if WEIGHTS not in files.names:
         if next(module.parameters(), None) is not None:
             logger.warning("there is no %s: the model keeps the weights it was constructed with", WEIGHTS)
         return
-    try:
-        weights = load_file(os.path.join(files.directory, WEIGHTS))
-    except SafetensorError:
-        raise damaged(f"{WEIGHTS} is truncated or damaged") from None
+    with open_weights(files.directory, WEIGHTS, meter) as file:
+        meter.begin(LoadPhase.READING, file.nbytes)
+        weights = _read_weights(module, file)
+        meter.begin(LoadPhase.OPENING)
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
         reasons = [line.strip() for line in str(error).splitlines()[1:]]
         raise failed_precondition(f"{WEIGHTS} does not fit class Model: {' '.join(reasons):.300}") from None
+
+
+def _read_weights(module: torch.nn.Module, file: WeightFile) -> dict[str, torch.Tensor]:
+    """The tensors of the file by name. Those of the module's own parameters and buffers are read into these, one after
+    the other, and share their memory: ``load_state_dict`` then copies a tensor to itself, which costs nothing."""
+    weights = dict[str, torch.Tensor]()
+    own = dict(chain(module.named_parameters(), module.named_buffers()))
+    for name, header in file.headers.items():
+        target = own[name].detach() if name in own and not is_lazy(own[name]) else None
+        if target is None or not _can_be_filled(target) or target.shape != header.shape:
+            weights[name] = file.read(name)
+        elif target.dtype is header.torch_dtype:
+            file.read_into(name, target)
+            weights[name] = target
+        else:
+            weights[name] = target.copy_(file.read(name))
+    return weights
+
+
+def _can_be_filled(target: torch.Tensor) -> bool:
+    plain = type(target) is torch.Tensor and target.layout is torch.strided and target.device.type == "cpu"
+    return plain and target.is_contiguous()
 
 
 def _recognises(files: VersionFiles) -> bool:

@@ -21,9 +21,7 @@ import orjson
 
 from tfs_lite.adapters.failures import label_of, sentence, story, with_detail
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.tensorflow.allowed import check_operators
-from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, check_signatures, not_installed, read_signatures
-from tfs_lite.adapters.tensorflow.saved_model import open_saved_model
+from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, inspect_saved_model, not_installed
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
@@ -45,12 +43,8 @@ def open_version(arguments: str) -> SavedModelFunctions:
     if find_spec(LIBRARY) is None:
         raise not_installed()
     directory, tags = request["directory"], request["saved_model_tags"].split(",")
-    with open_saved_model(directory) as saved:
-        graph = saved.tagged(tags)
-        signatures = read_signatures(graph)
-        if not request["trusted"]:
-            check_operators(graph)
-    check_signatures(signatures, ModelSettings.model_validate(request["settings"]))
+    settings = ModelSettings.model_validate(request["settings"])
+    signatures = inspect_saved_model(directory, request["saved_model_tags"], request["trusted"], settings)
     _set_environment(request["device"])
     started = time.monotonic()
     import tensorflow

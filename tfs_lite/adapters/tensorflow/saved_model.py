@@ -2,18 +2,18 @@
 
     saved_model.pb -> MetaGraph per set of tags -> the one that is wanted -> signatures; operators that may run
 
-The file is mapped, never copied, and every bound is checked before memory is taken. Nothing in it is believed: a
+The file is read once and never mapped, and every bound is checked before memory is taken. Nothing in it is believed: a
 damaged file is DATA_LOSS, one that says something impossible FAILED_PRECONDITION.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tfs_lite.adapters.inspect.archive import changed_meanwhile
 from tfs_lite.adapters.inspect.wire import damaged, entries, fields, last_number, last_text, messages, texts
 from tfs_lite.adapters.tensorflow.graph import Graph, functions_of_objects
 from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
@@ -114,16 +114,16 @@ class SavedModel:
 @contextmanager
 def open_saved_model(directory: str) -> Iterator[SavedModel]:
     """The contents of ``saved_model.pb`` in the directory, valid inside the block. NOT_FOUND, DATA_LOSS,
-    FAILED_PRECONDITION."""
-    with _mapped(os.path.join(directory, ARTEFACT)) as data, memoryview(data) as view:
-        try:
-            yield read_saved_model(view)
-        except ServingError as error:
-            if error.code is not StatusCode.DATA_LOSS:
-                raise
-            failure = ServingError(error.code, f"{ARTEFACT}: {error.status.message}", error.status.reason)
-        else:
-            return
+    FAILED_PRECONDITION; UNAVAILABLE if the file changes while it is read."""
+    content = _read(os.path.join(directory, ARTEFACT))
+    try:
+        yield read_saved_model(memoryview(content))
+    except ServingError as error:
+        if error.code is not StatusCode.DATA_LOSS:
+            raise
+        failure = ServingError(error.code, f"{ARTEFACT}: {error.status.message}", error.status.reason)
+    else:
+        return
     raise failure
 
 
@@ -142,28 +142,22 @@ def read_saved_model(data: memoryview) -> SavedModel:
     return SavedModel(tuple(graphs))
 
 
-@contextmanager
-def _mapped(path: str) -> Iterator[mmap.mmap]:
+def _read(path: str) -> bytes:
+    """All of the file, read: a mapped file that becomes shorter would end the process."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise not_found(f"{ARTEFACT} is gone") from None
-    try:
-        size = os.fstat(file).st_size
+    with open(descriptor, "rb", buffering=0) as file:
+        size = os.fstat(descriptor).st_size
         if size > MAX_BYTES:
             raise failed_precondition(f"{ARTEFACT} has {size} bytes; at most {MAX_BYTES} can be read")
         if not size:
             raise ServingError(StatusCode.DATA_LOSS, f"{ARTEFACT} is empty")
-        mapped = mmap.mmap(file, size, prot=mmap.PROT_READ)
-    finally:
-        os.close(file)
-    try:
-        yield mapped
-    finally:
-        try:
-            mapped.close()
-        except BufferError:  # an error on its way up still holds a view; the map goes with it
-            pass
+        content = file.readall()
+    if len(content) != size:
+        raise changed_meanwhile(ARTEFACT)
+    return content
 
 
 def _meta_graph(graph: memoryview) -> MetaGraph:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.family import load_library, network_config
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
-from tfs_lite.adapters.language.weights import TensorHeader, load_network, read_headers
+from tfs_lite.adapters.language.weights import load_network, read_headers
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
@@ -211,6 +213,23 @@ def test_weights_that_do_not_fit_or_are_damaged_are_refused_with_what_is_wrong(t
         assert part in message
 
 
+@pytest.mark.parametrize("shard", ["20KB", "1GB"], ids=["shards", "one file"])
+def test_weights_that_are_truncated_while_they_are_read_say_so(tmp_path, shard):
+    """A mapped file would end the process."""
+    saved(tmp_path, max_shard_size=shard)
+
+    class TruncatingMeter(LoadMeter):
+        def add(self, nbytes):
+            for path in tmp_path.glob("*.safetensors"):
+                assert str(path) not in Path("/proc/self/maps").read_text()
+                os.truncate(path, 100)
+
+    files = read_version(str(tmp_path))
+    arguments = (files, network_config(files), torch.float32, CPU, TruncatingMeter())
+    message = refusal(load_network, *arguments, code=StatusCode.UNAVAILABLE)
+    assert message.startswith("its files changed while they were read (")
+
+
 def test_more_tensors_than_the_network_has_are_only_logged(tmp_path, caplog):
     model = saved(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.update({"strange.weight": torch.zeros(7)}))
@@ -228,8 +247,9 @@ def test_tensor_in_two_files_is_damage(tmp_path):
 def test_headers_tell_file_type_and_shape(tmp_path):
     save_file({"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.zeros(())}, tmp_path / WEIGHTS)
     found = read_headers(read_version(str(tmp_path)))
-    assert found == {"a": TensorHeader(WEIGHTS, "BF16", (2, 3)), "b": TensorHeader(WEIGHTS, "F32", ())}
-    assert [header.elements for header in found.values()] == [6, 1]
+    told = {name: (header.file, header.dtype, header.shape) for name, header in found.items()}
+    assert told == {"a": (WEIGHTS, "BF16", (2, 3)), "b": (WEIGHTS, "F32", ())}
+    assert {name: header.elements for name, header in found.items()} == {"a": 6, "b": 1}
 
 
 @pytest.mark.parametrize(

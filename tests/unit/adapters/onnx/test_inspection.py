@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tfs_lite.adapters.onnx.model import PLATFORM
+from tfs_lite.adapters.onnx.model import PLATFORM, open_in_process, open_onnx
+from tfs_lite.adapters.opening import NeedsProcess
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
@@ -49,9 +50,14 @@ def test_weights_in_another_file_of_the_version_are_read(with_weights, opened):
     assert model.run("", {"x": np.zeros((1, 2), np.float32)}, ())["y"].tolist() == [[1.0, 2.0]]
 
 
-def test_mapped_weights_answer_as_loaded_ones(with_weights, opened):
-    model = opened(with_weights("weights.bin"), ModelSettings(parameters={"memory": "mapped"}))
+def test_weights_that_stay_mapped_need_a_process_and_answer_as_loaded_ones(with_weights, request_for):
+    """A mapped file that is truncated ends the process that has it."""
+    request = request_for(with_weights("weights.bin"), ModelSettings(parameters={"memory": "mapped"}))
+    with pytest.raises(NeedsProcess, match="mapped"):
+        open_onnx(request)
+    model = open_in_process(request)
     assert model.run("", {"x": np.zeros((1, 2), np.float32)}, ())["y"].tolist() == [[1.0, 2.0]]
+    model.close()
 
 
 @pytest.mark.parametrize(

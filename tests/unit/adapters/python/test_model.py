@@ -1,4 +1,6 @@
+import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.config.settings import Document, build
+from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
@@ -88,6 +91,64 @@ def test_damaged_weights_are_damage(opened, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     refusal(opened, MODULE, code=StatusCode.DATA_LOSS)
+
+
+TIED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3, bias=False)
+        self.second = torch.nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.lazy = torch.nn.LazyLinear(3, bias=False)
+        self.small = torch.nn.Linear(3, 3, bias=False).half()
+        self.turned = torch.nn.Parameter(torch.zeros(3, 2).T)
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, x):
+        weights = [self.first.weight, self.second.weight, self.lazy.weight, self.small.weight.float(), self.turned]
+        return {str(place): x.sum() * 0 + each.detach().clone() for place, each in enumerate([*weights, self.shift])}
+"""
+
+
+def test_weights_that_share_memory_have_another_type_or_order_or_no_shape_yet_are_those_of_the_file(opened):
+    own, lazy, half = (torch.randn(3, 3) for _ in range(3))
+    turned = torch.randn(2, 3)
+    weights = {"first.weight": own, "second.weight": own.clone(), "lazy.weight": lazy, "small.weight": half}
+    model = opened(TIED, None, {**weights, "turned": turned, "shift": torch.tensor(7.0)})
+    found = model.run("", {"x": ROW}, ())
+    expected = [own, own, lazy, half.half().float(), turned, torch.tensor(7.0)]
+    for place, tensor in enumerate(expected):
+        np.testing.assert_array_equal(found[str(place)], tensor.numpy())
+    assert model._module.small.weight.dtype is torch.float16
+    assert not model._module.turned.is_contiguous()
+
+
+def test_weights_are_read_into_the_memory_that_the_module_has_and_counted(tmp_path, request_for):
+    source = MODULE.replace("self.scale = scale", "self.scale = scale; self.place = self.linear.weight.data_ptr()")
+    request = request_for(write_python(tmp_path, source, {"linear.weight": torch.eye(3)}), trusted=True)
+    phases = []
+    request = replace(request, meter=LoadMeter())
+    request.meter.begin = lambda phase, size=None: phases.append((phase, size))
+    model = open_python(request)
+    assert model._module.place == model._module.linear.weight.data_ptr()
+    assert phases == [(LoadPhase.READING, 36), (LoadPhase.OPENING, None)]
+    model.close()
+
+
+def test_weights_that_are_truncated_while_they_are_read_are_tried_again(tmp_path, request_for):
+    """A mapped file would end the process."""
+
+    class TruncatingMeter(LoadMeter):
+        def begin(self, phase, expected_bytes=None):
+            os.truncate(tmp_path / "model.safetensors", 100)
+
+    directory = write_python(tmp_path, MODULE, {"linear.weight": torch.eye(3)})
+    request = replace(request_for(directory, trusted=True), meter=TruncatingMeter())
+    message = refusal(open_python, request, code=StatusCode.UNAVAILABLE)
+    assert "its files changed while they were read (model.safetensors has become shorter)" in message
 
 
 def test_module_without_weights_keeps_its_own_and_says_so(opened, caplog):

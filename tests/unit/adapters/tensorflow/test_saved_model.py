@@ -1,5 +1,6 @@
 """What is read of ``saved_model.pb`` without TensorFlow. Its own files are read in ``tests/tensorflow``."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,15 @@ def test_an_empty_file_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").touch()
     with refuses(StatusCode.DATA_LOSS, "is empty"), open_saved_model(str(tmp_path)):
         pass
+
+
+def test_a_file_that_is_truncated_after_it_was_read_changes_nothing(tmp_path: Path) -> None:
+    """A mapped file would end the process."""
+    path = tmp_path / "saved_model.pb"
+    path.write_bytes(SavedModelFile([MetaGraphFile({"g": SIMPLE})]).encode())
+    with open_saved_model(str(tmp_path)) as saved:
+        os.truncate(path, 0)
+        assert set(saved.tagged(["serve"]).signatures()) == {"g"}
 
 
 EXPECTED = (
