@@ -424,8 +424,9 @@ def test_a_base_path_is_not_published_into_itself(source: Path, base: Path) -> N
 
 _STAGES = """
 import os, signal, sys, time
-for number in (signal.SIGHUP, signal.SIGINT):  # a shell in the background may have had them ignored
-    signal.signal(number, signal.SIG_DFL)
+# A shell in the background may have had them ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tfs_lite.core.publish import staging_directory
 with staging_directory(sys.argv[1]) as staging:
     open(os.path.join(staging, "half"), "wb").write(b"half")
