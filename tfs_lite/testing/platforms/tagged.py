@@ -35,12 +35,12 @@ output {{ name: "version" data_type: TYPE_FP32 dims: [ -1 ] }}
 SOURCE = """
 import pathlib
 
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 
 class Model:
     def __init__(self, context):
-        self.weights = load_file(pathlib.Path(context.directory, "model.safetensors"))["weights"]
+        self.weights = load(pathlib.Path(context.directory, "model.safetensors").read_bytes())["weights"]
 
     def predict(self, inputs):
         version = self.weights[0]
