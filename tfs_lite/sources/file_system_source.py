@@ -456,9 +456,7 @@ def _log_report(servable: ServableToMonitor, new: SourceReport, old: SourceRepor
         text, extra = "model %s: its base path is fine again (%s)", {"model": servable.name}
         logger.info(text, servable.name, servable.base_path, extra=extra)
     if new.keeps and (old is None or new.keeps != old.keeps):
-        logger.info(
-            "model %s: the versions that serve stay: %s", servable.name, new.keeps, extra={"model": servable.name}
-        )
+        logger.info("model %s: nothing is withdrawn: %s", servable.name, new.keeps, extra={"model": servable.name})
     for name, why in new.passed_over.items():
         if old is None or old.passed_over.get(name) != why:
             logger.warning("%s: %s in %s is passed over: %s", servable.name, name, servable.base_path, why)

@@ -46,11 +46,18 @@ class Stream:
     """What the polls remember of one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision
+    base_path: str = ""  # of these
+    moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
     failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
     report: SourceReport | None = None  # the last one that was sent
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
+
+    def move_to(self, base_path: str) -> None:
+        """What was offered below another base path is not what lies below this one."""
+        if self.base_path != base_path:
+            self.base_path, self.moved, self.offered = base_path, self.moved | self.offered.keys(), {}
 
     def copy(self) -> Stream:
         """Another one that a look may change."""
@@ -88,6 +95,7 @@ def look_at(
     failed = stream.failed
     children = _version_directories(entries)
     existing = versions_in(children)
+    stream.move_to(servable.base_path)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
     configs = _configs_beside(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
@@ -104,13 +112,14 @@ def look_at(
             look.beside.extend(os.path.join(servable.base_path, name) for name, _ in named)
             files = state_of(path, verdict.revision, named)
             stream.offered[version] = revision_of(files, verdict.configs + configs)
+            stream.moved -= {version}
             return True
         look.unfinished.append(path)
         unfinished[version] = None if verdict.retry_in is None else now + verdict.retry_in
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
         offered = version in stream.offered
-        if offered:
+        if offered or version in stream.moved:
             changing[version] = printable(verdict.reason)
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = printable(verdict.reason)
