@@ -521,6 +521,16 @@ def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
     return replace(link, text=f"version {version} came last, but {link.text}", fix=fix)
 
 
+def in_vain(version: int, verdict: Verdict, cause: Link) -> Link:
+    """Of a model, beside the version that it is about."""
+    return replace(cause, text=f"version {version} is wanted too, but {SHORT[verdict]}: {cause.text}")
+
+
+def more_in_vain(model: ModelSnapshot, versions: Sequence[int], cause: Link) -> Link:
+    text = f"these are wanted too, but do not answer: versions {listed([str(version) for version in versions])}"
+    return replace(cause, text=text, fix=f"tfs-lite explain {model.name}@{versions[0]} says why, and so on", since=None)
+
+
 def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:
     there = [str(v) for v, each in model.versions.items() if each.on_disk]
     text = f"there is no directory {version}; there are: {listed(there) or 'none'}"
