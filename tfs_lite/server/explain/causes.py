@@ -68,6 +68,11 @@ class Case:
         """Why the last attempt has failed, or the version has ended; OK if neither is so."""
         return failure_of(self.found) if self.found is not None else OK
 
+    @property
+    def remark(self) -> Status:
+        """What its status says while it answers; OK: nothing."""
+        return self.found.remark if self.found is not None else OK
+
 
 # The table.
 
@@ -183,7 +188,7 @@ def _failing(case: Case) -> Link | None:
 
 
 def _config_not_applied(case: Case) -> Link | None:
-    if case.found is None or case.found.remark.ok or not case.found.answers:
+    if case.found is None or case.remark.ok or not case.found.answers:
         return None
     return words.config_not_applied(case.model, case.found)
 
@@ -378,6 +383,9 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
+    unread = model.unread_policy
+    if not (unread.ok or any(unread.message in said.message for said in (case.failure, case.remark))):
+        yield words.policy_not_read(unread)
     yield from _in_vain(model, case)
     yield from _left_out(model, case)
     yield from words.names_passed_over(model)

@@ -195,6 +195,13 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     return Link(Cause.CONFIG_NOT_APPLIED, remark.message, fix)
 
 
+def policy_not_read(problem: Status) -> Link:
+    """Of a model in a repository; versions with a config of their own do not mind."""
+    text = f"its version policy stays as it was, for the config beside its versions is wrong: {problem.message}"
+    fix = "correct that config file: it is read again by itself"
+    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
+
+
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
     """Of all models: nothing of the file is in force."""
     config, where = refused.config, f" {refused.config.path}" if paths else ""

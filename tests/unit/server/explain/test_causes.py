@@ -316,3 +316,15 @@ def test_of_many_versions_that_do_not_come_to_answer_some_are_explained_and_the_
     assert links[3].text == more
     assert links[3].fix == "tfs-lite explain m@17 says why, and so on"
     assert len(links) == 4
+
+
+def test_a_model_whose_version_policy_cannot_be_read_says_so_once() -> None:
+    """The version has a config of its own, and nothing to say."""
+    wrong = Status(StatusCode.INVALID_ARGUMENT, 'config.yaml:1:1: unknown field "version_polcy"')
+    (link,) = ask(model(serving(4), unread_policy=wrong)).because
+    assert link.cause is Cause.CONFIG_NOT_APPLIED
+    assert link.text.endswith(f"the config beside its versions is wrong: {wrong.message}")
+    assert "correct that config file" in link.fix
+    goes_on = replace(wrong, message=f"it goes on with the config of before: {wrong.message}")
+    (link,) = ask(model(serving(4, remark=goes_on), unread_policy=wrong)).because
+    assert link.text == goes_on.message
