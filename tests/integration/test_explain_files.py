@@ -455,6 +455,50 @@ def test_a_server_that_looks_at_the_disk_once(tmp_path: Path, archives: TaggedAr
         explain.wait("m/versions/2", "SERVING")
 
 
+def test_a_version_policy_that_is_not_read_is_told_although_every_version_has_a_config_of_its_own(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    for version in (1, 2):
+        archives.write_version(version, tmp_path / "m")
+        (tmp_path / "m" / str(version) / "config.pbtxt").write_text("max_batch_size: 4")
+    with started_repository(tmp_path) as explain:
+        explain.wait("m", "SERVING")
+        config = tmp_path / "m" / "config.yaml"
+        config.write_text("version_polcy: {all: {}}\n")
+        answer = explain.wait("m", "SERVING", "CONFIG_NOT_APPLIED", "version_polcy")
+        assert link_of(answer, "CONFIG_NOT_APPLIED")["fix"].startswith("correct that config file")
+        config.write_text("version_policy: {all: {}}\n")
+        explain.wait("m/versions/1", "SERVING")
+        assert explain.ask("m")["because"] == []
+
+
+def test_what_the_policy_wants_too_and_cannot_be_served_is_told_of_the_model(
+    tmp_path: Path, archives: TaggedArchives
+) -> None:
+    model = tmp_path / "m"
+    archives.write_version(4, model)
+    for version, content in ((1, b""), (2, b"<html>404</html>")):
+        (model / str(version)).mkdir()
+        (model / str(version) / "model.pt2").write_bytes(content)
+    (model / "3").mkdir()
+    (model / "3" / "weights.bin").write_bytes(b"1234")
+    (model / "config.yaml").write_text("version_policy: {all: {}}\n")
+    with started_repository(tmp_path) as explain:
+        explain.wait("m", "SERVING", "RETRYING", "version 3 is wanted too")
+        explain.wait("m", "SERVING", "INCOMPLETE", "version 2 is wanted too")
+        answer = explain.wait("m", "SERVING", "INCOMPLETE", "version 1 is wanted too")
+        assert answer["sentence"] == "version 4 answers"
+        told = [link["text"].partition(" is wanted too")[0] for link in answer["because"]]
+        assert told == ["version 3", "version 2", "version 1"]
+        assert all(link["fix"] for link in answer["because"])
+        (line,) = explain.get("/v1/models:explain")["models"]
+        assert (line["verdict"], line["cause"]) == ("SERVING", answer["because"][0]["cause"])
+        assert "version 3 is wanted too" in line["sentence"]
+        for version in (1, 2, 3):
+            shutil.rmtree(model / str(version))
+        wait_until(lambda: explain.ask("m")["because"] == [], "nothing else is wanted")
+
+
 def test_models_that_are_loaded_by_calls(tmp_path: Path, archives: TaggedArchives) -> None:
     archives.write_version(1, tmp_path / "m")
     archives.write_version(1, tmp_path / "other")

@@ -22,6 +22,7 @@ from pathlib import Path
 from artefacts import MODEL_FILE, Artefacts, Files
 from world import HOME, Model, Quality, Step
 
+from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
 
@@ -229,7 +230,7 @@ class Disk:
             shutil.rmtree(staged)
         else:
             directory.stat()
-            (directory / "manifest.json").unlink(missing_ok=True)  # of a publisher; nobody overwrites published files
+            (directory / MANIFEST_NAME).unlink(missing_ok=True)  # else the files would never be as it lists them
             for name, data in files.items():
                 if how == "rename_over":
                     hidden = directory / f".{name}.tmp"

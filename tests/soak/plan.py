@@ -115,10 +115,11 @@ class Plan:
             del self._busy[name]
         names = [name for name in self._models if name not in self._busy]
         choose.shuffle(names)
+        due = [name for name in free if self._models[name].hanging or self._models[name].config_broken]
+        names = [name for name in names if name not in due]
         count = max(3, min(10, len(self._models) // 5))
         steps = [step for name in names[:count] if (step := self._step(self._models[name], number)) is not None]
-        mended = [step for name in free if (step := self._mend(self._models[name])) is not None]
-        steps += [step for step in mended if step.model not in {other.model for other in steps}]
+        steps += [self._mend(self._models[name]) for name in due]
         if self._now == CONFIG_FILE:
             touched = {step.model for step in steps}
             steps += self._config_steps([name for name in names if name not in touched])
@@ -188,12 +189,12 @@ class Plan:
             options += [(1, self._hang)]
         return options
 
-    def _mend(self, model: Model) -> Step | None:
+    def _mend(self, model: Model) -> Step:
         """What was broken on purpose, and is due."""
         if model.hanging:
             self._hung = ""
             return Step("unhang", model.name)
-        return Step("mend_config", model.name) if model.config_broken else None
+        return Step("mend_config", model.name)
 
     def _where(self, model: Model) -> str:
         """The place that steps write to, as a part of ``how``."""

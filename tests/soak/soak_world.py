@@ -333,6 +333,8 @@ class Soak:
         crowd.focus = tuple(name for name in steps if name)
         before = dict(self.models)
         self._note_shared(planned)
+        for name in steps:
+            self.history.setdefault(name, []).extend(steps[name])
         missed = self._do(planned, courses)
         for name in missed & courses.keys():
             courses[name] = course(before[name], (), self.mode, restart_in)
@@ -340,19 +342,28 @@ class Soak:
             self.mode = restart_in
         for name, way in courses.items():
             self.models[name] = way.end
-            self.history.setdefault(name, []).extend(steps.get(name, []))
         self._settle(planned, courses)
         self._explain(planned, courses)
         self._check_pages(planned)
         crowd.focus = ()
 
     def _without_late(self, planned: Round) -> Round:
-        """Models that are not right yet are left alone."""
+        """Models that are not right yet are left alone, unless what hangs is freed."""
         pairs = zip(planned.ids, planned.steps, strict=True)
-        kept = [(id_, self._for_others(step)) for id_, step in pairs if step.model not in self.late]
+        kept = [(id_, self._for_others(step)) for id_, step in pairs if self._can_be_done(step)]
         kept = [(id_, step) for id_, step in kept if step.kind != "write_file" or step.changes]
         ids, steps = tuple(id_ for id_, _ in kept), tuple(step for _, step in kept)
         return _Chosen(planned.number, steps, planned.mode, planned.restart, ids)
+
+    def _can_be_done(self, step: Step) -> bool:
+        """Steps before it may have been left out. One disk hangs at a time."""
+        if step.kind == "unhang":
+            return self.models[step.model].hanging
+        if step.kind == "mend_config" and not self.models[step.model].config_broken:
+            return False
+        if step.kind == "hang" and any(model.hanging for model in self.models.values()):
+            return False
+        return step.model not in self.late
 
     def _for_others(self, step: Step) -> Step:
         return replace(step, changes=tuple(change for change in step.changes if change.model not in self.late))
@@ -523,9 +534,11 @@ class Soak:
         self.judge.server_goes()
         self.done.setdefault(planned.restart, []).append(str(planned.number))
         hanging = any(model.hanging for model in self.models.values())
+        hanging |= any(step.kind == "hang" for step in planned.steps)  # at the same time
         code, seconds = self.server.end(how, STOP_SECONDS)
         if how is signal.SIGTERM and code not in ((0, LEFT_BEHIND) if hanging else (0,)):
             came = f"it ended with {code} after {seconds:.1f} s" if code is not None else "it had to be killed"
+            came += f"; the end of its log: {self._log_end(800)}"
             self._find("stop", planned.number, "", f"SIGTERM ends it within {STOP_SECONDS:g} s with 0", came)
         self._start_server(planned.mode, planned.number)
         self.watch.life += 1
@@ -554,7 +567,8 @@ class Soak:
         self.remarks.append(f"the last SIGTERM: exit code {code} after {seconds:.1f} s")
         if code != 0:
             expected = f"SIGTERM ends it within {STOP_SECONDS:g} s with 0"
-            self._find("stop", self.rounds, "", expected, f"{code} after {seconds:.1f} s")
+            came = f"{code} after {seconds:.1f} s; the end of its log: {self._log_end(800)}"
+            self._find("stop", self.rounds, "", expected, came)
 
     # What has to be true.
 
@@ -689,8 +703,11 @@ class Soak:
 
     def _find(self, kind: str, number: int, model: str, expected: str, came: str) -> None:
         """The steps are those of the model until then, the restarts since the first, and those of the server in that
-        round."""
+        round; of the server as a whole also what hangs."""
         past = [(id_, step) for id_, step in self.history.get(model, []) if _round_of(id_) <= number]
+        if not model:
+            hangs = [one for steps in self.history.values() for one in steps if one[1].kind in ("hang", "unhang")]
+            past += [(id_, step) for id_, step in hangs if _round_of(id_) <= number]
         first = min((_round_of(id_) for id_, _ in past), default=number)
         all_shared = [(id_, step) for id_, step in self.history.get("", []) if first <= _round_of(id_) <= number]
         shared = [(id_, step) for id_, step in all_shared if step.kind == "restart" or _round_of(id_) == number]

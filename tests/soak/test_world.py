@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from artefacts import EXPORTED, ONNX, PYTHON
 from callers import Judge, Question
-from plan import Abilities, Plan
+from effects import Disk
+from plan import Abilities, Plan, Round
+from soak_world import Soak, _Late, parsed
 from world import (
     ALL,
     CONFIG_FILE,
@@ -234,3 +238,57 @@ def test_steps_whose_predecessors_were_cut_away_change_what_they_can():
             for change in step.changes or (step,):
                 if change.model:
                     assert phases(change, plan.models[change.model])
+
+
+def test_one_disk_hangs_at_a_time_in_every_plan_and_what_is_broken_for_a_while_is_mended_in_time():
+    able = Abilities((EXPORTED, PYTHON), hang=True)
+    for seed in range(6):
+        broken: dict[str, tuple[str, int]] = {}
+        for one in itertools.islice(Plan(seed, 20, able).rounds(), 80):
+            for step in one.steps:
+                if step.kind in ("hang", "break_config"):
+                    broken[step.model] = step.kind, one.number
+                elif step.kind in ("unhang", "mend_config"):
+                    del broken[step.model]
+            assert all(one.number - since <= 3 for _, since in broken.values())
+            assert sum(kind == "hang" for kind, _ in broken.values()) <= 1
+
+
+def test_a_broken_config_beside_versions_that_have_their_own_counts_for_the_policy_alone():
+    own = replace(model(GOOD, GOOD, policy=Policy(2)), kind=PYTHON)
+    broken = Step("break_config", "m", how="field")
+    push = Step("push", "m", 3, "mv", 30)
+    assert after(model(GOOD, GOOD, policy=Policy(2)), broken, push) == {some(1, 2)}
+    assert after(own, broken, push) >= {some(2, 3)}
+    assert after(own, broken, mode=CONFIG_FILE) == {some(1, 2)}
+    end = course(own, [broken], REPOSITORY).end
+    assert [trouble.what for trouble in troubles(end, REPOSITORY)] == ["its config is broken"]
+    assert troubles(end, CONFIG_FILE) == []
+
+
+class PlainFiles:
+    """Stands for the artefacts."""
+
+    def files(self, kind: str, serial: int) -> dict[str, bytes]:
+        return {"model.pt2": b"%d" % serial * 100}
+
+
+def test_whoever_overwrites_published_files_takes_their_manifest_away(tmp_path: Path):
+    disk = Disk(tmp_path, PlainFiles())  # type: ignore[arg-type]
+    (tmp_path / "repository" / "m").mkdir()
+    start = model(GOOD)
+    for step in (Step("push", "m", 2, "publish", 20), Step("again", "m", 2, "cp_over", 30)):
+        assert disk.do(step, start, random.Random(1)) == ""
+    version = tmp_path / "repository" / "m" / "2"
+    assert [path.name for path in version.iterdir()] == ["model.pt2"]
+    assert (version / "model.pt2").read_bytes() == PlainFiles().files("", 30)["model.pt2"]
+
+
+def test_what_is_left_out_of_a_round_leaves_no_disk_hanging_and_takes_no_config_away(tmp_path: Path):
+    soak = Soak(parsed(["--models=5", "--no_hang"]), tmp_path)
+    first, second, *_ = soak.models
+    soak.models[first] = replace(soak.models[first], hanging=True)
+    soak.late[first] = _Late(Round(0, (), REPOSITORY), 0.0)
+    steps = [Step("unhang", first), Step("hang", second), Step("unhang", second), Step("mend_config", second)]
+    left = soak._without_late(Round(1, tuple(steps), REPOSITORY))
+    assert left.steps == (steps[0],)

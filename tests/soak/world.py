@@ -97,7 +97,8 @@ class Model:
     hanging: bool = False
     """Its disk does not answer the server."""
     config_broken: bool = False
-    """``config.pbtxt`` beside its versions makes no sense: nothing can be said of new versions."""
+    """The config beside its versions makes no sense. Nothing can be said of new versions without a config of their
+    own."""
     unmounted: Place | None = None
     """What its disk holds, which is not mounted now."""
     loadings: frozenset[Loading] = frozenset({NOTHING})
@@ -108,6 +109,19 @@ class Model:
 
     def wants(self, mode: str) -> Policy:
         return self.policy if mode == REPOSITORY else self.file_policy
+
+    @property
+    def has_own_configs(self) -> bool:
+        """Whether each version has a config, so that the one beside the versions counts only for the policy."""
+        return self.kind == "python"
+
+    def is_hurt_by_config(self, mode: str) -> bool:
+        """Whether the config beside its versions is broken, and is read."""
+        return self.config_broken and (mode == REPOSITORY or not self.has_own_configs)
+
+    def policies(self, mode: str) -> set[Policy]:
+        """Those that may be in force: a server that has started with a broken config takes the newest version."""
+        return {self.wants(mode)} | ({Policy()} if self.config_broken and mode == REPOSITORY else set())
 
     def is_served(self, mode: str) -> bool:
         """Whether it is a model of the server at all."""
@@ -137,10 +151,15 @@ def _next(model: Model, mode: str, loaded: Loading) -> set[Loading]:
         return {loaded}
     if not versions:
         return {NOTHING} if model.where(mode) == model.seen else {loaded}
-    policy = model.wants(mode)
+    if model.config_broken and model.has_own_configs:
+        return {after for policy in model.policies(mode) for after in _by_policy(model, versions, policy, mode, loaded)}
+    return _by_policy(model, versions, model.wants(mode), mode, loaded)
+
+
+def _by_policy(model: Model, versions: Versions, policy: Policy, mode: str, loaded: Loading) -> set[Loading]:
     good = good_versions(model, mode)
     aspired = frozenset((version, good[version]) for version in policy.takes(good))
-    if model.config_broken:
+    if model.config_broken and not model.has_own_configs:
         return {loaded, aspired, NOTHING} if not loaded else {loaded}
     found = {aspired} if aspired else _kept(loaded)
     found |= _with_old_content(loaded, versions, good, policy)
@@ -481,7 +500,7 @@ def troubles(model: Model, mode: str) -> list[Trouble]:
         return []
     if model.hanging:
         return [Trouble(model.name, "its disk hangs")]
-    if model.config_broken:
+    if model.is_hurt_by_config(mode):
         return [Trouble(model.name, "its config is broken")]
     versions = model.place(mode).versions
     if versions is None:

@@ -112,7 +112,13 @@ class ServerLifecycle:
         if not options.model_repository:
             return core.disk_calls.call("the config of what is to be served", lambda: read_first_config(options))
         watcher = RepositoryWatcher(
-            options, core.clock, core.check, core.follow, core.repository_refuses, core.config_looked_at
+            options,
+            core.clock,
+            core.check,
+            core.follow,
+            core.repository_refuses,
+            core.config_looked_at,
+            core.policies_not_read,
         )
         self._watchers.append(watcher)
         return watcher.first_look()

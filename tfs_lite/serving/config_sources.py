@@ -22,7 +22,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
-from tfs_lite.core.status import ServingError, Status, failed_precondition, invalid_argument
+from tfs_lite.core.status import OK, ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, wanted_by
@@ -210,11 +210,15 @@ class RepositoryWatcher:
         apply: Apply,
         on_refused: Callable[[Mapping[str, Status]], None] = ignore,
         on_looked: Callable[[RefusedConfig | None], None] = ignore,
+        on_unread: Callable[[Mapping[str, Status]], None] = ignore,
     ) -> None:
         """``on_refused`` is told, by name, which models cannot be served and why, whenever that has changed.
-        ``on_looked`` is told after each look why the repository as a whole is not in force; None: it is."""
+        ``on_looked`` is told after each look why the repository as a whole is not in force; None: it is. ``on_unread``
+        is told, by name, of the configs that are wrong, so that the version policy stays as it was, whenever that has
+        changed."""
         self._check = check
         self._on_refused = on_refused
+        self._on_unread = on_unread
         self._on_looked = on_looked
         self._apply = apply
         self._logged_error = ""
@@ -222,6 +226,7 @@ class RepositoryWatcher:
         self._policies = RepositoryPolicies(clock)
         self._found: dict[str, _Found] = {}
         self._refused: dict[str, Status] = {}
+        self._unread: dict[str, Status] = {}
         self._no_text: frozenset[str] = frozenset()
         self._path = os.path.abspath(options.model_repository)
         interval = options.file_system_poll_wait_seconds
@@ -260,7 +265,10 @@ class RepositoryWatcher:
         self._repository.close()
 
     def _on_models(self, models: Mapping[str, str]) -> None:
-        policies = self._policies.of(models)
+        policies, unread = self._policies.of(models), self._policies.wrong
+        if unread != self._unread:
+            self._unread = unread
+            self._on_unread(unread)
         found = {name: (path, policies[name]) for name, path in models.items()}
         if self._started.is_set() and found != self._found:
             config = self._config(found)
@@ -400,7 +408,7 @@ class RepositoryPolicies:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
+        self._known: dict[str, tuple[_Stamp, VersionPolicy, Status]] = {}  # why the config was not read, too
         self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
 
     def look(self, name: str, base: str) -> None:
@@ -415,20 +423,25 @@ class RepositoryPolicies:
         known = {name: self._known.get(name) for name in models}
         return {name: found[1] if found is not None else _LATEST for name, found in known.items()}
 
-    def _read(self, name: str, base: str) -> VersionPolicy:
+    @property
+    def wrong(self) -> dict[str, Status]:
+        """By name: why the config of a model could not be read, so that its policy stays what it was."""
+        return {name: problem for name, (_, _, problem) in list(self._known.items()) if not problem.ok}
+
+    def _read(self, name: str, base: str) -> None:
         stamp = _stamp(base)
         before = self._known.get(name)
         if before is not None and not stamp and self._is_bare(base):
-            return before[1]  # a volume that is away has taken the config along
+            return  # a volume that is away has taken the config along
         if before is not None and (before[0] == stamp or not self._is_quiet(name, stamp)):
-            return before[1]
-        policy = before[1] if before is not None else _LATEST
+            return
+        policy, problem = before[1] if before is not None else _LATEST, OK
         try:
             policy = wanted_by(base_settings(base, name))
         except ServingError as error:
+            problem = error.status
             logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
-        self._known[name] = (stamp, policy)
-        return policy
+        self._known[name] = (stamp, policy, problem)
 
     @staticmethod
     def _is_bare(base: str) -> bool:

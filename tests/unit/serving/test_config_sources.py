@@ -363,8 +363,10 @@ def test_config_that_is_being_written_is_read_when_it_has_not_changed_for_a_whil
     file.write_text("version_policy { none { } }")
     assert [look(1), look(), look(1), look(1)] == [All()] * 4
     assert caplog.text.count("its version policy stays as it is") == 1
+    assert "none" in known.wrong["a"].message
     file.write_text("version_policy { specific { versions: 2 } }")
     assert [look(), look(QUIET_SECONDS)] == [All(), Specific(versions=(2,))]
+    assert known.wrong == {}
 
 
 def test_repository_that_is_not_there_is_refused(repository: Path, look: RepositoryWatcher) -> None:

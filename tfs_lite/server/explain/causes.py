@@ -31,8 +31,11 @@ from tfs_lite.server.explain.verdicts import (
     verdict_of_model,
     verdict_of_newest,
     verdict_of_version,
+    wanted_in_vain,
 )
 
+MOST_IN_VAIN = 3
+"""Versions beside the one that a model is about of which the causes are told; the others are only named."""
 SLOW_WAIT = 0.05
 """Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
 it can. Shorter waits are normal: where there is room, waiting for the next batch costs one run at most."""
@@ -64,6 +67,11 @@ class Case:
     def failure(self) -> Status:
         """Why the last attempt has failed, or the version has ended; OK if neither is so."""
         return failure_of(self.found) if self.found is not None else OK
+
+    @property
+    def remark(self) -> Status:
+        """What its status says while it answers; OK: nothing."""
+        return self.found.remark if self.found is not None else OK
 
 
 # The table.
@@ -180,7 +188,7 @@ def _failing(case: Case) -> Link | None:
 
 
 def _config_not_applied(case: Case) -> Link | None:
-    if case.found is None or case.found.remark.ok or not case.found.answers:
+    if case.found is None or case.remark.ok or not case.found.answers:
         return None
     return words.config_not_applied(case.model, case.found)
 
@@ -375,8 +383,28 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
+    unread = model.unread_policy
+    if not (unread.ok or any(unread.message in said.message for said in (case.failure, case.remark))):
+        yield words.policy_not_read(unread)
+    yield from _in_vain(model, case)
     yield from _left_out(model, case)
     yield from words.names_passed_over(model)
+
+
+def _in_vain(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """The versions that the policy wants as well, and that do not come to answer by themselves."""
+    versions = [version for version in wanted_in_vain(model) if version != case.version]
+    causes = [(version, cause) for version in versions if (cause := _cause_of(model, version, case.paths)) is not None]
+    for version, cause in causes[:MOST_IN_VAIN]:
+        yield words.in_vain(version, verdict_of_version(model, version), cause)
+    if more := [version for version, _ in causes[MOST_IN_VAIN:]]:
+        yield words.more_in_vain(model, more, causes[MOST_IN_VAIN][1])
+
+
+def _cause_of(model: ModelSnapshot, version: int, paths: bool) -> Link | None:
+    """The nearest one of a version that does not answer."""
+    verdict, found = verdict_of_version(model, version), model.versions.get(version)
+    return next(iter(chain(Case(model, verdict, version, found, None, paths, depth=1))), None)
 
 
 def _left_out(model: ModelSnapshot, case: Case) -> Iterator[Link]:
@@ -417,7 +445,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
         "; ".join((text, *(link.text for link in more))),
         max(model.answering, default=None),
         nearest.cause if nearest else None,
-        because[0].fix if because else "",
+        next((link.fix for link in (*because, *_in_vain(model, case))), ""),
     )
 
 

@@ -186,7 +186,8 @@ class ModelSnapshot:
     versions, empty without one. ``looked``: the source has looked at its base path. ``exists``: the asked version has a
     directory now, which the source may not have seen. ``unmarked``: the repository has a directory of its name that
     holds no version. ``refused``: why the last load call began nothing, by version. ``others``: the models that its
-    versions wait for. ``report`` is the source's last."""
+    versions wait for. ``report`` is the source's last. ``unread_policy``: why its version policy stays as it was,
+    whatever the config beside its versions says."""
 
     name: str
     server: ServerSnapshot
@@ -203,6 +204,7 @@ class ModelSnapshot:
     unmarked: bool = False
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
+    unread_policy: Status = OK
 
     @property
     def problem(self) -> Status:
@@ -315,6 +317,7 @@ class Snapshots:
             since.get(None),
             report is not None,
             refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
+            unread_policy=core.unread_policies.get(name, OK),
         )
 
     def _versions(self, name: str, shared: _Shared, since: Mapping[int | None, float]) -> dict[int, VersionSnapshot]:

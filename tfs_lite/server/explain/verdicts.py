@@ -69,7 +69,7 @@ def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdi
         return Verdict.WAITING
     if model.server.draining or found.on_disk is None:
         return Verdict.ENDED
-    return Verdict.WAITING if _takes(model, found.version) and model.server.looks_again else Verdict.NOT_WANTED
+    return Verdict.WAITING if takes(model, found.version) and model.server.looks_again else Verdict.NOT_WANTED
 
 
 def _verdict_of_failure(status: Status) -> Verdict:
@@ -107,6 +107,28 @@ def newest_wanted(model: ModelSnapshot) -> int | None:
     return max(wanted or managed or list(model.versions), default=None)
 
 
+def wanted_in_vain(model: ModelSnapshot) -> list[int]:
+    """The versions that the policy takes and that do not come to answer by themselves, the highest first: their files
+    are refused, not complete or not there, or every attempt so far has failed."""
+    if not model.configured or not model.problem.ok:
+        return []
+    wanted = {
+        version
+        for version, found in model.versions.items()
+        if found.aspired or (found.on_disk and takes(model, version) and not model.server.by_calls)
+    }
+    if isinstance(model.policy, SpecificPolicy) and not model.server.by_calls:
+        wanted |= set(model.policy.versions)
+    return sorted((version for version in wanted if _is_in_vain(model, version)), reverse=True)
+
+
+def _is_in_vain(model: ModelSnapshot, version: int) -> bool:
+    verdict, found = verdict_of_version(model, version), model.versions.get(version)
+    if verdict is Verdict.WAITING and found is not None and not found.answers:
+        return found.incomplete is not None or not failure_of(found).ok
+    return verdict in (Verdict.FAILED, Verdict.REFUSED, Verdict.NOT_ON_DISK)
+
+
 def failure_of(found: VersionSnapshot) -> Status:
     """Why the last attempt has failed or the version has ended in error; OK if neither is so."""
     view = found.view
@@ -127,7 +149,7 @@ def _is_down(found: VersionSnapshot) -> bool:
     return bool(workers) and not any(worker.up for worker in workers)
 
 
-def _takes(model: ModelSnapshot, version: int) -> bool:
+def takes(model: ModelSnapshot, version: int) -> bool:
     """Whether the version policy would take the version, if it is complete."""
     match model.policy:
         case AllPolicy():

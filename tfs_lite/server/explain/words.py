@@ -195,6 +195,13 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     return Link(Cause.CONFIG_NOT_APPLIED, remark.message, fix)
 
 
+def policy_not_read(problem: Status) -> Link:
+    """Of a model in a repository; versions with a config of their own do not mind."""
+    text = f"its version policy stays as it was, for the config beside its versions is wrong: {problem.message}"
+    fix = "correct that config file: it is read again by itself"
+    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
+
+
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
     """Of all models: nothing of the file is in force."""
     config, where = refused.config, f" {refused.config.path}" if paths else ""
@@ -519,6 +526,16 @@ def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
         return replace(link, text=f"version {version} is on disk and newer, but {link.text}")
     fix = f"{link.fix}; or publish it under a higher number: tfs-lite publish SRC --base BASE"
     return replace(link, text=f"version {version} came last, but {link.text}", fix=fix)
+
+
+def in_vain(version: int, verdict: Verdict, cause: Link) -> Link:
+    """Of a model, beside the version that it is about."""
+    return replace(cause, text=f"version {version} is wanted too, but {SHORT[verdict]}: {cause.text}")
+
+
+def more_in_vain(model: ModelSnapshot, versions: Sequence[int], cause: Link) -> Link:
+    text = f"these are wanted too, but do not answer: versions {listed([str(version) for version in versions])}"
+    return replace(cause, text=text, fix=f"tfs-lite explain {model.name}@{versions[0]} says why, and so on", since=None)
 
 
 def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | None) -> Link:

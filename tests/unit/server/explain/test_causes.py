@@ -15,7 +15,7 @@ from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, Se
 from tfs_lite.serving.server_core import Burden
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.source_config import SourceReport
-from tfs_lite.sources.version_scan import SpecificPolicy
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
@@ -267,3 +267,64 @@ def test_a_version_that_never_fits_is_not_to_be_helped_by_unloading_others() -> 
     answer = ask(model(found, server=server), 1)
     assert "nothing that is unloaded makes enough room" in answer.because[0].fix
     assert answer.next.what == "nothing happens before its files change"
+
+
+def refused(version: int, message: str = "model.pt2 is damaged") -> VersionSnapshot:
+    state = ServableStateSnapshot(
+        ServableId("m", version), HarnessState.ERROR, True, status=Status(StatusCode.DATA_LOSS, message)
+    )
+    return VersionSnapshot(version, VersionView(state), aspired=True, on_disk=True)
+
+
+def test_a_version_that_is_wanted_too_and_can_never_be_served_is_named_although_a_newer_one_answers() -> None:
+    found = model(refused(2), serving(3, on_disk=True), policy=LatestPolicy(3))
+    answer = ask(found)
+    assert (answer.verdict, answer.sentence) == (Verdict.SERVING, "version 3 answers")
+    (link,) = answer.because
+    assert link.cause is Cause.ARTEFACT_REFUSED
+    assert link.text == "version 2 is wanted too, but is refused: model.pt2 is damaged"
+    assert "publish a good one as version 4" in link.fix
+    line = line_of_model(found)
+    assert line.sentence == f"version 3 answers; {link.text}"
+    assert (line.verdict, line.cause, line.fix) == (Verdict.SERVING, Cause.ARTEFACT_REFUSED, link.fix)
+    assert not ask(found, 3).because
+
+
+def test_a_version_that_is_half_written_is_named_only_if_the_policy_wants_it_too() -> None:
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    everything = model(half, serving(3, on_disk=True), policy=AllPolicy())
+    (link,) = ask(everything).because
+    assert link.text == "version 2 is wanted too, but waits: its files are not complete: model.pt2 is truncated"
+    assert "finish the copy" in link.fix
+    assert not ask(replace(everything, policy=LatestPolicy(1))).because
+
+
+def test_versions_that_are_on_their_way_beside_the_one_that_answers_need_no_word() -> None:
+    assert not ask(model(loading(2, stage=LoadStage.AT_WORK), serving(3, on_disk=True), policy=AllPolicy())).because
+
+
+def test_a_version_that_the_policy_names_and_that_is_not_there_is_named() -> None:
+    (link,) = ask(model(serving(3, on_disk=True), policy=SpecificPolicy((1, 3)))).because
+    assert link.text.startswith("version 1 is wanted too, but is not on disk: there is no directory 1")
+
+
+def test_of_many_versions_that_do_not_come_to_answer_some_are_explained_and_the_others_named() -> None:
+    found = model(*(refused(each) for each in range(1, 21)), serving(21, on_disk=True), policy=AllPolicy())
+    links = ask(found).because
+    assert [link.text.partition(" is wanted")[0] for link in links[:3]] == ["version 20", "version 19", "version 18"]
+    more = "these are wanted too, but do not answer: versions 17, 16, 15, 14, 13 and 12 more"
+    assert links[3].text == more
+    assert links[3].fix == "tfs-lite explain m@17 says why, and so on"
+    assert len(links) == 4
+
+
+def test_a_model_whose_version_policy_cannot_be_read_says_so_once() -> None:
+    """The version has a config of its own, and nothing to say."""
+    wrong = Status(StatusCode.INVALID_ARGUMENT, 'config.yaml:1:1: unknown field "version_polcy"')
+    (link,) = ask(model(serving(4), unread_policy=wrong)).because
+    assert link.cause is Cause.CONFIG_NOT_APPLIED
+    assert link.text.endswith(f"the config beside its versions is wrong: {wrong.message}")
+    assert "correct that config file" in link.fix
+    goes_on = replace(wrong, message=f"it goes on with the config of before: {wrong.message}")
+    (link,) = ask(model(serving(4, remark=goes_on), unread_policy=wrong)).because
+    assert link.text == goes_on.message
