@@ -98,7 +98,7 @@ class VersionSnapshot:
     burden: Burden | None = None
     pace: Pace | None = None
     failing: Failing | None = None
-    can_be_asked: bool = True
+    silence: Status = OK
     sequences: tuple[int, float] | None = None
     replicas: str = ""
     arrived: float | None = None
@@ -346,7 +346,7 @@ class Snapshots:
                 shared.burdens.get(servable_id),
                 pace,
                 self._failing(servable_id, pace, server.taken) if pace is not None else None,
-                core.can_be_asked(servable_id),
+                core.silence(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),
                 arrived.get(version),
@@ -402,6 +402,7 @@ def waited_for(versions: Iterable[VersionSnapshot]) -> list[str]:
         load = version.view.load if version.view is not None else None
         if load is not None and load.failure is not None:
             found |= dict.fromkeys(load.failure.models)
+        found |= dict.fromkeys(version.silence.models)
     return list(found)
 
 

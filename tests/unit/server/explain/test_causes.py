@@ -193,7 +193,7 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
     assert of(wait=0.3, run=0.1) == [Cause.SLOW]
     assert not of(wait=0.1, run=0.3)
     assert not of(wait=0.03, run=0.001)
-    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full"), ())
+    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL), ())
     assert of(wait=0.3, run=0.1, burden=full) == [Cause.QUEUE_FULL]
     text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
@@ -202,7 +202,9 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
 
 def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
     assert ask(model(serving(1))).answers_now
-    assert not ask(model(serving(1, can_be_asked=False, replicas="none of 1 is up"))).answers_now
+    assert not ask(
+        model(serving(1, silence=Status(StatusCode.UNAVAILABLE, "none is up"), replicas="none of 1 is up"))
+    ).answers_now
 
 
 def test_a_config_that_is_only_waiting_for_its_load_is_not_to_be_corrected() -> None:
