@@ -190,9 +190,9 @@ def test_ready_status_and_explain_say_that_the_model_of_a_step_is_gone(tmp_path)
     second = 'model_name: "s2" model_version: -1 input_map { key: "x" value: "t" } output_map { key: "y" value: "y" }'
     steps = f"ensemble_scheduling {{ step [{{ {first} }}, {{ {second} }}] }}\n"
     (tmp_path / "ens" / "config.pbtxt").write_text(f'platform: "ensemble"\n{PASS}{steps}')
-    options = {"model_repository": str(tmp_path), "trusted_model_base_paths": (f"{tmp_path}/*",)}
-    with serving(tmp_path, **options) as served:
-        url = served.url
+    options = {"worker": "process", "trusted_model_base_paths": (f"{tmp_path}/*",)}
+    with serving(tmp_path, model_repository=str(tmp_path), **options) as served:
+        url, core = served.url, served.server.core
         wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer")
         (tmp_path / "s2").rename(tmp_path / ".s2")
         wait_until(lambda: readiness(url) == (200, b"ok, but 1 of 2 models answers\n", "1/2"), "ens is not counted")
@@ -208,3 +208,15 @@ def test_ready_status_and_explain_say_that_the_model_of_a_step_is_gone(tmp_path)
         wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer again")
         assert v2_ready(url, "ens")
         assert json_of(url, "/v1/models/ens:explain")["verdict"] == "SERVING"
+        (tmp_path / "s2" / "1" / "model.py").write_text("raise ValueError('no model')")
+        os.kill(next(worker.pid for worker in core.workers() if worker.id.name == "s2"), signal.SIGKILL)
+        wait_until(lambda: any(each.failure for each in core.workers()), "the process of s2 is not started again")
+        wait_until(lambda: readiness(url)[2] == "1/3", "neither s2 nor ens is counted")
+        message = served.client.status("ens")[0].status.message
+        assert message.startswith(
+            "it does not answer: model s2 of its steps does not answer: its process ended (signal 9)"
+        )
+        causes = [link["cause"] for link in json_of(url, "/v1/models/ens:explain")["because"]]
+        assert causes[:2] == ["WAITS_FOR_MODELS", "WORKER_DOWN"]
+        (tmp_path / "s2" / "1" / "model.py").write_text(SOURCE)
+        wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer once more")

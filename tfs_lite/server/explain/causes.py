@@ -150,7 +150,7 @@ def _worker(case: Case) -> Link | None:
         return None
     workers = case.found.burden.workers if case.found.burden is not None else ()
     down = [worker for worker in workers if not worker.up]
-    if not down and (case.found.silence.ok or case.found.silence.models):
+    if not down and (case.found.silence.ok or not case.found.replicas):
         return None
     return words.worker_down(case.model, case.found, down)
 

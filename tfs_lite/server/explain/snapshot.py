@@ -238,7 +238,7 @@ class Snapshots:
         self._locator = ModelLocator(core.options)
 
     def of_model(self, ref: ModelRef) -> ModelSnapshot:
-        shared = self._shared(ref.name)
+        shared = self._shared()
         server, snapshot = shared.server, self._model(ref.name, shared)
         asked = snapshot.labels.get(ref.label) if ref.label is not None else ref.version
         if not snapshot.configured and self._repository is not None:
@@ -260,18 +260,17 @@ class Snapshots:
     def of_all(self) -> Iterator[ModelSnapshot]:
         """Of every model of the config, each other that still has a version, and those of the repository that are
         refused. They share one look at the manager."""
-        shared = self._shared(None)
+        shared = self._shared()
         server = shared.server
         for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
             yield self._with_others(self._model(name, shared), shared, MAX_DEPTH)
 
-    def _shared(self, name: str | None) -> _Shared:
-        """For one model, or for all."""
+    def _shared(self) -> _Shared:
         core, server = self._core, self._server(self._core.survey())
         return _Shared(
             server,
             frozenset(server.known),
-            dict(core.burdens(name)),
+            dict(core.burdens()),
             core.services.routes.draining(),
             {each.id: each.summary for each in core.replicas()},
         )
