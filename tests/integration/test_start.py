@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -114,3 +117,106 @@ def test_a_model_that_a_call_has_unloaded_is_not_missed_and_one_that_it_could_no
         assert ready() == b"ok, but 2 of 3 models answer\n"
         urllib.request.urlopen(f"{served.url}/v2/repository/models/other/unload", b"{}").close()
         wait_until(lambda: ready() == b"ok, but 1 of 2 models answers\n", "the unloaded model is not missed")
+
+
+def readiness(url: str) -> tuple[int, bytes, str]:
+    with urllib.request.urlopen(f"{url}/readyz") as answer:
+        return answer.status, answer.read(), answer.headers["x-models-answering"]
+
+
+def json_of(url: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{url}{path}") as answer:
+        return json.load(answer)
+
+
+def v2_ready(url: str, model: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/v2/models/{model}/ready").close()
+    except urllib.error.HTTPError:
+        return False
+    return True
+
+
+SOURCE = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {"y": inputs["x"]}
+"""
+NONE_ANSWERS = (200, b"ok, but 0 of 1 model answer\n", "0/1")
+
+
+def test_ready_and_the_status_say_that_all_processes_of_a_version_are_dead(tmp_path, capsys):
+    model = write_python_version(tmp_path / "m", 1, SOURCE) / "model.py"
+    options = {"worker": "process", "trusted_model_base_paths": (f"{tmp_path}/*",)}
+    with serving(tmp_path, model_repository=str(tmp_path), **options) as served:
+        url, core = served.url, served.server.core
+        assert readiness(url) == (200, b"ok\n", "1/1")
+        good = model.read_text()
+        model.write_text("raise ValueError('no model')")
+        (worker,) = core.workers()
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: any(each.failure for each in core.workers()), "it is not started again")
+        wait_until(lambda: readiness(url) == NONE_ANSWERS, "it is not counted")
+        assert not v2_ready(url, "m")
+        assert served.server.core.is_model_available("m") is False  # what gRPC health asks
+        (version,) = json_of(url, "/v1/models/m")["model_version_status"]
+        assert (version["state"], version["status"]["error_code"]) == ("AVAILABLE", "UNAVAILABLE")
+        assert version["status"]["error_message"].startswith("it does not answer: its process ended (signal 9)")
+        assert "its files have changed since it was loaded (model.py)" in version["status"]["error_message"]
+        assert served.client.status("m")[0].status.message == version["status"]["error_message"]
+        causes = [link["cause"] for link in json_of(url, "/v1/models/m:explain")["because"]]
+        assert "WORKER_DOWN" in causes
+        assert "QUEUE_FULL" not in causes
+        assert main(["status", f"--rest={url.removeprefix('http://')}"]) == 0
+        assert "0 of 1 model answer; not: m" in capsys.readouterr().out
+        model.write_text(good)
+        wait_until(lambda: readiness(url) == (200, b"ok\n", "1/1"), "it answers again")
+        wait_until(lambda: v2_ready(url, "m"), "it is ready again")
+        wait_until(lambda: "does not answer" not in str(served.client.status("m")[0].status), "the remark is gone")
+
+
+PASS = 'input [{ name: "x" data_type: TYPE_FP32 dims: [-1, 3] }]\n'
+PASS += 'output [{ name: "y" data_type: TYPE_FP32 dims: [-1, 3] }]\n'
+
+
+def test_ready_status_and_explain_say_that_the_model_of_a_step_is_gone(tmp_path):
+    for name in ("s1", "s2"):
+        write_python_version(tmp_path / name, 1, SOURCE)
+    (tmp_path / "ens" / "1").mkdir(parents=True)
+    first = 'model_name: "s1" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "t" }'
+    second = 'model_name: "s2" model_version: -1 input_map { key: "x" value: "t" } output_map { key: "y" value: "y" }'
+    steps = f"ensemble_scheduling {{ step [{{ {first} }}, {{ {second} }}] }}\n"
+    (tmp_path / "ens" / "config.pbtxt").write_text(f'platform: "ensemble"\n{PASS}{steps}')
+    options = {"worker": "process", "trusted_model_base_paths": (f"{tmp_path}/*",)}
+    with serving(tmp_path, model_repository=str(tmp_path), **options) as served:
+        url, core = served.url, served.server.core
+        wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer")
+        (tmp_path / "s2").rename(tmp_path / ".s2")
+        wait_until(lambda: readiness(url) == (200, b"ok, but 1 of 2 models answers\n", "1/2"), "ens is not counted")
+        assert not v2_ready(url, "ens")
+        assert served.server.core.is_model_available("ens") is False  # what gRPC health asks
+        (version,) = json_of(url, "/v1/models/ens")["model_version_status"]
+        assert (version["state"], version["status"]["error_code"]) == ("AVAILABLE", "UNAVAILABLE")
+        assert version["status"]["error_message"] == "it does not answer: model s2 of its steps is not available"
+        answer = json_of(url, "/v1/models/ens:explain")
+        assert (answer["verdict"], answer["because"][0]["cause"]) == ("WAITING", "WAITS_FOR_MODELS")
+        assert "s2" in answer["because"][0]["text"]
+        (tmp_path / ".s2").rename(tmp_path / "s2")
+        wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer again")
+        assert v2_ready(url, "ens")
+        assert json_of(url, "/v1/models/ens:explain")["verdict"] == "SERVING"
+        (tmp_path / "s2" / "1" / "model.py").write_text("raise ValueError('no model')")
+        os.kill(next(worker.pid for worker in core.workers() if worker.id.name == "s2"), signal.SIGKILL)
+        wait_until(lambda: any(each.failure for each in core.workers()), "the process of s2 is not started again")
+        wait_until(lambda: readiness(url)[2] == "1/3", "neither s2 nor ens is counted")
+        message = served.client.status("ens")[0].status.message
+        assert message.startswith(
+            "it does not answer: model s2 of its steps does not answer: its process ended (signal 9)"
+        )
+        causes = [link["cause"] for link in json_of(url, "/v1/models/ens:explain")["because"]]
+        assert causes[:2] == ["WAITS_FOR_MODELS", "WORKER_DOWN"]
+        (tmp_path / "s2" / "1" / "model.py").write_text(SOURCE)
+        wait_until(lambda: readiness(url) == (200, b"ok\n", "3/3"), "all answer once more")

@@ -97,6 +97,10 @@ class VersionState(enum.IntEnum):
         return cls.UNKNOWN
 
 
+DOES_NOT_ANSWER = "it does not answer"
+"""How the message of a version begins that is available, and refuses every request."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """One version of a model: its state, and its error if it has one."""

@@ -94,8 +94,15 @@ class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
     def __init__(
-        self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier, clock: Clock
+        self,
+        monitor: ServableStateMonitor,
+        journal: LoadJournal,
+        changes: ChangeNotifier,
+        clock: Clock,
+        silence: Callable[[ServableId], Status] = lambda servable_id: OK,
     ) -> None:
+        """``silence``: why a version that is available refuses every request; OK: it does not."""
+        self._silence = silence
         self._monitor = monitor
         self._journal = journal
         self._changes = changes
@@ -244,11 +251,16 @@ class ModelStates:
             states,
             source.waiting if source else {},
             lambda version: self.last_attempt(ServableId(name, version)),
-            said | remarks,
+            said | remarks | self._silences(name, states),
         )
         passed_over = source.passed_over.items() if source else ()
         remark = "; ".join(f"{other} beside the versions is passed over: {why}" for other, why in passed_over)
         return ModelReport(name, versions, source.problem if source else OK, remark)
+
+    def _silences(self, name: str, states: Mapping[int, TimedState]) -> dict[int, Status]:
+        available = [version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE]
+        found = {version: self._silence(ServableId(name, version)) for version in available}
+        return {version: status for version, status in found.items() if not status.ok}
 
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""
@@ -262,7 +274,7 @@ def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How many models are to answer, and those of them that have no version available."""
+    """How many models are to answer, and those of them that have no version that answers."""
 
     total: int = 0
     silent: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +31,15 @@ from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
 from tfs_lite.core.resources import ResourceAllocation
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionState, VersionStatus
+from tfs_lite.core.servable import (
+    DOES_NOT_ANSWER,
+    ModelRef,
+    ServableData,
+    ServableId,
+    StoragePath,
+    VersionState,
+    VersionStatus,
+)
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import (
     OK,
@@ -56,6 +64,7 @@ from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerSt
 from tfs_lite.metrics.failed_requests import FailedRequests
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
+from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_sources import RefusedConfig
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
@@ -142,7 +151,7 @@ class ServerCore:
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock)
+        self.states = ModelStates(self._monitor, self._journal, self.changes, self.clock, self.silence)
         self._memory = MemoryReturn(self.clock)
         self._accounts = MemoryAccounts(
             lambda servable_id, leaked: self._recorder.on_leak(servable_id, leaked), memory=self._memory
@@ -165,7 +174,7 @@ class ServerCore:
             options.worker,
             options.per_process_gpu_memory_fraction,
             self._cluster,
-            self._recorder.on_worker,
+            self._on_worker,
             options.worker_sandbox,
             options.saved_model_tags,
         )
@@ -596,18 +605,21 @@ class ServerCore:
         return found
 
     def answering(self) -> Answering:
-        """Of the models that are to be served: which have a version available. One that a call has unloaded is not to
-        be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept until a
-        state changes, a second at most."""
+        """Of the models that are to be served: which have a version that can be asked. One that a call has unloaded is
+        not to be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept
+        until a state changes, a second at most."""
         changes, now = self.changes.count, self.clock.monotonic()
         known = self._answering
         if known is None or known[0] != changes or now - known[1] > ANSWERING_AGE:
             names = dict.fromkeys((*self.states.configured, *self._asked_at_start()))
             found = {name: self.states.version_states(name).values() for name in names}
             wanted = [name for name, events in found.items() if self._is_to_answer(name, events)]
-            silent = [name for name in wanted if not any(map(_is_available, found[name]))]
+            silent = [name for name in wanted if not any(map(self._answers, found[name]))]
             known = self._answering = changes, now, Answering(len(wanted), tuple(silent))
         return known[2]
+
+    def _answers(self, event: TimedState) -> bool:
+        return _is_available(event) and self.can_be_asked(event.state.id)
 
     def _asked_at_start(self) -> Iterable[str]:
         """By ``--load_model``: a model that could not be loaded is not in the config."""
@@ -628,8 +640,45 @@ class ServerCore:
         return any(self.can_be_asked(ServableId(name, version.version)) for version in available)
 
     def can_be_asked(self, servable_id: ServableId) -> bool:
-        """False for a version that is available and has lost all its replicas; it stays available."""
-        return self._cluster is None or self._cluster.can_be_asked(servable_id)
+        """False for a version that is available and refuses every request; it stays available."""
+        return self.silence(servable_id).ok
+
+    def silence(self, servable_id: ServableId) -> Status:
+        """Why a version that is available refuses every request: none of its workers is up, or the model of a step
+        is missing or is silent itself (``models`` names these). OK for every other. Any thread, cheap."""
+        return self._silence(servable_id, {servable_id})
+
+    def _silence(self, servable_id: ServableId, seen: set[ServableId]) -> Status:
+        """``seen``: the versions that were looked at before, so that each is looked at once."""
+        try:
+            handle = self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version))
+        except ServingError:
+            return OK  # it is not available, and its state says so
+        with handle:
+            workers = tuple(worker_states(servable_id, handle.servable))
+            composing = handle.servable.traits.composing
+        if self._cluster is not None and not self._cluster.can_be_asked(servable_id):
+            return Status(StatusCode.UNAVAILABLE, f"{DOES_NOT_ANSWER}: none of its replicas in the cluster is up")
+        if workers and not any(worker.up for worker in workers):
+            return Status(StatusCode.UNAVAILABLE, f"{DOES_NOT_ANSWER}: {_why_down(workers)}")
+        silent = {name: why for name, version in composing if (why := self._why_silent(name, version, seen))}
+        if silent:
+            text = f"{DOES_NOT_ANSWER}: {'; '.join(silent.values())}"
+            return Status(StatusCode.UNAVAILABLE, text, Reason.WAITS_FOR_MODELS, tuple(silent))
+        return OK
+
+    def _why_silent(self, name: str, version: int | None, seen: set[ServableId]) -> str:
+        """In words, of the model of a step; empty if it answers."""
+        try:
+            with self._manager.get_servable_handle(ModelRef(name, version)) as handle:
+                found = handle.id
+        except ServingError:
+            return f"{model_text((name, version))} of its steps is not available"
+        if found in seen:
+            return ""
+        seen.add(found)
+        why = self._silence(found, seen)
+        return "" if why.ok else f"{model_text((name, version))} of its steps {why.message.removeprefix('it ')}"
 
     def available_ids(self) -> list[ServableId]:
         """Every version that answers requests now, in order."""
@@ -754,6 +803,10 @@ class ServerCore:
         self.services.version_replaced(servable_id, old)
         self._recorder.on_replaced(servable_id)
 
+    def _on_worker(self, servable_id: ServableId, cause: str | None) -> None:
+        self._recorder.on_worker(servable_id, cause)
+        self.changes.notify(servable_id.name)
+
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         self._recorder.on_attempt(attempt)
         if not attempt.status.waits:
@@ -803,3 +856,13 @@ class ServerCore:
 
 def _is_available(event: TimedState) -> bool:
     return event.state.state is ManagerState.AVAILABLE
+
+
+def _why_down(workers: Sequence[WorkerState]) -> str:
+    """``workers``: all that a version has; none is up."""
+    first = next((worker for worker in workers if worker.failure), workers[0])
+    what = "its process" if len(workers) == 1 else f"each of its {len(workers)} processes"
+    text = f"{what} ended ({first.cause or 'the cause is not known yet'})"
+    if first.failure:
+        return f"{text} and could not be started again: {first.failure}"
+    return f"{text} and is being started again"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import console, print_json, state_text, table
 from tfs_lite.core.loader import LoadPhase, LoadProgress
+from tfs_lite.core.servable import DOES_NOT_ANSWER
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,8 +42,9 @@ class Model:
 
     @property
     def answers(self) -> bool:
-        """Whether a version is available."""
-        return any(version.state == "AVAILABLE" for version in self.versions)
+        """Whether a version is available that does not refuse every request."""
+        available = (version for version in self.versions if version.state == "AVAILABLE")
+        return any(DOES_NOT_ANSWER not in version.error for version in available)
 
 
 def answering(count: int, total: int) -> str:

@@ -158,14 +158,14 @@ def _worker(case: Case) -> Link | None:
         return None
     workers = case.found.burden.workers if case.found.burden is not None else ()
     down = [worker for worker in workers if not worker.up]
-    if not down and case.found.can_be_asked:
+    if not down and (case.found.silence.ok or not case.found.replicas):
         return None
     return words.worker_down(case.model, case.found, down)
 
 
 def _queue_full(case: Case) -> Link | None:
     burden = case.found.burden if case.found is not None else None
-    if burden is None or burden.refusal is None:
+    if burden is None or burden.refusal is None or burden.refusal.reason is not Reason.QUEUE_FULL:
         return None
     return words.queue_full(case.model, burden)
 
@@ -326,10 +326,14 @@ def chain(case: Case) -> list[Link]:
 def _waits_for_models(case: Case) -> Iterator[Link]:
     """Which, and their own verdicts and causes."""
     load = case.load
-    if load is None or load.waits is not Reason.WAITS_FOR_MODELS or load.failure is None:
+    names = case.found.silence.models if case.found is not None else ()
+    if load is not None and load.waits is Reason.WAITS_FOR_MODELS and load.failure is not None:
+        names = load.failure.models
+    if not names:
         return
-    yield words.waits_for_models(case.model, load, {name: _verdict_of(case, name) for name in load.failure.models})
-    for name in load.failure.models:
+    since = load.since if load is not None else None
+    yield words.waits_for_models(case.model, since, {name: _verdict_of(case, name) for name in names})
+    for name in names:
         other = case.model.others.get(name)
         if other is not None and case.depth < MAX_CHAIN:
             newest = newest_wanted(other)

@@ -98,7 +98,7 @@ class VersionSnapshot:
     burden: Burden | None = None
     pace: Pace | None = None
     failing: Failing | None = None
-    can_be_asked: bool = True
+    silence: Status = OK
     sequences: tuple[int, float] | None = None
     replicas: str = ""
     arrived: float | None = None
@@ -240,7 +240,7 @@ class Snapshots:
         self._locator = ModelLocator(core.options)
 
     def of_model(self, ref: ModelRef) -> ModelSnapshot:
-        shared = self._shared(ref.name)
+        shared = self._shared()
         server, snapshot = shared.server, self._model(ref.name, shared)
         asked = snapshot.labels.get(ref.label) if ref.label is not None else ref.version
         if not snapshot.configured and self._repository is not None:
@@ -262,18 +262,17 @@ class Snapshots:
     def of_all(self) -> Iterator[ModelSnapshot]:
         """Of every model of the config, each other that still has a version, and those of the repository that are
         refused. They share one look at the manager."""
-        shared = self._shared(None)
+        shared = self._shared()
         server = shared.server
         for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
             yield self._with_others(self._model(name, shared), shared, MAX_DEPTH)
 
-    def _shared(self, name: str | None) -> _Shared:
-        """For one model, or for all."""
+    def _shared(self) -> _Shared:
         core, server = self._core, self._server(self._core.survey())
         return _Shared(
             server,
             frozenset(server.known),
-            dict(core.burdens(name)),
+            dict(core.burdens()),
             core.services.routes.draining(),
             {each.id: each.summary for each in core.replicas()},
         )
@@ -349,7 +348,7 @@ class Snapshots:
                 shared.burdens.get(servable_id),
                 pace,
                 self._failing(servable_id, pace, server.taken) if pace is not None else None,
-                core.can_be_asked(servable_id),
+                core.silence(servable_id),
                 (sequences[0], server.wall(sequences[1])) if sequences else None,
                 shared.replicas.get(servable_id, ""),
                 arrived.get(version),
@@ -405,6 +404,7 @@ def waited_for(versions: Iterable[VersionSnapshot]) -> list[str]:
         load = version.view.load if version.view is not None else None
         if load is not None and load.failure is not None:
             found |= dict.fromkeys(load.failure.models)
+        found |= dict.fromkeys(version.silence.models)
     return list(found)
 
 

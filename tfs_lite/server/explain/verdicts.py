@@ -20,7 +20,7 @@ def verdict_of_version(model: ModelSnapshot, version: int) -> Verdict:
     if found is None:
         return _verdict_of_unknown(model)
     if found.answers:
-        return Verdict.SERVING if found.can_be_asked and not _is_down(found) else Verdict.WAITING
+        return Verdict.SERVING if found.silence.ok and not _is_down(found) else Verdict.WAITING
     if found.view is not None:
         managed = _verdict_of_managed(found)
         if managed is not None:

@@ -347,14 +347,15 @@ def _main_only(needs: Iterable[Resource]) -> bool:
     return all(resource.device != GPU for resource in needs)
 
 
-def waits_for_models(model: ModelSnapshot, load: LoadView, verdicts: Mapping[str, Verdict]) -> Link:
+def waits_for_models(model: ModelSnapshot, since: float | None, verdicts: Mapping[str, Verdict]) -> Link:
+    """``since`` when its load waits; None: it is loaded, and cannot answer without them."""
     shown = [f"{name} ({verdict.name})" for name, verdict in verdicts.items()]
     text = f"the models of its steps have to be available first: {listed(shown)}"
     missing = [name for name, verdict in verdicts.items() if verdict is Verdict.NOT_CONFIGURED]
     fix = f"bring these to SERVING; it follows by itself: {listed(list(verdicts))}"
     if missing:
         fix = f"serve {listed(missing)} too: add it to the config or the repository; this model follows by itself"
-    return Link(Cause.WAITS_FOR_MODELS, text, fix, model.server.wall(load.since))
+    return Link(Cause.WAITS_FOR_MODELS, text, fix, model.server.wall(since) if since is not None else None)
 
 
 def waits_for_place(model: ModelSnapshot, load: LoadView) -> Link:

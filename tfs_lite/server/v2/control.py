@@ -24,14 +24,12 @@ from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.v2.index import index_entries, lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.serving.repository.control import RepositoryControl, steps_of
+from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
 
 MAX_PENDING_CALLS = 64
 """Load and unload calls that wait for their turn."""
-MAX_STEPS = 1000
-"""Models looked at to find out whether an ensemble is ready."""
 NAME = "tfs_lite"
 """What the server calls itself."""
 EXTENSIONS = (
@@ -104,12 +102,13 @@ class V2Control:
         """False for a model or version that is known and not ready; NOT_FOUND for one that is not known. An ensemble is
         ready while its models are."""
         try:
-            self._handle(name, version).release()
+            with self._handle(name, version) as handle:
+                servable_id = handle.id
         except ServingError as error:
             if error.code is StatusCode.UNAVAILABLE or (version is None and self._known_versions(name)):
                 return False
             raise
-        return self._steps_ready(name, version)
+        return self._core.can_be_asked(servable_id)
 
     def model_metadata(self, name: str, version: int | None) -> Message:
         """A ModelMetadataResponse. Its versions: those that are ready, ascending; or just the one asked for. -1 stands
@@ -187,21 +186,6 @@ class V2Control:
 
     def _known_versions(self, name: str) -> set[int]:
         return {item.version for item in self._core.states.report(name).versions}
-
-    def _steps_ready(self, name: str, version: int | None) -> bool:
-        waiting: list[tuple[str, int | None]] = [(name, version)]
-        for _ in range(MAX_STEPS):
-            if not waiting:
-                return True
-            try:
-                with self._handle(*waiting.pop()) as handle:
-                    settings = self._core.settings_of(handle.servable)
-                    if not self._core.can_be_asked(handle.id):
-                        return False
-            except ServingError:
-                return False
-            waiting += [(step, None) for step in steps_of(settings)]
-        return False
 
 
 def _main(signatures: Mapping[str, Signature]) -> Signature | None:

@@ -9,6 +9,7 @@ from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
@@ -193,7 +194,7 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
     assert of(wait=0.3, run=0.1) == [Cause.SLOW]
     assert not of(wait=0.1, run=0.3)
     assert not of(wait=0.03, run=0.001)
-    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full"), ())
+    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL), ())
     assert of(wait=0.3, run=0.1, burden=full) == [Cause.QUEUE_FULL]
     text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
@@ -202,7 +203,24 @@ def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybod
 
 def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
     assert ask(model(serving(1))).answers_now
-    assert not ask(model(serving(1, can_be_asked=False, replicas="none of 1 is up"))).answers_now
+    silent = Status(StatusCode.UNAVAILABLE, "it does not answer: none is up")
+    assert not ask(model(serving(1, silence=silent, replicas="none of 1 is up"))).answers_now
+
+
+def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -> None:
+    down = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
+    worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="no process can be forked")
+    answer = ask(model(serving(1, burden=Burden(0, down, (worker,)))))
+    assert [link.cause for link in answer.because] == [Cause.WORKER_DOWN]
+
+
+def test_an_ensemble_whose_step_has_gone_waits_for_its_model() -> None:
+    text = "it does not answer: model s2 of its steps is not available"
+    silent = Status(StatusCode.UNAVAILABLE, text, Reason.WAITS_FOR_MODELS, ("s2",))
+    answer = ask(model(serving(1, silence=silent)))
+    assert answer.verdict is Verdict.WAITING
+    assert [link.cause for link in answer.because] == [Cause.WAITS_FOR_MODELS]
+    assert "s2 (NOT_CONFIGURED)" in answer.because[0].text
 
 
 def test_a_config_that_is_only_waiting_for_its_load_is_not_to_be_corrected() -> None:
