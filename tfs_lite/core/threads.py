@@ -25,7 +25,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 """The longest wait for the end of one thread, or of the threads of one pool, when something is closed."""
-_left: list[tuple[str, threading.Thread]] = []
+_left: list[tuple[str, Callable[[], bool]]] = []
+"""Names, and whether it still goes on."""
 _lock = threading.Lock()  # guards _left
 
 
@@ -45,15 +46,15 @@ def join(thread: threading.Thread, seconds: float = JOIN_SECONDS) -> bool:
     thread.join(seconds)
     if not thread.is_alive():
         return True
-    leave_behind({thread.name: thread})
+    leave_behind({thread.name: thread.is_alive})
     return False
 
 
-def leave_behind(found: Mapping[str, threading.Thread]) -> None:
-    """Notes and logs what has not ended in time, by name, with the thread that it hangs in."""
+def leave_behind(found: Mapping[str, Callable[[], bool]]) -> None:
+    """Notes and logs what has not ended in time, by name, with what says whether it still goes on."""
     with _lock:
-        new = {name: thread for name, thread in found.items() if (name, thread) not in _left}
-        _left.extend(new.items())
+        new = {name: goes_on for name, goes_on in found.items() if (name, goes_on) not in _left}
+        _left[:] = [(name, goes_on) for name, goes_on in _left if goes_on()] + list(new.items())
     if new:
         logger.warning("has not ended in time and is left behind: %s", ", ".join(new))
 
@@ -61,7 +62,8 @@ def leave_behind(found: Mapping[str, threading.Thread]) -> None:
 def left_behind() -> list[str]:
     """What was left behind in this process and still goes on, by name."""
     with _lock:
-        return list(dict.fromkeys(name for name, thread in _left if thread.is_alive()))
+        left = list(_left)
+    return list(dict.fromkeys(name for name, goes_on in left if goes_on()))
 
 
 class _Hanging(NamedTuple):
@@ -116,7 +118,7 @@ class BoundedCalls:
         with self._lock:
             self._hanging.append(_Hanging(key, thread, self._monotonic()))
         with _lock:
-            _left.append((key, thread))
+            _left.append((key, thread.is_alive))
         raise self._refusal(key)
 
     def _is_worth_another(self, same: Sequence[_Hanging]) -> bool:

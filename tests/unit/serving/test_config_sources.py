@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import shutil
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
