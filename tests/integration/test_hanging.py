@@ -220,7 +220,7 @@ def test_close_that_hangs_holds_up_no_other(serve: Callable[..., Served], models
 def test_request_that_never_ends_is_named_by_the_stop_that_leaves_it(
     serve: Callable[..., Served], models: Models, worker: str
 ) -> None:
-    """A process is killed, and the request with it."""
+    """Also where the process that ran it has been killed: it was not answered."""
     models.write("sick", 1, hangs_in="predict")
     server = serve("--drain_timeout_seconds=1", f"--worker={worker}")
     server.wait_for("sick", 1)
