@@ -6,6 +6,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from tfs_lite.core.servable import VersionState
 from tfs_lite.testing.servers.models import PYTHON_CONFIG
+from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 _spec = spec_from_file_location("hang", Path(__file__).parents[1] / "support" / "hang.py")
@@ -23,6 +25,7 @@ hang = module_from_spec(_spec)
 _spec.loader.exec_module(hang)
 
 LEFT_BEHIND = 3
+STEPS = ("load", "predict", "close")
 MODEL = """
 import pathlib
 import time
@@ -41,6 +44,7 @@ class Model:
         {load}
 
     def predict(self, inputs):
+        {predict}
         return {{"y": inputs["x"] + 1}}
 
     def close(self):
@@ -49,7 +53,7 @@ class Model:
 
 
 class Models:
-    """Python models below one directory, some of which hang in their load or their close until ``release``."""
+    """Python models below one directory, some of which hang in their load, predict or close until ``release``."""
 
     def __init__(self, path: Path, gate: Path) -> None:
         self.path, self.gate = path, gate
@@ -57,7 +61,7 @@ class Models:
 
     def write(self, name: str, version: int, hangs_in: str = "") -> None:
         """The whole version appears at once."""
-        waits = {step: f'wait("{step}-{name}")' if step == hangs_in else "pass" for step in ("load", "close")}
+        waits = {step: f'wait("{step}-{name}")' if step == hangs_in else "pass" for step in STEPS}
         staged = self.path / name / f".staged-{version}"
         staged.mkdir(parents=True)
         (staged / "model.py").write_text(MODEL.format(gate=str(self.gate), **waits))
@@ -210,6 +214,24 @@ def test_close_that_hangs_holds_up_no_other(serve: Callable[..., Served], models
     server.process.terminate()
     assert server.process.wait(40) == LEFT_BEHIND
     assert "left behind: unload {name: sick version: 1}" in server.process.log()
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_request_that_never_ends_is_named_by_the_stop_that_leaves_it(
+    serve: Callable[..., Served], models: Models, worker: str
+) -> None:
+    """Also where the process that ran it has been killed: it was not answered."""
+    models.write("sick", 1, hangs_in="predict")
+    server = serve("--drain_timeout_seconds=1", f"--worker={worker}")
+    server.wait_for("sick", 1)
+    with ThreadPoolExecutor(1) as pool, Probe(server.process) as probe:
+        inside = pool.submit(probe.ask, "sick")
+        wait_until(lambda: models.has_come_to("predict", "sick"), "a request is inside", 60)
+        server.process.terminate()
+        code, log = server.process.wait(60), server.process.log()
+        assert inside.exception(60) is not None
+    assert code == LEFT_BEHIND, log
+    assert "left behind: requests inside {name: sick version: 1}" in log.splitlines()[-1], log
 
 
 def test_load_that_was_overdue_is_served_when_it_ends(serve: Callable[..., Served], models: Models) -> None:

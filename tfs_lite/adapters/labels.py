@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 
+from tfs_lite.core.manifest import open_plain
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
@@ -47,7 +48,7 @@ def _find(directory: str, name: str) -> str:
 
 def _text(path: str, name: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise failed_precondition(f"{name} cannot be read: {error.strerror}") from None

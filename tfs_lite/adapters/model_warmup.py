@@ -17,6 +17,7 @@ import numpy as np
 
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, ModelWarmupInput
+from tfs_lite.core.manifest import open_plain
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -142,7 +143,7 @@ def _read(folder: str, file: str, size: int) -> bytes:
     if not os.path.isfile(path):
         raise invalid_argument(f"there is no file {WARMUP_FOLDER}/{file} beside the versions")
     try:
-        with open(path, "rb") as source:
+        with open_plain(path) as source:
             return source.read(size)
     except OSError as error:
         raise ServingError(StatusCode.UNAVAILABLE, f"{WARMUP_FOLDER}/{file} cannot be read: {error.strerror}") from None

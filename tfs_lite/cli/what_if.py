@@ -32,7 +32,7 @@ def of_config_file(file: str, ask: Ask) -> Any:
     from tfs_lite.config.text import read_document, read_text
     from tfs_lite.protocols import messages
 
-    document = read_document(read_text(Path(file), file), file, messages.ModelServerConfig)
+    document = read_document(read_text(Path(file), file, takes_pipe=True), file, messages.ModelServerConfig)
     config = build(ModelServerConfig, document, Path.cwd())
     return _with_lines(of_config(config, ask), config, document)
 

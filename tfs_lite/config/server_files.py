@@ -58,7 +58,8 @@ def read_ssl_config(path: str, working_directory: Path | None = None) -> SSLConf
 
 
 def _text(path: str, working_directory: Path | None) -> str:
-    return read_text((working_directory or Path()) / path, path)
+    """Of a file that is read at the start, and so may be a pipe: ``--ssl_config_file=<(...)``."""
+    return read_text((working_directory or Path()) / path, path, takes_pipe=True)
 
 
 def _without_secrets(message: str, name: str) -> str:

@@ -18,7 +18,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.config.settings import Document, build, config_error
 from tfs_lite.config.syntax import check_keys, read_proto_text, read_yaml
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, open_plain
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols import messages
 
@@ -109,7 +109,7 @@ def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
             raise invalid_argument(f"model {model} has both {' and '.join(prefix + name for name in found)}; keep one")
         if found:
             shown = prefix + found[0]
-            settings = parse_model_settings(read_model_config(directory / found[0], shown), shown)
+            settings = parse_model_settings(read_text(directory / found[0], shown), shown)
             if settings.name not in ("", model):
                 raise invalid_argument(f'{shown}: name is "{settings.name}", but the model is called "{model}"')
             return settings
@@ -123,17 +123,11 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
     return read_proto_text(text, message_class, name)
 
 
-def read_model_config(path: Path, name: str) -> str:
-    """:func:`read_text`, but FAILED_PRECONDITION for what is no file, such as a pipe, which might never end."""
-    if path.exists() and not path.is_file():
-        raise failed_precondition(f"{name}: cannot be read: it is no file")
-    return read_text(path, name)
-
-
-def read_text(path: Path, name: str) -> str:
-    """What is in a file. Without, NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says so with ``name``."""
+def read_text(path: Path, name: str, *, takes_pipe: bool = False) -> str:
+    """What is in a plain file. Without one, NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says so with ``name``; a
+    pipe, which might never end, is waited for only with ``takes_pipe``: where a person has just named it."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if takes_pipe else open_plain(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ServingError(StatusCode.NOT_FOUND, f"{name}: there is no such file") from None

@@ -162,7 +162,7 @@ class PoolExecutor:
             self._staff()
             threads = set(self._threads)
             ended = self._changed.wait_for(lambda: len(self._threads) <= self._overdue, seconds)
-            hanging = {run.task.name: run.thread for run in self._running if run.overdue or seconds}
+            hanging = {run.task.name: run.thread.is_alive for run in self._running if run.overdue or seconds}
             threads -= self._threads
             if ended:
                 self._size = 0

@@ -168,6 +168,31 @@ def read_tree(path: str, max_files: int = MAX_FILES) -> Tree:
     return Tree(tuple(sorted(files, key=lambda file: file.name)), newest, False, changed, device)
 
 
+class NoPlainFileError(OSError):
+    """A pipe, a socket or a device is where a file is expected."""
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """A plain file, opened for reading. Does not wait for the other end of a pipe: NoPlainFileError for what is neither
+    a plain file nor a directory, and OSError as ``open`` raises it."""
+    return open(path, "rb", opener=_open_plain)
+
+
+def _open_plain(path: str, flags: int) -> int:
+    no_plain_file = NoPlainFileError(errno.EINVAL, "it is no plain file", path)
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise no_plain_file from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory is told by ``open``
+        os.close(descriptor)
+        raise no_plain_file
+    return descriptor
+
+
 def state_of_file(path: str) -> str:
     """:attr:`FileStat.state` of one file; empty if that cannot be told."""
     try:

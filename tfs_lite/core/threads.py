@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 
@@ -25,7 +25,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 """The longest wait for the end of one thread, or of the threads of one pool, when something is closed."""
-_left: list[tuple[str, threading.Thread]] = []
+_left: list[tuple[str, Callable[[], bool]]] = []
+"""Names, and whether it still goes on."""
 _lock = threading.Lock()  # guards _left
 
 
@@ -45,15 +46,15 @@ def join(thread: threading.Thread, seconds: float = JOIN_SECONDS) -> bool:
     thread.join(seconds)
     if not thread.is_alive():
         return True
-    leave_behind({thread.name: thread})
+    leave_behind({thread.name: thread.is_alive})
     return False
 
 
-def leave_behind(found: Mapping[str, threading.Thread]) -> None:
-    """Notes and logs what has not ended in time, by name, with the thread that it hangs in."""
+def leave_behind(found: Mapping[str, Callable[[], bool]]) -> None:
+    """Notes and logs what has not ended in time, by name, with what says whether it still goes on."""
     with _lock:
-        new = {name: thread for name, thread in found.items() if (name, thread) not in _left}
-        _left.extend(new.items())
+        new = {name: goes_on for name, goes_on in found.items() if (name, goes_on) not in _left}
+        _left[:] = [(name, goes_on) for name, goes_on in _left if goes_on()] + list(new.items())
     if new:
         logger.warning("has not ended in time and is left behind: %s", ", ".join(new))
 
@@ -61,27 +62,43 @@ def leave_behind(found: Mapping[str, threading.Thread]) -> None:
 def left_behind() -> list[str]:
     """What was left behind in this process and still goes on, by name."""
     with _lock:
-        return [name for name, thread in _left if thread.is_alive()]
+        left = list(_left)
+    return list(dict.fromkeys(name for name, goes_on in left if goes_on()))
+
+
+class _Hanging(NamedTuple):
+    """A call that has not ended in time. ``since``: when that was found, in seconds of a monotonic clock."""
+
+    key: str
+    thread: threading.Thread
+    since: float
 
 
 class BoundedCalls:
     """Calls that may hang, such as those that ask a disk, each with a bound in time. Any thread."""
 
-    def __init__(self, seconds: float, most: int = 16) -> None:
-        """At most ``most`` calls that have taken more than ``seconds`` go on at a time; further ones are refused."""
+    def __init__(self, seconds: float, most: int = 16, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """At most ``most`` calls that have taken more than ``seconds`` go on at a time; further ones are refused. No
+        more than half of them, but one at least, have the same key."""
         self._seconds = seconds
         self._most = most
+        self._monotonic = monotonic
         self._lock = threading.Lock()  # guards _hanging
-        self._hanging: dict[str, threading.Thread] = {}
+        self._hanging: list[_Hanging] = []
 
     def call(self, key: str, work: Callable[[], T]) -> T:
         """The result of ``work``, which runs on a thread of its own with the caller's context variables. Raises what it
-        raises, and UNAVAILABLE if it has not ended in time: then it goes on, and until it has ended, each call with
-        this key is refused at once. ``key`` names the work in messages."""
+        raises, and UNAVAILABLE if it has not ended in time: then it goes on, and each call with this key is refused at
+        once until it has ended, or until it is worth another try beside it. The path may lead to something else by
+        then, and a thread that hangs for good would never tell: it is tried after as long again, then after twice, four
+        times ... as long. ``key`` names the work in messages."""
         with self._lock:
-            self._hanging = {name: thread for name, thread in self._hanging.items() if thread.is_alive()}
-            if key in self._hanging or len(self._hanging) >= self._most:
-                raise self._refusal(key if key in self._hanging else next(iter(self._hanging)))
+            self._hanging = [each for each in self._hanging if each.thread.is_alive()]
+            same = [each for each in self._hanging if each.key == key]
+            if len(self._hanging) >= self._most:
+                raise self._refusal(key if same else self._hanging[0].key)
+            if same and not self._is_worth_another(same):
+                raise self._refusal(key)
         result: Future[T] = Future()
         context = copy_context()
 
@@ -99,10 +116,14 @@ class BoundedCalls:
             if result.done():
                 raise
         with self._lock:
-            self._hanging[key] = thread
+            self._hanging.append(_Hanging(key, thread, self._monotonic()))
         with _lock:
-            _left.append((key, thread))
+            _left.append((key, thread.is_alive))
         raise self._refusal(key)
+
+    def _is_worth_another(self, same: Sequence[_Hanging]) -> bool:
+        wait = self._seconds * 2 ** (len(same) - 1)
+        return len(same) < max(self._most // 2, 1) and self._monotonic() - same[-1].since >= wait
 
     def _refusal(self, key: str) -> ServingError:
         message = f"{key} has not answered for {self._seconds:g} s: does its disk hang?"

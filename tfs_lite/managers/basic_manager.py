@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
@@ -22,7 +23,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
-from tfs_lite.core.threads import JOIN_SECONDS
+from tfs_lite.core.threads import JOIN_SECONDS, leave_behind
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
@@ -35,6 +36,10 @@ from tfs_lite.managers.survey import ManagerView, VersionView
 from tfs_lite.managers.unload_flow import UnloadFlow
 
 logger = logging.getLogger(__name__)
+
+
+def _is_in_use(harness: LoaderHarness) -> bool:
+    return harness.state is HarnessState.QUIESCING
 
 
 def always(status: Status) -> bool:
@@ -342,14 +347,15 @@ class BasicManager:
     def _end_executors(self) -> None:
         with self._registry.lock:
             loading = self._in_states({HarnessState.LOADING})
-            in_use = self._in_states({HarnessState.QUIESCING})
+            in_use = [harness for harness in self._registry.moving if _is_in_use(harness)]
         self._options.load_executor.shutdown(0.0 if loading else JOIN_SECONDS)
         if not (loading or in_use):
             self._options.unload_executor.shutdown()
         for servable_id in loading:
             logger.warning("%s is still loading; not waiting for it any longer", servable_id)
-        for servable_id in in_use:
-            logger.warning("%s is still in use; it will be unloaded after its last request", servable_id)
+        for harness in in_use:
+            logger.warning("%s is still in use; it will be unloaded after its last request", harness.id)
+        leave_behind({f"requests inside {harness.id}": partial(_is_in_use, harness) for harness in in_use})
 
     def _in_states(self, states: set[HarnessState]) -> list[ServableId]:
         """Those that are moving and in one of these states. Called with the lock held."""

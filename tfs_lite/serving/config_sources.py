@@ -129,7 +129,7 @@ class ConfigFileWatcher:
         self._on_refused = on_refused
         self._on_looked = on_looked
         self._logged_error = ""
-        self._calls = BoundedCalls(disk_timeout, 1)
+        self._calls = BoundedCalls(disk_timeout)
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
     def start(self) -> None:

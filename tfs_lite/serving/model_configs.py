@@ -15,7 +15,7 @@ from pathlib import Path
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import settings_of_json
 from tfs_lite.config.model_server import VersionPolicy
-from tfs_lite.config.text import MAX_FILE_BYTES, load_model_settings, parse_model_settings, read_model_config
+from tfs_lite.config.text import MAX_FILE_BYTES, load_model_settings, parse_model_settings, read_text
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import invalid_argument
 
@@ -60,7 +60,7 @@ def base_settings(base: str, model: str) -> ModelSettings:
         raise invalid_argument(f"model {model} has both {' and '.join(found)}; keep one")
     if not found:
         return ModelSettings()
-    settings = parse_model_settings(read_model_config(Path(base, found[0]), found[0]), found[0])
+    settings = parse_model_settings(read_text(Path(base, found[0]), found[0]), found[0])
     return _for_model(settings, model, found[0])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from tfs_lite.config.model import FIELDS_WITH_FILES, files_beside
 from tfs_lite.config.text import MAX_FILE_BYTES, parse_model_settings
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, NoPlainFileError
 from tfs_lite.core.status import ServingError
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 
@@ -68,7 +68,7 @@ class BaseConfigs:
     def _needs_files(self, base: str, name: str) -> bool:
         try:
             return parse_model_settings(self._text(base, name), name).ensemble_scheduling is None
-        except (ServingError, UnicodeDecodeError):
+        except (ServingError, UnicodeDecodeError, NoPlainFileError):
             return False
 
     def _files_named(self, directory: str, name: str) -> frozenset[str]:
@@ -77,7 +77,7 @@ class BaseConfigs:
             if not any(field in text for field in FIELDS_WITH_FILES):
                 return frozenset()
             return files_beside(parse_model_settings(text, name))
-        except (ServingError, UnicodeDecodeError):
+        except (ServingError, UnicodeDecodeError, NoPlainFileError):
             return frozenset()
 
     def _text(self, directory: str, name: str) -> str:

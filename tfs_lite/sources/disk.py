@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tfs_lite.core.manifest import MAX_FILES, Tree, read_tree, state_of_file
+from tfs_lite.core.manifest import MAX_FILES, Tree, open_plain, read_tree, state_of_file
 
 _LISTINGS = 3
 """Of a directory that becomes another one while it is listed."""
@@ -44,7 +44,7 @@ class Disk(Protocol):
         entries. What is neither a directory nor a plain file raises OSError."""
 
     def open(self, path: str) -> BinaryIO:
-        """A file for reading at any position. The caller closes it."""
+        """A plain file for reading at any position; NoPlainFileError for a pipe. The caller closes it."""
 
     def stamp(self, path: str) -> Stamp:
         """What differs whenever the contents of a file, or the children of a directory, may have changed. Cheap."""
@@ -84,7 +84,7 @@ class RealDisk:
         return read_tree(path, max_files)
 
     def open(self, path: str) -> BinaryIO:
-        return open(path, "rb")
+        return open_plain(path)
 
     def stamp(self, path: str) -> Stamp:
         found = os.stat(path)

@@ -33,6 +33,7 @@ import ormsgpack
 
 from tfs_lite.workers.child import main as child_main
 from tfs_lite.workers.child import name_process
+from tfs_lite.workers.priorities import offer_memory_first
 
 MAX_REQUEST = 1 << 12
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -141,6 +142,7 @@ class ForkServer:
             if os.getppid() != self._pid:
                 os._exit(1)
             os.setpgid(0, 0)
+            offer_memory_first()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for end in (self._server, self._wakeup, self._wakeup_writer):

@@ -193,3 +193,36 @@ def test_what_ends_something_has_a_bound(caplog: pytest.LogCaptureFixture) -> No
     assert "broken failed" in caplog.text
     assert not within(0.05, "slow", lambda: release.wait())  # type: ignore[arg-type, return-value]
     release.set()
+
+
+def test_call_that_hangs_for_good_is_tried_again_beside_it() -> None:
+    """After as long again, then twice, four times ... as long; half of the threads at most hang in one key."""
+    now = [0.0]
+    calls, release, begun = BoundedCalls(0.05, most=8, monotonic=lambda: now[0]), threading.Event(), []
+
+    def hang() -> None:
+        begun.append(now[0])
+        release.wait()
+
+    for now[0] in (index * 0.05 for index in range(100)):
+        with pytest.raises(ServingError):
+            calls.call("the config", hang)
+    assert begun == pytest.approx([0.0, 0.05, 0.15, 0.35])
+    assert calls.call("another", lambda: 7) == 7
+    release.set()
+    while "the config" in left_behind():
+        threading.Event().wait(0.01)
+    assert calls.call("the config", lambda: 7) == 7
+
+
+def test_path_that_leads_to_something_else_is_read_though_the_first_read_never_ends() -> None:
+    now, forever = [0.0], threading.Event()
+    calls = BoundedCalls(0.05, monotonic=lambda: now[0])
+    with pytest.raises(ServingError):
+        calls.call("the path", forever.wait)
+    with pytest.raises(ServingError):
+        calls.call("the path", lambda: "good")
+    now[0] = 0.06
+    assert calls.call("the path", lambda: "good") == "good"
+    assert calls.call("the path", lambda: "good") == "good"
+    forever.set()

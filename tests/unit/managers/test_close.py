@@ -12,6 +12,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.status import StatusCode
+from tfs_lite.core.threads import left_behind
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -119,10 +120,12 @@ def test_close_waits_for_handles_in_virtual_time_and_gives_up_when_it_is_over(ba
     closing.join(60)
     assert not closing.is_alive()
     assert "is still in use" in caplog.text
+    assert "requests inside {name: m version: 1}" in left_behind()
     assert (basic.events[-1], handle.servable.alive) == ("Unloading 1", True)
     handle.release()
     basic.unloads.run_all()
     assert (basic.events[-1], basic.state(1)) == ("End 1", S.DISABLED)
+    assert "requests inside {name: m version: 1}" not in left_behind()
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -224,6 +225,21 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
     assert target.applied == []
 
 
+@pytest.mark.timeout(60)
+def test_pipe_in_the_place_of_the_file_is_an_error_at_once_and_the_file_after_it_is_read(
+    file: Path, target: Target, watcher: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.unlink()
+    os.mkfifo(file)
+    watcher.poll()
+    assert target.unreadable == 1
+    assert "cannot be read: it is no plain file" in caplog.text
+    file.unlink()
+    file.write_text(TWO)
+    watcher.poll()
+    assert target.applied == [["two"]]
+
+
 def test_file_is_watched_on_a_thread_of_its_own(file: Path, target: Target) -> None:
     with watching(file, target, 0.02):
         file.write_text(TWO)
@@ -342,6 +358,20 @@ def test_wrong_config_leaves_the_version_policy_as_it_was(
     target.wait_for_config(lambda config: "c" in policies(config))
     assert policies(target.configs[-1])["a"] == All()
     assert caplog.text.count("its version policy stays as it is") == 1
+
+
+@pytest.mark.timeout(60)
+def test_pipe_in_the_place_of_a_models_config_holds_up_nothing_and_the_file_after_it_is_read(
+    repository: Path, look: RepositoryWatcher, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = repository / "a" / "config.pbtxt"
+    os.mkfifo(file)
+    assert policies(look.first_look())["a"] == Latest()
+    assert "it is no plain file" in caplog.text
+    look.start()
+    file.unlink()
+    file.write_text("version_policy { all { } }")
+    target.wait_for_config(lambda config: policies(config)["a"] == All())
 
 
 def test_config_that_is_being_written_is_read_when_it_has_not_changed_for_a_while(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.completeness import Complete, Waiting
+from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
@@ -32,6 +34,22 @@ def inspector(disk: MemoryDisk, clock: VirtualClock) -> Iterator[VersionInspecto
     yield found
     found.close()
     hashing.shutdown()
+
+
+@pytest.mark.parametrize("place", ["", "/1"])
+@pytest.mark.timeout(60)
+def test_pipe_in_the_place_of_a_config_is_not_waited_for(tmp_path, place: str) -> None:
+    """The load will name it."""
+    (tmp_path / "1").mkdir()
+    directory = f"{tmp_path}{place}"
+    os.mkfifo(f"{directory}/config.pbtxt")
+    configs = BaseConfigs(RealDisk())
+    assert configs.needs_files(directory) is False
+    assert configs.named(directory, str(tmp_path), RealDisk().list_directory(directory)) == []
+    os.unlink(f"{directory}/config.pbtxt")
+    with open(f"{directory}/config.pbtxt", "wb") as file:
+        file.write(b'platform: "python"')
+    assert configs.needs_files(directory) is True
 
 
 @pytest.mark.parametrize(

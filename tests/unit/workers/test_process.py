@@ -67,6 +67,12 @@ def test_memory_of_its_own_process_is_measured_there(open_child):
     assert private_bytes(2**30) is None
 
 
+def test_kernel_that_is_short_of_memory_ends_the_process_before_the_server(open_child):
+    score = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (os.getpid(), open_child().pid)}
+    own, of_model = score.values()
+    assert of_model == min(own + 500, 1000)
+
+
 def test_reason_for_an_unusual_way_of_opening_comes_from_the_process(open_child):
     status = open_child(options={"reason": "by other means: no operator"}).worker
     assert (status.kind, status.reason) == ("process", "by other means: no operator")
