@@ -206,11 +206,13 @@ class FileSystemStoragePathSource:
 
     def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
         """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
-        others stand in for it."""
+        others stand in for it. Not one that this stream has not offered: what failed was another of the same number."""
         version = frozenset((servable_id.version,))
         with self._lock:
             stream = self._streams.get(servable_id.name)
             if stream is None or failed is (servable_id.version in stream.memory.failed):
+                return
+            if failed and servable_id.version not in stream.memory.offered:
                 return
             known = stream.memory.failed
             stream.memory.failed = known | version if failed else known - version

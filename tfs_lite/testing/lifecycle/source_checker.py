@@ -57,7 +57,7 @@ class SourceChecker:
         if state.state is ManagerState.AVAILABLE:
             failed.discard(state.id.version)
         elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
-            failed.add(state.id.version)
+            failed.update({state.id.version} & self._offered.get(state.id.name, {}).keys())
 
     def judge_update(self, config: SourceConfig, emitted: Emitted) -> list[str]:
         """``config`` has replaced the old one. Streams that are gone get their empty list, others nothing."""
@@ -94,7 +94,8 @@ class SourceChecker:
             ]
         failed.intersection_update(versions or failed)
         offered = self._offered.get(servable.name, {})
-        self._offered[servable.name] = {version: base for version, base in offered.items() if version in versions}
+        here = servable.base_path
+        self._offered[servable.name] = {v: base for v, base in offered.items() if v in versions and base == here}
         if not versions:
             return [*complaints, *self._judge_empty(servable, emitted)]
         self._places[servable.name] = self._store.disk.identity(servable.base_path)
