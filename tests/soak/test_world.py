@@ -266,6 +266,12 @@ def test_a_broken_config_beside_versions_that_have_their_own_counts_for_the_poli
     assert troubles(end, CONFIG_FILE) == []
 
 
+def test_what_is_removed_version_by_version_may_leave_any_of_them_answering():
+    start = model(GOOD, GOOD)
+    assert after(start, Step("remove", "m", how="rm"), mode=CONFIG_FILE) == {some(1), some(2)}
+    assert after(start, Step("remove", "m", how="mv"), mode=CONFIG_FILE) == {some(2)}
+
+
 class PlainFiles:
     """Stands for the artefacts."""
 

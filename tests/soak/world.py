@@ -327,8 +327,11 @@ def _mount(step: Step, model: Model) -> list[Model]:
 
 
 def _remove(step: Step, model: Model) -> list[Model]:
-    gone = Place(None, model.places.get(HOME, Place(None)).inode + 1)
-    return [replace(model, places={**model.places, HOME: gone})]
+    """``rm -r`` takes one version after the other, in any order: for a moment any of them may be the last."""
+    home = model.places.get(HOME, Place(None))
+    left = [Place({version: found}, home.inode) for version, found in (home.versions or {}).items()]
+    states = [*(left if step.how == "rm" else []), Place(None, home.inode + 1)]
+    return [replace(model, places={**model.places, HOME: state}) for state in states]
 
 
 def _add(step: Step, model: Model) -> list[Model]:

@@ -24,7 +24,7 @@ from watchdog.events import (
     FileSystemEventHandler,
 )
 from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver, ObservedWatch
+from watchdog.observers.api import BaseObserver, EventDispatcher, ObservedWatch
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import is_looked_at
@@ -57,6 +57,18 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("watchdog.observers.inotify").addFilter(_is_worth_a_line)
+
+
+_NOT_KNOWN = "watchdog does not know a directory any more that was moved and deleted (%s); its watch is gone"
+
+
+def _stop(observer: BaseObserver) -> None:
+    """Ends its thread. watchdog 7.1 raises KeyError instead where a directory below a watch was moved and deleted."""
+    try:
+        observer.stop()
+    except KeyError as error:
+        logger.debug(_NOT_KNOWN, error)
+        observer.event_queue.put(EventDispatcher.stop_event)
 
 
 class DirectoryWatcher:
@@ -96,7 +108,7 @@ class DirectoryWatcher:
         observer, self._observer = self._observer, None
         self._watches.clear()
         self._lock.release()
-        if observer is not None and within(JOIN_SECONDS, "tfs-watch", observer.stop):
+        if observer is not None and within(JOIN_SECONDS, "tfs-watch", lambda: _stop(observer)):
             join(observer)
 
     def _update(self, wanted: Mapping[str, WatchTarget], owner: str) -> bool:
@@ -151,7 +163,10 @@ class DirectoryWatcher:
     def _drop(self, handler: _Handler) -> None:
         del self._watches[handler.directory]
         if self._observer is not None and handler.watch is not None:
-            self._observer.unschedule(handler.watch)
+            try:
+                self._observer.unschedule(handler.watch)
+            except KeyError as error:
+                logger.debug(_NOT_KNOWN, error)
 
     def _warn_once(self, reason: object) -> None:
         if not self._warned:

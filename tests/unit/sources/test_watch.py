@@ -226,3 +226,27 @@ def test_changes_of_several_that_come_together_are_told_together(tmp_path: Path)
         throttle.call(frozenset({name}))
     clock.advance(watching.MIN_GAP)
     assert calls == [{"a"}, {"a", "b", "c"}]
+
+
+def test_a_watch_that_the_library_has_lost_keeps_neither_an_update_nor_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """watchdog 7.1 raises KeyError for what lay below a watch and was moved and deleted."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    clock = SystemClock()
+    watcher = DirectoryWatcher(lambda owners: None, clock)
+    points = [WatchPoint(str(tmp_path / name), recursive=True) for name in ("a", "b")]
+    assert watcher.update(points)
+    observer = watcher._observer
+    assert observer is not None
+
+    def lost(*ignored: object) -> None:
+        raise KeyError(b"moved and deleted")
+
+    monkeypatch.setattr(observer, "unschedule", lost)
+    monkeypatch.setattr(observer, "on_thread_stop", lost)
+    assert not watcher.update(points[:1])
+    watcher.close()
+    clock.close()
+    assert not observer.is_alive()
