@@ -168,6 +168,7 @@ class ModelRepository:
         self._place = ""  # the identity of the directory when it last held models
         self._missing: dict[str, float] = {}  # models without a directory, and since when, in seconds of ``monotonic``
         self._closed = threading.Event()
+        self._awaited = threading.Event()  # by the poll; set too when the repository ends
         self._watcher = DirectoryWatcher(lambda owners: self.wake(), clock) if watch else None
         self._thread = PeriodicThread("tfs-repository", self.poll, poll_interval or None)
 
@@ -194,9 +195,16 @@ class ModelRepository:
             if self._watcher is not None and not hangs and self._watcher.update(self._points(children or {})):
                 self.wake()
 
+    def _await(self, done: threading.Event) -> None:
+        """Returns at once when the repository ends."""
+        self._awaited = done
+        if not self._closed.is_set():
+            done.wait(self._longest_round)
+
     def end(self) -> None:
         """Nothing is reported any more. Returns at once."""
         self._closed.set()
+        self._awaited.set()
         self._thread.end()
 
     def close(self) -> None:
@@ -213,7 +221,7 @@ class ModelRepository:
         if not root.hangs:
             root.done.clear()
         self._looks.ask([root])
-        root.done.wait(self._longest_round)
+        self._await(root.done)
         if root.children is None:
             self._set_problem(root.problem)
             return None
@@ -229,7 +237,9 @@ class ModelRepository:
             child.is_known = name in known
         end = _EndOfRound(self._path)
         self._looks.ask([*self._children.values(), end])
-        end.done.wait(self._longest_round)
+        self._await(end.done)
+        if self._closed.is_set():
+            return None
         if models_in({name: child.entries for name, child in self._children.items()}, known):
             self._place = root.place
         elif self._sent and (self._place != root.place or self._models_always_present):

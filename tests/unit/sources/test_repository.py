@@ -250,3 +250,34 @@ def test_what_lies_in_a_known_model_is_not_listed_again(fixture: RepositoryFixtu
     assert "new" in fixture.sent[-1]
     assert len(fixture.sent[-1]) == 21
     assert listed == ["/models", "/models/new"]
+
+
+class SilentDisk(RealDisk):
+    """Below ``base`` nothing is listed before ``answers`` is set."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = str(base)
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        if path != self._base:
+            self.asked.set()
+            assert self.answers.wait(BOUND)
+        return super().list_directory(path)
+
+
+def test_a_repository_that_ends_in_the_middle_of_a_round_does_not_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    disk, clock, models = SilentDisk(tmp_path), SystemClock(), dict[str, str]()
+    repository = ModelRepository(str(tmp_path), disk, clock, models.update, None, watch=False, disk_timeout=BOUND)
+    poll = threading.Thread(target=repository.poll)
+    poll.start()
+    assert disk.asked.wait(BOUND)
+    repository.end()
+    poll.join(BOUND)
+    ended = not poll.is_alive()
+    disk.answers.set()
+    repository.close()
+    clock.close()
+    assert ended
+    assert models == {}
