@@ -99,6 +99,9 @@ class StopSignal:
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
+        if os.getpid() != 1:  # the kernel ends the process at the second signal, whatever the interpreter is doing then
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)
 
 
 class HangUps:
