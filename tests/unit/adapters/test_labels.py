@@ -102,7 +102,7 @@ def test_contents_that_are_no_labels_are_refused(version: Path, monkeypatch, dat
 def test_a_file_that_cannot_be_read_says_why(version: Path, monkeypatch) -> None:
     (version / "labels.txt").write_text("a")
 
-    def refuse(path, mode):
+    def refuse(path, mode, **how):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
