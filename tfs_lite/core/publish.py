@@ -145,7 +145,7 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
         if _rename_to_new(staging, path):
             try:
                 _sync(base)
-            except OSError as error:  # it is there: whoever is told that it failed would publish it twice
+            except OSError as error:  # it is there: a publisher that is told of a failure would publish it twice
                 logger.warning("%s was not synced (%s): a loss of power now may take the version", path, error)
             return Published(number, path)
     raise ServingError(StatusCode.ABORTED, f"{_MAX_RACES} version numbers in a row were taken by other publishers")
@@ -235,7 +235,7 @@ def _advised(base: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # of whoever reads the progress
+        raise  # of the reader of the progress
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code, advice = _ADVICE.get(error.errno or 0, (StatusCode.UNAVAILABLE, "nothing was published"))

@@ -2,7 +2,7 @@
 
 No start may be taken for granted (a system that is short of processes refuses it for a moment), and no join may wait
 without a limit (a thread may hang in a call that never answers). :func:`join` bounds the wait and remembers the thread
-that has not ended, so that whoever ends the process can say what was left behind.
+that has not ended, so that the end of the process can say what was left behind.
 
 :class:`PeriodicThread` is used by the file-system source (polls), the aspired-versions manager (ticks) and the
 config-file poller, so that there is one loop to get right: runs never overlap, the interval counts from start to start,

@@ -1,5 +1,5 @@
 """Standard output and error of the process, which nobody may read: what is written there waits in a bounded queue for a
-thread of its own, and is dropped when the queue is full. So a pipe that nobody reads, a stopped terminal or a disk that
+thread of its own, and is dropped when the queue is full. So a pipe without a reader, a stopped terminal or a disk that
 hangs holds up no request, no load and no stop.
 
 Everything that writes with Python's ``sys.stdout`` and ``sys.stderr`` goes this way: the log, ``print``, warnings,
