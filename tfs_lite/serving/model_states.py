@@ -65,14 +65,19 @@ def visible_versions(
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 
+DIRECTORY_GONE = "stays, though there is no such version directory any more"
+
+
 def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: SourceReport) -> dict[int, str]:
-    """By version, of those that are available: why one that is wanted no more stays, and what one stands in for. The
-    words follow on "it" or "version 1"."""
+    """By version, of those that are available: why one stays that is wanted no more, or whose directory is gone, and
+    what one stands in for. The words follow on "it" or "version 1"."""
     available = {version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE}
     wanted = set(report.waiting if report.keeps else aspired)
     found: dict[int, str] = {}
     if wanted and not available & wanted:
         found = dict.fromkeys(available, _why_it_stays(wanted, report.waiting))
+    elif report.keeps:
+        found = dict.fromkeys(available - report.on_disk, DIRECTORY_GONE)
     for version in available & report.stand_ins:
         failed = ", ".join(str(each) for each in sorted(report.failed) if each > version)
         found[version] = f"stands in for version {failed}, whose load failed"

@@ -31,11 +31,12 @@ class Complete:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Not yet, and why, in words for people. ``retry_in``: seconds after which the verdict may change by itself.
-    ``settling``: it will change by itself, if nothing else happens to the files."""
+    ``settling``: it will change by itself, if nothing else happens to the files. ``being_written``: something does."""
 
     reason: str
     retry_in: float | None = None
     settling: bool = False
+    being_written: bool = False
 
 
 class Need(enum.Enum):
@@ -89,7 +90,7 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
         reason = f"files changed less than {quiet_period:g} s ago"
         if evidence.restless_for > RESTLESS_SECONDS:
             reason += f", and have gone on changing for {RESTLESS_SECONDS:g} s and more: {evidence.restless}"
-        return Waiting(reason, max(left, MIN_RETRY), settling=True)
+        return Waiting(reason, max(left, MIN_RETRY), settling=True, being_written=evidence.seen_changing)
     if evidence.structure is None:
         return Need.STRUCTURE
     return Waiting(evidence.structure) if evidence.structure else _complete(tree)

@@ -17,7 +17,7 @@ from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
 from tfs_lite.core.publish import HIDDEN_PREFIX, LEFTOVER_SECONDS
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode, printable
-from tfs_lite.sources.completeness import Complete
+from tfs_lite.sources.completeness import Complete, Waiting
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
 MAX_PASSED_OVER = 10
 """Names of each kind beside the versions that a report has."""
+FIRST_WAIT_SECONDS = 30.0
+"""For so long a list that has nothing of the one before waits for newer versions that nobody is writing to."""
 LEFT_COPY = "a publication that did not end has left it; the next one to this base path removes it"
 
 
@@ -50,6 +52,7 @@ class Stream:
     moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
+    waits_since: float | None = None  # for which newer versions have been waited for since, likewise
     failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
     report: SourceReport | None = None  # the last one that was sent
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
@@ -97,8 +100,9 @@ def look_at(
     existing = versions_in(children)
     stream.move_to(servable.base_path)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
+    before, moved = dict(stream.offered), stream.moved
     configs = _configs_beside(entries)
-    look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
+    look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), dict[int, Waiting]()
     look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in MODEL_SETTINGS_FILES]
     unfinished: dict[int, float | None] = {}
     changing: dict[int, str] = {}
@@ -123,7 +127,7 @@ def look_at(
             changing[version] = printable(verdict.reason)
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = printable(verdict.reason)
-        settling.update({version} if verdict.settling and not offered else ())
+        settling.update({version: verdict} if verdict.settling and not offered else {})
         return offered
 
     chosen = choose(children, servable.policy, usable, failed)
@@ -133,7 +137,7 @@ def look_at(
     problem, keeps = _empty_problem(servable, existing), ""
     if existing:
         stream.place, stream.empty_since = place, None
-        keeps = "" if chosen or _orders_nothing(servable) else "nothing that is wanted now is there yet"
+        keeps = _why_not_yet(servable, chosen, before, settling, stream, now, look)
     elif not _orders_nothing(servable):
         problem, keeps = _judge_empty(servable, config, stream, place, now, look)
     numbers = [version for version, _ in chosen]
@@ -149,7 +153,9 @@ def look_at(
         _passed_over(entries) | _left_copies(servable, entries, disk, by.wall_time),
         changing,
     )
-    if not keeps:
+    if keeps:  # what is not emitted has not been offered
+        stream.offered, stream.moved = before, moved
+    else:
         look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
     return look
 
@@ -157,6 +163,33 @@ def look_at(
 def _orders_nothing(servable: ServableToMonitor) -> bool:
     """Whether the config says itself that no version is wanted."""
     return isinstance(servable.policy, SpecificPolicy) and not servable.policy.versions
+
+
+def _why_not_yet(
+    servable: ServableToMonitor,
+    chosen: Sequence[tuple[int, str]],
+    before: Mapping[int, str],
+    settling: Mapping[int, Waiting],
+    stream: Stream,
+    now: float,
+    look: Look,
+) -> str:
+    """Why the chosen versions are not emitted; empty if they are. Where none of them was offered before, which is so at
+    a start and when a volume has come back, newer ones that nobody is writing to are waited for: one of them may be
+    what everybody was answered by."""
+    if not chosen:
+        return "" if _orders_nothing(servable) else "nothing that is wanted now is there yet"
+    newest = max(version for version, _ in chosen)
+    newer = [version for version, verdict in settling.items() if version > newest and not verdict.being_written]
+    if not newer or any(version in before for version, _ in chosen):
+        stream.waits_since = None
+        return ""
+    stream.waits_since = now if stream.waits_since is None else stream.waits_since
+    left = stream.waits_since + FIRST_WAIT_SECONDS - now
+    if left <= 0:
+        return ""
+    look.retry_in.append(left)
+    return f"version {max(newer)} is newer than those that are complete, and needs only a moment"
 
 
 def _judge_empty(

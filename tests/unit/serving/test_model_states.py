@@ -88,6 +88,12 @@ STAYING = {
         SourceReport("m", waiting={3: "files changed", 2: "no files yet"}, keeps=KEEPS),
         {1: "stays until version 2 or 3 is available"},
     ),
+    "its directory was removed": (
+        {2: AVAILABLE},
+        [2],
+        SourceReport("m", waiting={2: "no such directory"}, on_disk=frozenset({1}), keeps=KEEPS),
+        {2: "stays, though there is no such version directory any more"},
+    ),
     "it stands in": (
         {1: AVAILABLE, 2: AVAILABLE, 3: END},
         [3, 2, 1],

@@ -12,7 +12,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
-from tfs_lite.sources.look import LEFT_COPY
+from tfs_lite.sources.look import FIRST_WAIT_SECONDS, LEFT_COPY
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -438,3 +438,75 @@ def test_a_changed_file_beside_the_versions_gives_them_a_new_revision(start, put
     disk.write("/models/m/.hidden", b"")
     source.poll()
     assert (second == first, target.revision("m") == second) == (False, True)
+
+
+def test_versions_of_a_moment_ago_are_waited_for_at_the_start_before_older_ones_are_loaded(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/2/model.pt2", archive)
+    source = start(config(model(), quiet_period=2.0))
+    assert target.versions("m") is None
+    assert target.reports[-1].settling == {2}
+    clock.advance(2.0)
+    source.poll()
+    assert target.calls == [("m", [2])]
+
+
+@pytest.mark.parametrize("policy", [AllPolicy(), SpecificPolicy((1, 2)), LatestPolicy(2)])
+def test_every_policy_waits_for_the_newest_at_the_start(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes, policy: VersionPolicy
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/2/model.pt2", archive)
+    source = start(config(model(policy=policy), quiet_period=2.0))
+    clock.advance(2.0)
+    source.poll()
+    assert [sorted(versions) for _, versions in target.calls] == [[1, 2]]
+
+
+def test_a_version_that_is_being_written_at_the_start_is_not_waited_for(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/2/model.pt2", b"a part")
+    source = start(config(model(), quiet_period=2.0))
+    assert target.versions("m") is None
+    clock.advance(1.0)
+    disk.write("/models/m/2/model.pt2", b"a longer part")
+    source.poll()
+    assert target.versions("m") == [1]
+
+
+def test_a_newest_version_that_settles_for_long_is_waited_for_no_longer_than_it_says(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/2/model.pt2", archive)
+    source = start(config(model(), quiet_period=1000.0))
+    clock.advance(FIRST_WAIT_SECONDS - 1)
+    source.poll()
+    assert target.versions("m") is None
+    clock.advance(1.0)
+    source.poll()
+    assert target.versions("m") == [1]
+
+
+def test_a_volume_that_comes_back_brings_no_older_version_first(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/2/model.pt2", archive)
+    source = start(config(model(), quiet_period=2.0))
+    clock.advance(2.0)
+    source.poll()
+    disk.rename("/models/m", "/models/away")
+    disk.mkdir("/models/m")
+    source.poll()
+    disk.remove("/models/m")
+    disk.rename("/models/away", "/models/m")
+    disk.write("/models/m/2/model.pt2", archive)  # with times of now
+    for _ in range(4):
+        source.poll()
+        clock.advance(1.0)
+    assert {tuple(versions) for _, versions in target.calls} == {(2,)}

@@ -180,9 +180,9 @@ def test_at_the_start_old_versions_wait_for_a_moment_once_and_together(
 def test_stamps_count_once_the_disk_has_shown_that_its_clock_is_not_behind(
     put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
 ) -> None:
-    for version in (1, 2, 3):
+    for version in (2, 3, 4):
         put("m", version)
-    disk.write(f"{BASE}/4/model.pt2", archive)
+    disk.write(f"{BASE}/1/model.pt2", archive)
     source = FileSystemStoragePathSource(
         config(model(policy=AllPolicy())),
         disk,
@@ -194,4 +194,4 @@ def test_stamps_count_once_the_disk_has_shown_that_its_clock_is_not_behind(
     source.set_aspired_versions_callback(target.aspire)
     for _ in range(2):
         source.poll()
-    assert target.versions("m") == [1, 2, 3]
+    assert target.versions("m") == [2, 3, 4]

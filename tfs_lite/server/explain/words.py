@@ -224,6 +224,8 @@ def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
         fix = f"mend what has failed, remove its directory, or publish a good one as version {other}; it goes then"
         return Link(Cause.STANDS_IN, text, fix)
     fix = "bring what is wanted to SERVING, and it goes; if nothing is to answer, take the model out of the config"
+    if found.version not in model.report.on_disk and found.version in model.report.waiting:
+        fix = "put its directory back before the next restart, or change the policy to a version that is there"
     return Link(Cause.STAYS, text, fix)
 
 

@@ -13,6 +13,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.serving.model_states import DIRECTORY_GONE
 from tfs_lite.serving.server_core import Burden
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.source_config import SourceReport
@@ -114,6 +115,15 @@ def test_model_is_about_the_version_that_is_wanted_now_though_a_higher_one_stays
     half = VersionSnapshot(1, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
     found = model(half, serving(2), report=SourceReport("m", waiting={1: "truncated"}, keeps="not there yet"))
     assert ask(found).sentence.startswith("version 1 waits")
+
+
+def test_version_that_serves_without_its_directory_says_what_to_do_before_a_restart() -> None:
+    gone = {2: "there is no such version directory"}
+    report = SourceReport("m", waiting=gone, on_disk=frozenset({1}), keeps="nothing that is wanted now is there yet")
+    found = model(serving(2, place=DIRECTORY_GONE, on_disk=False), report=report)
+    (link,) = ask(found, 2).because
+    assert link.text == "it stays, though there is no such version directory any more"
+    assert "before the next restart" in link.fix
 
 
 def test_version_that_stands_in_names_the_one_that_failed_and_how_that_ends() -> None:
