@@ -391,6 +391,7 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     if not (unread.ok or any(unread.message in said.message for said in (case.failure, case.remark))):
         yield words.policy_not_read(unread)
     yield from _in_vain(model, case)
+    yield from _answering_too(model, case)
     yield from _left_out(model, case)
     yield from words.names_passed_over(model)
 
@@ -405,8 +406,17 @@ def _in_vain(model: ModelSnapshot, case: Case) -> Iterator[Link]:
         yield words.more_in_vain(model, more, causes[MOST_IN_VAIN][1])
 
 
+def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """What is to be said of the other versions that answer: new files that are not served, failing requests, and so
+    on."""
+    others = [version for version in model.answering if version != case.version and not model.versions[version].place]
+    causes = [(version, cause) for version in others if (cause := _cause_of(model, version, case.paths)) is not None]
+    for version, cause in sorted(causes, reverse=True, key=lambda item: item[0])[:MOST_IN_VAIN]:
+        yield words.answering_too(version, cause)
+
+
 def _cause_of(model: ModelSnapshot, version: int, paths: bool) -> Link | None:
-    """The nearest one of a version that does not answer."""
+    """The nearest one."""
     verdict, found = verdict_of_version(model, version), model.versions.get(version)
     return next(iter(chain(Case(model, verdict, version, found, None, paths, depth=1))), None)
 
@@ -449,7 +459,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
         "; ".join((text, *(link.text for link in more))),
         max(model.answering, default=None),
         nearest.cause if nearest else None,
-        next((link.fix for link in (*because, *_in_vain(model, case))), ""),
+        next((link.fix for link in (*because, *_in_vain(model, case), *_answering_too(model, case))), ""),
     )
 
 

@@ -536,6 +536,11 @@ def in_vain(version: int, verdict: Verdict, cause: Link) -> Link:
     return replace(cause, text=f"version {version} is wanted too, but {SHORT[verdict]}: {cause.text}")
 
 
+def answering_too(version: int, cause: Link) -> Link:
+    """Of a model, beside the version that it is about."""
+    return replace(cause, text=f"version {version}: {cause.text}")
+
+
 def more_in_vain(model: ModelSnapshot, versions: Sequence[int], cause: Link) -> Link:
     text = f"these are wanted too, but do not answer: versions {listed([str(version) for version in versions])}"
     return replace(cause, text=text, fix=f"tfs-lite explain {model.name}@{versions[0]} says why, and so on", since=None)

@@ -13,7 +13,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.explain.causes import explain, line_of_model
 from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
 from tfs_lite.server.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
-from tfs_lite.serving.model_states import DIRECTORY_GONE
+from tfs_lite.serving.model_states import DIRECTORY_GONE, FILES_OF_BEFORE
 from tfs_lite.serving.server_core import Burden
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.sources.source_config import SourceReport
@@ -325,6 +325,16 @@ def test_a_version_that_is_half_written_is_named_only_if_the_policy_wants_it_too
     assert link.text == "version 2 is wanted too, but waits: its files are not complete: model.pt2 is truncated"
     assert "finish the copy" in link.fix
     assert not ask(replace(everything, policy=LatestPolicy(1))).because
+
+
+def test_a_version_that_answers_beside_the_newest_with_files_of_before_is_named() -> None:
+    kept = Status(StatusCode.DATA_LOSS, f"{FILES_OF_BEFORE}: model.pt2 is damaged")
+    found = model(serving(1), serving(2, remark=kept), serving(3), policy=AllPolicy())
+    (link,) = ask(found).because
+    assert (link.cause, link.text) == (Cause.FILES_NOT_LOADED, f"version 2: {kept.message}")
+    assert "mend the files" in link.fix
+    line = line_of_model(found)
+    assert (line.sentence, line.fix) == (f"version 3 answers; version 2: {kept.message}", link.fix)
 
 
 def test_versions_that_are_on_their_way_beside_the_one_that_answers_need_no_word() -> None:
