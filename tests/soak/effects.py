@@ -357,6 +357,8 @@ class Disk:
         directory.mkdir()
         with contextlib.suppress(OSError), ballast.open("wb") as file:
             free = os.statvfs(base).f_bavail * os.statvfs(base).f_frsize
+            if free > 1024 * SMALL_DISK_KIB:
+                return "this is no small disk"
             file.write(bytes(max(0, free - 4096)))
             file.flush()
         remark = "the disk was not full"

@@ -179,10 +179,8 @@ class Plan:
             options = [(10, self._link), (4, self._push), (2, self._half), (2, self._again)]
         if model.kind == PYTHON:
             options += [(8, self._kill)]
-        if "small" in model.kind:
-            options += [(8, self._fill)]
-            if not self._where(model):
-                options += [(5, self._unmount)]
+        if "small" in model.kind and not self._where(model):
+            options += [(8, self._fill), (5, self._unmount)]
         if self._now == CONFIG_FILE and model.path == HOME:
             options += [(1, self._remove)]
         if self._able.hang and not self._hung and model.kind == EXPORTED:
