@@ -374,8 +374,9 @@ class Soak:
         for name, model in self.models.items():
             if model.labels and (name in self.late or self._answering(model, model.labels) != model.labels):
                 self.models[name] = model = replace(model, labels=())
-                if name not in self.late:
-                    self.judge.allow(name, rights(model, mode=self.mode), planned.number, moving=False)
+                late = self.late.get(name)
+                found = rights(model, late.on_the_way if late is not None else None, mode=self.mode)
+                self.judge.allow(name, found, planned.number, moving=late is not None)
         steps = tuple(
             replace(step, changes=tuple(self._with_answering_labels(change) for change in step.changes))
             for step in planned.steps

@@ -2,8 +2,8 @@
 
 Polling is the truth, file-system events only shorten the wait. Each stream is looked at and emitted on its own: a base
 path that cannot be read emits nothing and does not disturb the others. A version is offered once it is complete; from
-then on it stays offered for as long as its directory exists, whatever happens to the files in it. A list is an order: a
-look that finds nothing to offer while something that is wanted is still to come emits none.
+then on it stays offered for as long as it is wanted and its directory exists, whatever happens to the files in it. A
+list is an order: a look that finds nothing to offer while something that is wanted is still to come emits none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One look at one base path: which versions are to be emitted, which are waiting, and why.
 
 The look decides nothing by itself: listing, version policy and completeness do. It keeps what has to outlive a poll
-in a :class:`Stream`: the versions that have been offered, which stay offered while their directories exist.
+in a :class:`Stream`: the versions of the last list, which stay in it while they are wanted and their directories exist.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FoundVersions:
 class Stream:
     """What the polls remember of one stream. Only the poll touches it."""
 
-    offered: dict[int, str] = field(default_factory=dict)  # version -> revision
+    offered: dict[int, str] = field(default_factory=dict)  # version -> revision, of the last list that was emitted
     base_path: str = ""  # of these
     moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
@@ -156,6 +156,7 @@ def look_at(
     if keeps:  # what is not emitted has not been offered
         stream.offered, stream.moved = before, moved
     else:
+        stream.offered = {version: stream.offered[version] for version in numbers}
         look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
     return look
 

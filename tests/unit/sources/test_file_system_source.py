@@ -510,3 +510,38 @@ def test_a_volume_that_comes_back_brings_no_older_version_first(
         source.poll()
         clock.advance(1.0)
     assert {tuple(versions) for _, versions in target.calls} == {(2,)}
+
+
+def test_an_older_version_that_was_offered_once_is_offered_again_only_when_it_is_complete(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
+) -> None:
+    put("m", 1)
+    source = start(config(model()))
+    put("m", 2)
+    source.poll()
+    disk.remove("/models/m/1")
+    disk.write("/models/m/1/model.pt2", archive[:100])
+    disk.remove("/models/m/2")
+    clock.advance(3600.0)
+    source.poll()
+    assert target.calls == [("m", [1]), ("m", [2])]
+    assert target.reports[-1].waiting.keys() == {1}
+
+
+def test_a_base_path_that_comes_back_with_other_versions_brings_no_older_one_first(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
+) -> None:
+    put("m", 1)
+    source = start(config(model(), quiet_period=2.0))
+    put("m", 3)
+    source.poll()
+    put("other", 1)
+    disk.write("/models/other/2/model.pt2", archive)
+    disk.remove("/models/m")
+    source.poll()
+    disk.rename("/models/other", "/models/m")
+    for _ in range(4):
+        source.poll()
+        clock.advance(1.0)
+    assert [versions for _, versions in target.calls][:2] == [[1], [3]]
+    assert {tuple(versions) for _, versions in target.calls[2:]} == {(2,)}

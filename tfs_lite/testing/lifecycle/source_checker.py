@@ -102,8 +102,10 @@ class SourceChecker:
         self._empty_since.pop(servable.name, None)
         if emitted is not None and not emitted and servable.policy != SpecificPolicy(()):
             return [*complaints, "(11) an empty list, although there are versions"]
-        emitted = emitted or ()
         offers = self._offers(servable, versions, settled)
+        if emitted is None and not settled and self._may_wait(servable, versions, offers):
+            return complaints
+        emitted = emitted or ()
         limit = max(servable.policy.num_versions, 1) if isinstance(servable.policy, LatestPolicy) else None
         found = [item.id.version for item in emitted]
         complaints += judge_list(offers, found, limit, failed)
@@ -117,8 +119,20 @@ class SourceChecker:
             for item in emitted
             if item.payload != f"{servable.base_path}/{item.id.version}"
         ]
-        self._offered[servable.name].update(dict.fromkeys(found, servable.base_path))
+        self._offered[servable.name] = dict.fromkeys(found, servable.base_path)
         return complaints
+
+    def _may_wait(
+        self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], offers: Mapping[int, Offer]
+    ) -> bool:
+        """Whether a first list may wait for a newer version than it would have."""
+        newest = max((version for version, offer in offers.items() if offer is Offer.MUST), default=-1)
+        settling = [
+            version
+            for version, stored in versions.items()
+            if stored.promised is not None or self._clock.monotonic() - stored.changed < self.config.quiet_period
+        ]
+        return not (self._offered[servable.name].keys() & offers.keys()) and max(settling, default=-1) > newest
 
     def _judge_empty(
         self, servable: ServableToMonitor, emitted: Sequence[ServableData[StoragePath]] | None
@@ -138,7 +152,7 @@ class SourceChecker:
     def _offers(
         self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], settled: bool
     ) -> dict[int, Offer]:
-        """In the order of the policy. What was offered once stays offered while its directory is there."""
+        """In the order of the policy. What was offered last stays offered while its directory is there."""
         known = self._offered[servable.name]
         offers = {}
         for version in candidates(versions, servable.policy):
