@@ -420,8 +420,7 @@ class RepositoryPolicies:
         for name in self._known.keys() - models.keys():
             self._known.pop(name, None)
             self._changed.pop(name, None)
-        known = {name: self._known.get(name) for name in models}
-        return {name: found[1] if found is not None else _LATEST for name, found in known.items()}
+        return {name: known[1] if (known := self._known.get(name)) is not None else _LATEST for name in models}
 
     @property
     def wrong(self) -> dict[str, Status]:
@@ -431,10 +430,13 @@ class RepositoryPolicies:
     def _read(self, name: str, base: str) -> None:
         stamp = _stamp(base)
         before = self._known.get(name)
-        if before is not None and not stamp and self._is_bare(base):
-            return  # a volume that is away has taken the config along
-        if before is not None and (before[0] == stamp or not self._is_quiet(name, stamp)):
-            return
+        if before is not None:
+            if before[0] == stamp:
+                return
+            if not stamp and self._is_bare(base):
+                return  # a volume that is away has taken the config along
+            if not self._is_quiet(name, stamp):
+                return
         policy, problem = before[1] if before is not None else _LATEST, OK
         try:
             policy = wanted_by(base_settings(base, name))
