@@ -274,7 +274,7 @@ class Series:
     """``start`` -> reads from any thread -> ``close``. A thread of its own reads the counters."""
 
     def __init__(self, read: Callable[[], Mapping[Key, Counts]], wall: Callable[[], float] = time.time) -> None:
-        """``read`` is called on that thread, every two seconds. It counts under ``TOTAL`` what is to be added to the sum
+        """``read`` is called on that thread, every two seconds. It has under ``TOTAL`` what is to be added to the sum
         of the others."""
         self._read = read
         self._wall = wall
