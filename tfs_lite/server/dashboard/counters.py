@@ -27,8 +27,7 @@ class Counters:
         self._looked = 0.0
 
     def read(self) -> dict[Key, Counts]:
-        """Of every version that has counters, because it was asked or calls wait for it; ``TOTAL`` has the memory of
-        the others."""
+        """Of every version that has counters, because requests were for it; ``TOTAL`` has the memory of the others."""
         found = _read_counts(self._core)
         now = time.monotonic()
         if now - self._looked >= MEMORY_AGE:
@@ -71,10 +70,10 @@ def _read_counts(core: ServerCore) -> dict[Key, Counts]:
         counts.timed_runs, counts.run_seconds = runs.timed_runs, runs.run_seconds
     for key, texts in core.services.generation.totals().items():
         _add_texts(found.setdefault(key, Counts()), texts)
-    for servable_id, waiting in core.queues():
+    for servable_id, waiting in core.queues({model for model, _ in found}):
         key = servable_id.name, str(servable_id.version)
-        if waiting or key in found:
-            found.setdefault(key, Counts()).gauges["waiting"] = waiting
+        if key in found:
+            found[key].gauges["waiting"] = waiting
     return found
 
 
