@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.callbacks import ignore
@@ -238,8 +238,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
         """The versions of the model that can be had now."""
         return self._manager.available_versions(name)
 
-    def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
-        return self._manager.get_available_servable_handles()
+    def get_available_servable_handles(self, names: Collection[str] | None = None) -> dict[ServableId, ServableHandle]:
+        return self._manager.get_available_servable_handles(names)
 
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         return self._manager.get_managed_servable_state_snapshots(name)

@@ -9,7 +9,7 @@ It decides nothing about what should be loaded, nor in which order; that is the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -302,9 +302,9 @@ class BasicManager:
         """The versions of the model that can be had now."""
         return self._serving_map.versions(name)
 
-    def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
-        """One handle to every ready version; the caller releases each."""
-        return self._serving_map.handles()
+    def get_available_servable_handles(self, names: Collection[str] | None = None) -> dict[ServableId, ServableHandle]:
+        """One handle to every ready version, or of these names; the caller releases each."""
+        return self._serving_map.handles(names)
 
     # The end.
 

@@ -8,7 +8,7 @@ each version counts its own handles, so a long request holds up the unloading of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tfs_lite.core.handle import ServableHandle
@@ -145,10 +145,13 @@ class ServingMap:
         with self._lock:
             return set(self._versions(name))
 
-    def handles(self) -> dict[ServableId, ServableHandle]:
-        """One handle to every version that can be had now, in the order of their ids. The caller releases each."""
+    def handles(self, names: Collection[str] | None = None) -> dict[ServableId, ServableHandle]:
+        """One handle to every version that can be had now, or of these names, in the order of their ids. The caller
+        releases each."""
         with self._lock:
-            entries = [entry for stream in self._streams.values() for entry in stream.versions.values()]
+            streams = self._streams
+            found = streams.values() if names is None else [streams[name] for name in names if name in streams]
+            entries = [entry for stream in found for entry in stream.versions.values()]
             return {entry.id: entry.take() for entry in sorted(entries, key=lambda entry: entry.id)}
 
     def _versions(self, name: str) -> dict[int, _Entry]:

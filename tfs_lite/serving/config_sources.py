@@ -413,28 +413,15 @@ class RepositoryPolicies:
 
     def look(self, name: str, base: str) -> None:
         """At the config of one model. While it is wrong, the policy stays what it was."""
-        self._read(name, base)
-
-    def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
-        """By name; ``models`` has the base paths. Other models are forgotten."""
-        for name in self._known.keys() - models.keys():
-            self._known.pop(name, None)
-            self._changed.pop(name, None)
-        known = {name: self._known.get(name) for name in models}
-        return {name: found[1] if found is not None else _LATEST for name, found in known.items()}
-
-    @property
-    def wrong(self) -> dict[str, Status]:
-        """By name: why the config of a model could not be read, so that its policy stays what it was."""
-        return {name: problem for name, (_, _, problem) in list(self._known.items()) if not problem.ok}
-
-    def _read(self, name: str, base: str) -> None:
         stamp = _stamp(base)
         before = self._known.get(name)
-        if before is not None and not stamp and self._is_bare(base):
-            return  # a volume that is away has taken the config along
-        if before is not None and (before[0] == stamp or not self._is_quiet(name, stamp)):
-            return
+        if before is not None:
+            if before[0] == stamp:
+                return
+            if not stamp and self._is_bare(base):
+                return  # a volume that is away has taken the config along
+            if not self._is_quiet(name, stamp):
+                return
         policy, problem = before[1] if before is not None else _LATEST, OK
         try:
             policy = wanted_by(base_settings(base, name))
@@ -442,6 +429,18 @@ class RepositoryPolicies:
             problem = error.status
             logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
         self._known[name] = (stamp, policy, problem)
+
+    def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
+        """By name; ``models`` has the base paths. Other models are forgotten."""
+        for name in self._known.keys() - models.keys():
+            self._known.pop(name, None)
+            self._changed.pop(name, None)
+        return {name: known[1] if (known := self._known.get(name)) is not None else _LATEST for name in models}
+
+    @property
+    def wrong(self) -> dict[str, Status]:
+        """By name: why the config of a model could not be read, so that its policy stays what it was."""
+        return {name: problem for name, (_, _, problem) in list(self._known.items()) if not problem.ok}
 
     @staticmethod
     def _is_bare(base: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -733,16 +733,15 @@ class ServerCore:
         """What the versions in memory hold on each device, as their loaders estimate it, and what there is."""
         return list(self._resources.use(self._journal))
 
-    def queues(self) -> Iterator[tuple[ServableId, int]]:
-        """How many calls wait for each version that is available."""
-        return ((servable_id, servable.pending) for servable_id, servable in self._servables())
+    def queues(self, names: Collection[str] | None = None) -> Iterator[tuple[ServableId, int]]:
+        """How many calls wait for each version that is available, or for those of these models."""
+        return ((servable_id, servable.pending) for servable_id, servable in self._servables(names))
 
     def burdens(self, name: str | None = None) -> Iterator[tuple[ServableId, Burden]]:
         """How every version that is available, or those of one model, fare under their requests."""
-        for servable_id, servable in self._servables():
-            if name in (None, servable_id.name):
-                workers = tuple(worker_states(servable_id, servable))
-                yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
+        for servable_id, servable in self._servables(None if name is None else (name,)):
+            workers = tuple(worker_states(servable_id, servable))
+            yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
     def workers(self) -> Iterator[WorkerState]:
         """Of every instance that is loaded."""
@@ -777,9 +776,9 @@ class ServerCore:
     def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
 
-    def _servables(self) -> Iterator[tuple[ServableId, Servable]]:
-        """Every version that is available, each while a handle holds it."""
-        for servable_id, handle in self._manager.get_available_servable_handles().items():
+    def _servables(self, names: Collection[str] | None = None) -> Iterator[tuple[ServableId, Servable]]:
+        """Every version that is available, or those of these models, each while a handle holds it."""
+        for servable_id, handle in self._manager.get_available_servable_handles(names).items():
             with handle:
                 yield servable_id, handle.servable
 

@@ -347,13 +347,14 @@ class FileSystemStoragePathSource:
             forced, stream.forced, config = stream.forced, False, self._config
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
-        if not forced and stream.stamps == stamps and now < stream.full_at and not _hangs(stream.memory.report):
+        rests = stream.stamps == stamps
+        if rests and not forced and now < stream.full_at and not _hangs(stream.memory.report):
             return
         look = self._look_closely(stream, config)
         if self._conclude(stream, look, forced or now >= stream.full_at, stamps):
             stream.device = stamps[0][0] if stamps[0] else 0
-            stream.full_at = now + FULL_LOOK_SECONDS * random.uniform(0.5, 1.0)  # not all at once
-            self._prepare_next(stream, look)
+            stream.full_at = now + FULL_LOOK_SECONDS * (1.0 if stream.full_at else random.random())  # not all at once
+            self._prepare_next(stream, look, rests)
 
     def _stamp(self, paths: Iterable[str]) -> _Stamps:
         found, stamp = list[Stamp](), self._disk.stamp
@@ -419,13 +420,14 @@ class FileSystemStoragePathSource:
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 
-    def _prepare_next(self, stream: _Stream, look: Look) -> None:
+    def _prepare_next(self, stream: _Stream, look: Look, rests: bool) -> None:
+        """A stream that rests is watched already, as far as that can be."""
         if stream.timer is not None:
             stream.timer.cancel()
         name = stream.servable.name
         delay = min(look.retry_in, default=None)
         stream.timer = self._clock.call_later(delay, lambda: self.wake({name})) if delay is not None else None
-        if self._watcher is not None:
+        if self._watcher is not None and not rests:
             points = (*points_for(stream.path), *map(point_below, look.unfinished))
             if self._watcher.update(points, name):
                 self._look_at({name})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
@@ -76,25 +76,29 @@ class _Root(Looked):
 
 
 class _Child(Looked):
-    """One directory in it. ``entries``: what lies there, while that is not known to be a model."""
+    """One directory in it. ``is_known``: it was a model before. ``is_marked``: what lies there makes it one; not looked
+    at while it is known."""
 
-    __slots__ = ("_disk", "_on_look", "entries", "is_known", "name")
+    __slots__ = ("_disk", "_on_look", "is_known", "is_marked", "name")
 
     def __init__(self, name: str, path: str, disk: Disk, on_look: Callable[[str, str], None]) -> None:
         super().__init__(path)
         self.name = name
         self._disk, self._on_look = disk, on_look
-        self.is_known = False
-        self.entries: Collection[DirectoryEntry] = ()
+        self.is_known = self.is_marked = False
+
+    @property
+    def is_model(self) -> bool:
+        return self.is_known or self.is_marked
 
     def look(self) -> None:
         if not self.is_known:
             try:
-                self.entries = self._disk.list_directory(self.path)
+                self.is_marked = bool(models_in({self.name: self._disk.list_directory(self.path)}, ()))
             except OSError as error:
-                self.entries = ()
+                self.is_marked = False
                 logger.debug("%s in the model repository cannot be read: %s", self.name, error)
-        if self.is_known or models_in({self.name: self.entries}, ()):
+        if self.is_model:
             self._on_look(self.name, self.path)
 
     def on_hang(self, what: str) -> None:
@@ -159,9 +163,10 @@ class ModelRepository:
         self._on_look = on_look
         self._longest_round = disk_timeout * (MOST_HANGING + 1)
         self._looks = LookQueue("tfs-repository-look", disk, clock, disk_timeout)
-        self._polling = threading.Lock()  # serialises polls; guards the next seven
+        self._polling = threading.Lock()  # serialises polls; guards the next eight
         self._root = _Root(path, disk)
-        self._children: dict[str, _Child] = {}
+        self._listed: list[str] = []  # the names of its directories
+        self._children: dict[str, _Child] = {}  # those of them that are text, by name
         self._sent: dict[str, str] | None = None
         self._no_text: frozenset[str] = frozenset()
         self._problem = OK
@@ -184,15 +189,13 @@ class ModelRepository:
         with self._polling:
             if self._closed.is_set():
                 return
-            children = self._list()
+            models = self._list()
             if self._closed.is_set():
                 return
-            if children is not None:
-                listing = {name: child.entries for name, child in children.items()}
-                names = sorted({*models_in(listing, self._sent or {}), *self._just_gone(listing)})
-                self._send({name: os.path.join(self._path, name) for name in names})
+            if models is not None:
+                self._send(models | self._just_gone())
             hangs = self._looks.hanging()
-            if self._watcher is not None and not hangs and self._watcher.update(self._points(children or {})):
+            if self._watcher is not None and not hangs and self._watcher.update(self._points()):
                 self.wake()
 
     def _await(self, done: threading.Event) -> None:
@@ -215,8 +218,9 @@ class ModelRepository:
         if self._watcher is not None:
             self._watcher.close()
 
-    def _list(self) -> Mapping[str, _Child] | None:
-        """The directories, each looked at if its disk answers; None when the directory itself cannot be read."""
+    def _list(self) -> dict[str, str] | None:
+        """The base paths of the models, by name, each looked at if its disk answers; None when nothing may be concluded
+        from what is there."""
         root = self._root
         if not root.hangs:
             root.done.clear()
@@ -225,14 +229,9 @@ class ModelRepository:
         if root.children is None:
             self._set_problem(root.problem)
             return None
-        self._pass_over(frozenset(printable(name) for name in root.children if not is_text(name)))
-        before, known = self._children, self._sent or {}
-        self._children = {
-            name: before.get(name) or _Child(name, os.path.join(self._path, name), self._disk, self._on_look)
-            for name in root.children
-            if is_text(name)
-        }
-        self._looks.drop([child for name, child in before.items() if name not in self._children])
+        if root.children != self._listed:
+            self._replace_children(root.children)
+        known = self._sent or {}
         for name, child in self._children.items():
             child.is_known = name in known
         end = _EndOfRound(self._path)
@@ -240,24 +239,36 @@ class ModelRepository:
         self._await(end.done)
         if self._closed.is_set():
             return None
-        if models_in({name: child.entries for name, child in self._children.items()}, known):
+        models = {name: child.path for name, child in self._children.items() if child.is_model}
+        if models:
             self._place = root.place
         elif self._sent and (self._place != root.place or self._models_always_present):
             self._set_problem(_emptied(is_another=self._place != root.place))
             return None
         self._set_problem(OK)
-        return self._children
+        return models
 
-    def _just_gone(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> list[str]:
+    def _replace_children(self, names: list[str]) -> None:
+        self._listed = names
+        self._pass_over(frozenset(printable(name) for name in names if not is_text(name)))
+        before = self._children
+        self._children = {
+            name: before.get(name) or _Child(name, os.path.join(self._path, name), self._disk, self._on_look)
+            for name in sorted(names)
+            if is_text(name)
+        }
+        self._looks.drop([child for name, child in before.items() if name not in self._children])
+
+    def _just_gone(self) -> dict[str, str]:
         """The models whose directories have been gone for less than the quiet period."""
         now = self._clock.monotonic()
-        gone = [name for name in self._sent or {} if name not in listing]
+        gone = {name: path for name, path in (self._sent or {}).items() if name not in self._children}
         self._missing = {name: self._missing.get(name, now) for name in gone}
         left = {name: since + self._quiet_period - now for name, since in self._missing.items()}
         waits = {name: seconds for name, seconds in left.items() if seconds > 0}
         if waits:
             self._clock.call_later(min(waits.values()), self.wake)
-        return list(waits)
+        return {name: gone[name] for name in waits}
 
     def _pass_over(self, no_text: frozenset[str]) -> None:
         for name in sorted(no_text - self._no_text):
@@ -268,7 +279,7 @@ class ModelRepository:
 
     def _send(self, models: dict[str, str]) -> None:
         if models != self._sent:
-            logger.info("models in the repository: %s", ", ".join(models) or "none")
+            logger.info("models in the repository: %s", ", ".join(sorted(models)) or "none")
         try:
             self._on_models(models)
         except Exception:
@@ -284,11 +295,11 @@ class ModelRepository:
         if not problem.ok:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
 
-    def _points(self, listing: Iterable[str]) -> Iterator[WatchPoint]:
+    def _points(self) -> Iterator[WatchPoint]:
         yield from points_for(self._path)
-        for name in listing:
+        for name, child in self._children.items():
             if name not in (self._sent or {}):
-                yield WatchPoint(os.path.realpath(os.path.join(self._path, name)))
+                yield WatchPoint(os.path.realpath(child.path))
 
 
 def _emptied(*, is_another: bool) -> Status:

@@ -35,14 +35,14 @@ def points_for(path: str) -> Iterator[WatchPoint]:
             here = os.path.dirname(here)
             continue
         full = os.path.join(here, name)
-        target = _link_target(full)
-        if target is not None or not pending or not os.path.isdir(full):
+        target, is_directory = _link_target(full), os.path.isdir(full)
+        if target is not None or not pending or not is_directory:
             yield WatchPoint(here, name)
         if target is not None and links < _MAX_LINKS:
             links += 1
             here = os.sep if os.path.isabs(target) else here
             pending.extend(_parts(target))
-        elif os.path.isdir(full):
+        elif is_directory:
             here = full
         else:
             return

@@ -102,6 +102,13 @@ def test_listing_shows_every_version_once_in_order() -> None:
     assert found.ids() == [ServableId("a", 5), *ids(9, 10)]
 
 
+def test_handles_to_the_versions_of_some_names_are_to_no_others() -> None:
+    found = serving(2, 1)
+    found.add(ServableId("a", 5), "other")
+    assert list(found.handles({"m", "none"})) == ids(1, 2)
+    assert found.handles(()) == {}
+
+
 def test_handles_to_everything_count_like_any_other() -> None:
     found, drained = serving(2, 1), []
     handles = found.handles()

@@ -280,6 +280,23 @@ def test_models_of_the_repository_come_and_go(repository: Path, look: Repository
     target.wait_for(["b", "c"])
 
 
+def test_models_that_are_known_are_not_listed_again(
+    repository: Path, look: RepositoryWatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "a" / "config.pbtxt").write_text("version_policy { all { } }")
+    look.first_look()
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def counting(path: str) -> Iterator[os.DirEntry[str]]:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    look.look()
+    assert listed == [str(repository)]
+
+
 @pytest.mark.parametrize("name", ["forbidden", "with:colon"])
 def test_model_that_cannot_be_served_does_not_hide_the_others(
     repository: Path, look: RepositoryWatcher, name: str, caplog: pytest.LogCaptureFixture

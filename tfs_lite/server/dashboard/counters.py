@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tfs_lite.metrics.generation import GenerationTotals
 from tfs_lite.metrics.requests import RequestTotals
-from tfs_lite.server.dashboard.series import Counts, Key
+from tfs_lite.server.dashboard.series import TOTAL, Counts, Key
 from tfs_lite.serving.history.memory import VersionMemory
 from tfs_lite.serving.server_core import ServerCore
 
@@ -27,21 +27,25 @@ class Counters:
         self._looked = 0.0
 
     def read(self) -> dict[Key, Counts]:
-        """Of every version that has counters."""
+        """Of every version that has counters, because requests were for it; ``TOTAL`` has the memory of the others."""
         found = _read_counts(self._core)
         now = time.monotonic()
         if now - self._looked >= MEMORY_AGE:
-            self._looked, self._memory = now, _read_memory(self._core, {model for model, _ in found})
+            self._looked, self._memory = now, _read_memory(self._core)
+        rest = 0
         for key, held in self._memory.items():
             if key in found:
                 found[key].gauges["memory"] = held
+            else:
+                rest += held
+        found[TOTAL] = Counts(gauges={"memory": rest} if rest else {})
         return found
 
 
-def _read_memory(core: ServerCore, models: set[str]) -> dict[Key, int]:
+def _read_memory(core: ServerCore) -> dict[Key, int]:
     return {
         (model, str(memory.version)): held
-        for model in models
+        for model in core.states.configured
         for memory in core.memory(model)
         if (held := held_bytes(memory)) is not None
     }
@@ -66,8 +70,10 @@ def _read_counts(core: ServerCore) -> dict[Key, Counts]:
         counts.timed_runs, counts.run_seconds = runs.timed_runs, runs.run_seconds
     for key, texts in core.services.generation.totals().items():
         _add_texts(found.setdefault(key, Counts()), texts)
-    for servable_id, waiting in core.queues():
-        found.setdefault((servable_id.name, str(servable_id.version)), Counts()).gauges["waiting"] = waiting
+    for servable_id, waiting in core.queues({model for model, _ in found}):
+        key = servable_id.name, str(servable_id.version)
+        if key in found:
+            found[key].gauges["waiting"] = waiting
     return found
 
 

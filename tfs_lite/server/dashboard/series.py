@@ -165,6 +165,16 @@ def quantile(share: float, cell: Sequence[float], limits: Sequence[float] = LATE
     return low + (limits[bucket] - low) * (wanted - before) / (running[bucket] - before or 1.0)
 
 
+def _sum(versions: Sequence[Counts]) -> Counts:
+    """Of a model, which mostly has one version. Without shares."""
+    if len(versions) == 1 and "cache" not in versions[0].gauges:
+        return versions[0]
+    total = Counts()
+    for found in versions:
+        total.add(found)
+    return total
+
+
 class Ring:
     """The points of every version, ``step`` seconds apart, ``points`` of them. One thread at a time."""
 
@@ -181,8 +191,9 @@ class Ring:
     def add(self, now: float, counts: Mapping[Key, Counts]) -> dict[Key, Numbers] | None:
         """Makes a point if it is time for one, and returns its numbers. ``now`` is in seconds since 1970; when the
         clock is set back the points begin anew."""
-        self._note_peaks(counts)
         tick = int(now / self.step)
+        if tick == self.tick or self._peaks:
+            self._note_peaks(counts)
         if tick == self.tick:
             return None
         elapsed = now - self._time
@@ -263,7 +274,8 @@ class Series:
     """``start`` -> reads from any thread -> ``close``. A thread of its own reads the counters."""
 
     def __init__(self, read: Callable[[], Mapping[Key, Counts]], wall: Callable[[], float] = time.time) -> None:
-        """``read`` is called on that thread, every two seconds."""
+        """``read`` is called on that thread, every two seconds. It has under ``TOTAL`` what is to be added to the sum
+        of the others."""
         self._read = read
         self._wall = wall
         self._lock = threading.Lock()  # guards the rings
@@ -289,13 +301,14 @@ class Series:
     def sample(self) -> None:
         """Reads the counters once. Called by the thread, and by tests in its place."""
         now, counts = self._wall(), dict(self._read())
-        models: dict[str, Counts] = {}
         total = Counts()
+        total.add(counts.pop(TOTAL, Counts()))
+        models: dict[str, list[Counts]] = {}
         for (model, _), found in counts.items():
-            models.setdefault(model, Counts()).add(found)
+            models.setdefault(model, []).append(found)
             total.add(found)
         kept = self.kept = self._choose(now, counts)
-        by_model = {(model, "*"): found for model, found in models.items()}
+        by_model = {(model, "*"): _sum(versions) for model, versions in models.items()}
         with self._lock:
             for ring in (self._fine, self._coarse):
                 ring.keep([TOTAL, *kept])

@@ -136,6 +136,16 @@ def test_version_that_is_gone_keeps_its_points_for_four_hours() -> None:
     assert M1 not in counting.series.kept
 
 
+def test_what_belongs_to_no_version_that_was_asked_is_in_the_sum_alone() -> None:
+    counting = Counting()
+    counting.counts[TOTAL], counting.counts[M1] = asked(0, memory=5.0), asked(10, memory=2.0, cache=0.5)
+    counting.tick()
+    latest = counting.series.latest
+    assert latest.total == {"requests": 5.0, "errors": 0.0, "memory": 7.0}
+    assert latest.models == {"m": {"requests": 5.0, "errors": 0.0, "memory": 2.0}}
+    assert set(latest.versions) == {M1}
+
+
 def test_quantiles_are_spread_evenly_within_a_bucket() -> None:
     cell = [0.0] * (len(LATENCY_BUCKETS) + 2)
     cell[1] = 10  # between 0.5 and 1 ms
