@@ -13,7 +13,7 @@ from typing import Any
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
-from tfs_lite.protocols.json.values import shorten, type_name
+from tfs_lite.protocols.json.values import present, shorten, type_name
 from tfs_lite.protocols.v2.binary import LENGTH_HEADER, BinaryData
 from tfs_lite.protocols.v2.json_values import (
     Members,
@@ -132,7 +132,7 @@ def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, b
 
 
 def _shaped(value: Any, datatype: str, shape: tuple[int, ...], name: str) -> Array:
-    dtype = dtype_of(datatype)
+    dtype = dtype_of(datatype, shorten(name))
     what = f"input '{shorten(name)}'"
     count = element_count(shape, to_numpy(dtype).itemsize, shorten(name))
     if not isinstance(value, list) and not hasattr(value, "tolist"):
@@ -162,8 +162,9 @@ def _memory(parameters: Members, what: str) -> SharedMemorySlice | None:
 
 
 def _object(value: Any, what: str) -> Members:
+    """The members of an object, without those that are null."""
     if isinstance(value, dict):
-        return value
+        return present(value)
     raise invalid_argument(f"Unable to parse {what}: expected an object, got {type_name(value)}")
 
 
