@@ -110,10 +110,6 @@ class V2Control:
             raise
         return self._core.can_be_asked(servable_id)
 
-    def is_known(self, name: str) -> bool:
-        """Whether the server has ever heard of a version of the model."""
-        return bool(self._known_versions(name))
-
     def model_metadata(self, name: str, version: int | None) -> Message:
         """A ModelMetadataResponse. Its versions: those that are ready, ascending; or just the one asked for. -1 stands
         for a dimension of any size; the batch is the first one of a model that batches."""

@@ -6,6 +6,7 @@ The handlers only translate; the :class:`V2Control` does the work.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tfs_lite.core.history import Cause, Origin, acting
@@ -60,22 +61,29 @@ class V2HttpRoutes:
         return json_reply({"name": name, **_health("ready", ready, f"model '{shorten(name)}' is not ready")})
 
     async def model_metadata(self, request: Request, target: Target) -> Response:
-        tree = message_json(self._control.model_metadata(target.name, target.version))
+        return json_reply(self._metadata(target.name, target.version))
+
+    def _metadata(self, name: str, version: int | None) -> dict[str, Any]:
+        tree = message_json(self._control.model_metadata(name, version))
         del tree["properties"]  # only gRPC has them
-        return json_reply(tree)
+        return tree
 
     async def model_config(self, request: Request, target: Target) -> Response:
         return json_reply(message_json(self._control.model_config(target.name, target.version)))
 
     async def statistics(self, request: Request, target: Target) -> Response:
-        found = self._control.statistics(target.model, target.version)
-        return json_reply(message_json(found, order=int))  # responses are numbered
+        return json_reply(self._statistics(target.model, target.version))
+
+    def _statistics(self, name: str | None, version: int | None) -> dict[str, Any]:
+        return message_json(self._control.statistics(name, version), order=int)  # responses are numbered
 
     async def all_statistics(self, request: Request, target: Target) -> Response:
-        """Of every model; the metadata of the model ``stats`` where there is one, because the path names it too."""
-        if self._control.is_known(STATS):
-            return await self.model_metadata(request, Target(STATS))
-        return await self.statistics(request, target)
+        """Of every model. The path also names a model called ``stats``: where there is one, its metadata is beside
+        them."""
+        metadata: dict[str, Any] = {}
+        with suppress(ServingError):
+            metadata = self._metadata(STATS, None)
+        return json_reply({**metadata, **self._statistics(None, None)})
 
     async def index(self, request: Request, target: Target) -> Response:
         ready = await self._bodies.read(request, _read_ready)

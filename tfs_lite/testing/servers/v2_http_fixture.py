@@ -56,9 +56,6 @@ class FixtureControl(V2Control):
     def server_live(self) -> bool:
         return self.live
 
-    def is_known(self, name: str) -> bool:
-        return self._models.is_known(name)
-
     @property
     def ready_headers(self) -> dict[str, str]:
         return {"x-models-answering": "1/1"}

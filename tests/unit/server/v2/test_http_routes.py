@@ -185,10 +185,12 @@ def test_a_log_setting_that_is_null_stays_as_it_is(served: V2HttpFixture) -> Non
     assert served.post("/v2/logging", dict.fromkeys(before)).json() == before
 
 
-def test_a_model_called_stats_is_served_and_statistics_of_all_are_there_without_it(served: V2HttpFixture) -> None:
-    assert "model_stats" in served.client.get("/v2/models/stats").json()
+def test_a_model_called_stats_has_its_metadata_beside_the_statistics_of_all(served: V2HttpFixture) -> None:
+    assert served.client.get("/v2/models/stats").json().keys() == {"model_stats"}
     served.models.add_simple("stats")
-    assert served.client.get("/v2/models/stats").json()["name"] == "stats"
+    both = served.client.get("/v2/models/stats").json()
+    assert (both["name"], len(both["inputs"])) == ("stats", 2)
+    assert {one["name"] for one in both["model_stats"]} >= {"simple", "stats"}
     assert served.client.get("/v2/models/stats/ready").status_code == 200
     (own,) = served.client.get("/v2/models/stats/stats").json()["model_stats"]
     assert own["name"] == "stats"
