@@ -102,7 +102,7 @@ def _require(members: Members, key: str, of: str, fits: bool, expected: str) -> 
     if fits:
         return members[key]
     where = f" of {shorten(of)}" if of else ""
-    got = type_name(members[key]) if key in members else "nothing"
+    got = "nothing" if members.get(key) is None else type_name(members[key])
     raise invalid_argument(f"Unable to parse '{key}'{where}: expected {expected}, got {got}")
 
 

@@ -194,7 +194,8 @@ def test_wrong_body_is_refused_with_the_words_that_clients_know(body: Any, words
 def test_null_is_absent_wherever_a_member_may_be_missing() -> None:
     """As MLServer's own types and KServe's print a request that says nothing else."""
     nothing: dict[str, Any] = {"parameters": None, "id": None, "outputs": None}
-    assert read({**nothing, "inputs": [{**tensor(), "parameters": None}]}) == read({"inputs": [tensor()]})
+    plain = repr(read({"inputs": [tensor()]}))
+    assert repr(read({**nothing, "inputs": [{**tensor(), "parameters": None}]})) == plain
     parameters = {"content_type": None, "sequence_id": None, "priority": None, "binary_data_output": None}
     memory = {"shared_memory_region": None, "shared_memory_byte_size": None, "binary_data_size": None}
     sent = read(
@@ -204,7 +205,7 @@ def test_null_is_absent_wherever_a_member_may_be_missing() -> None:
             "outputs": [{"name": "y", "parameters": {"classification": None, "binary_data": None, **memory}}],
         }
     )
-    assert sent == read({"inputs": [tensor()], "outputs": [{"name": "y"}]})
+    assert repr(sent) == repr(read({"inputs": [tensor()], "outputs": [{"name": "y"}]}))
     blob = {**tensor(data=None), "data": None, "parameters": {"binary_data_size": 12}}
     text = orjson.dumps({"inputs": [blob]})
     assert decode(read(text + bytes(12), len(text)).inputs[0]).tolist() == [0, 0, 0]
