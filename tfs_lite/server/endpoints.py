@@ -291,7 +291,7 @@ class Endpoints:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
         openai = OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)
-        core.registry.register(openai.ignored)
+        core.registry.register(openai.ignored.collector)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),

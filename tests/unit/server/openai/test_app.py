@@ -54,7 +54,7 @@ def test_ignored_names_are_counted_by_their_object_and_each_is_logged_once(
     served: OpenAiServed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    served.registry.register(served.app.ignored)
+    served.registry.register(served.app.ignored.collector)
     sent = {"model": "m", "messages": [{**HELLO[0], "id": "1"}], "stream": True, "stream_options": {"odd": 1}}
     for _ in range(2):
         assert served.post(CHAT, sent).status_code == 200
