@@ -502,11 +502,6 @@ OPENAI_FIELDS: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "bias_too_strong": (said(logit_bias={"1": 1000}), "logit_bias is 1000.0", "logit_bias"),
     "echo_is_a_number": (said(echo=1), "echo: expected a valid boolean", "echo"),
     "stream_is_a_text": (said(stream="yes"), "stream: expected a valid boolean", "stream"),
-    "unknown_stream_option": (
-        said(stream=True, stream_options={"include_usge": True}),
-        'stream_options.include_usge; did you mean "include_usage"',
-        "stream_options.include_usge",
-    ),
     "priority_beyond_32_bits": (said(priority=2**40), "priority is ", "priority"),
     "timeout_is_negative": (said(timeout=-1), "timeout: expected greater than 0", "timeout"),
     "misspelt_field": (said(temprature=1), 'temprature; did you mean "temperature"?', "temprature"),

@@ -12,7 +12,7 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _BEGIN_CERTIFICATE = re.compile(rb"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----")
 _BEGIN_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
@@ -21,6 +21,10 @@ _ENCRYPTED = b"ENCRYPTED"
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 _ANY_STRENGTH = "ALL:@SECLEVEL=0"
 """Weak keys are the operator's choice; only unusable ones are refused."""
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python has no name for."""
+_FLIGHTS = 3
+"""Turns of client and server in a handshake."""
 
 
 def certificate_problem(pem: bytes) -> str | None:
@@ -56,6 +60,31 @@ def key_problem(key: bytes, certificates: bytes) -> str | None:
     except OSError:
         return None  # a system without /dev/fd: the first connection tells
     return None
+
+
+def validity(key: bytes, certificates: bytes) -> tuple[float, float] | None:
+    """From when until when the first certificate, which belongs to the key, is valid, in seconds since 1970. None where
+    TLS does not tell.
+
+    A client and a server shake hands in memory, because Python's TLS shows a certificate only to its peer.
+    """
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        for context in (client, server):
+            context.set_ciphers(_ANY_STRENGTH)
+        load_pair(server, key, certificates)
+        client.load_verify_locations(cadata=certificates.decode("ascii", "replace"))
+        ends = (client.wrap_bio(received, sent), server.wrap_bio(sent, received, server_side=True))
+        for end in ends * _FLIGHTS:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+        shown = ends[0].getpeercert() or {}
+        return ssl.cert_time_to_seconds(str(shown["notBefore"])), ssl.cert_time_to_seconds(str(shown["notAfter"]))
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def load_pair(context: ssl.SSLContext, key: bytes, certificates: bytes) -> None:

@@ -290,6 +290,8 @@ class Endpoints:
     def _make_http_app(self) -> Router:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
+        openai = OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)
+        core.registry.register(openai.ignored.collector)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
             *([self._dashboard] if self._dashboard is not None else []),
@@ -297,7 +299,7 @@ class Endpoints:
             AdminApi(self.admin, self._questions, self._forecasts, http.bodies, self._manages),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
-            OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
+            OpenAiApi(openai),
         )
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support

@@ -71,9 +71,16 @@ def body_members(tree: object) -> dict[str, Any]:
     return tree
 
 
+def present(members: dict[str, Any]) -> dict[str, Any]:
+    """The members whose value is not null: serialisers print null for a member that is absent."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
 def read_signature_name(members: dict[str, Any]) -> str:
     """The body's ``signature_name``, empty if it has none. INVALID_ARGUMENT if it is no string."""
-    name = members.get("signature_name", "")
+    name = members.get("signature_name")
+    if name is None:
+        return ""
     if not isinstance(name, str):
         raise invalid_argument(f"'signature_name' key must be a string value, got {type_name(name)}: {show(name)}")
     return name
@@ -107,18 +114,24 @@ def is_base64(value: object) -> bool:
 
 
 def read_base64(value: object) -> bytes:
-    """The bytes of a wrapper: standard alphabet, with correct padding or without. INVALID_ARGUMENT otherwise."""
+    """The bytes of a wrapper, see :func:`decode_base64`. INVALID_ARGUMENT for another value."""
     if not isinstance(value, dict) or not is_base64(value):
         raise invalid_argument(f"JSON Value: {show(value)} not formatted correctly for base64 data")
-    text: str = value["b64"]
-    digits = text.rstrip("=")
-    missing = -len(digits) % 4
     try:
-        if len(text) - len(digits) not in (0, missing):
-            raise binascii.Error
-        return binascii.a2b_base64(digits + "=" * missing, strict_mode=True)
+        return decode_base64(value["b64"])
     except ValueError:
         raise invalid_argument(f"Unable to base64 decode: {show(value)}") from None
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of a text in the standard alphabet, with correct padding or without. As in TensorFlow Serving, ASCII
+    white space may stand anywhere, and padding may be dots. ValueError for another text."""
+    sent = b"".join(text.encode("ascii").split())
+    digits = sent.rstrip(b"=.")
+    missing = -len(digits) % 4
+    if len(sent) - len(digits) not in (0, missing):
+        raise binascii.Error("the padding is wrong")
+    return binascii.a2b_base64(digits + b"=" * missing, strict_mode=True)
 
 
 def write_base64(data: bytes) -> dict[str, str]:

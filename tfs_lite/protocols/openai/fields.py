@@ -4,7 +4,7 @@
 
 A field of OpenAI's API is of one of three kinds: supported; neutral, which changes no answer and may hold anything; or
 refused, which would change the answer and may only be null, false or empty. Any other name is an error, which names the
-nearest known one.
+nearest known one, unless its value is null. Inside ``stream_options`` and messages other names are ignored.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ REFUSED = frozenset(
     )
 )
 """Fields of OpenAI and vLLM that would change the answer."""
+REFUSED_IN_MESSAGES = frozenset(
+    ("audio", "function_call", "partial", "prefix", "refusal", "tool_call_id", "tool_calls")
+)
+"""The same inside a message: what was said in another way than by ``content``, or is to be continued."""
+NESTED = ("messages", "stream_options")
+"""The objects of a request in which unknown names are ignored."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -66,7 +72,7 @@ Stops = Annotated[list[str], BeforeValidator(_as_list)]
 class StreamOptions(BaseModel):
     """``include_obfuscation`` only changes the bytes of a stream, and is ignored."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="allow")
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -78,6 +84,7 @@ class Common(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
     model: Annotated[str, Field(min_length=1)]
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -112,7 +119,6 @@ class Completion(Common):
 
 class Chat(Common):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -124,7 +130,7 @@ def read_fields(kind: type[M], body: bytes) -> M:
         raise invalid_argument(f"the body is {_type_of(tree)}, expected a JSON object")
     known = {*kind.model_fields, *NEUTRAL, *REFUSED}
     for name, value in tree.items():
-        if name not in known:
+        if name not in known and value is not None:
             raise FieldError(name, f"Unrecognized request argument supplied: {name:.100}{_nearest(name, known)}")
         if name in REFUSED and not _asks_nothing(name, value, tree):
             raise FieldError(name, f"{name} is not supported: it would change the answer; leave it out")
@@ -166,9 +172,6 @@ def _first_of(error: ValidationError) -> FieldError:
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if first["type"] == "missing":
         return FieldError(shown, f"you must provide {shown}")
-    if first["type"] == "extra_forbidden":
-        near = _nearest(str(path[-1]), StreamOptions.model_fields)
-        return FieldError(shown, f"Unrecognized request argument supplied: {shown:.100}{near}")
     problem = first["msg"].replace("Input should be", "expected").replace("expected expected", "expected")
     return FieldError(shown, f"{shown:.100}: {problem}, got {shorten(first['input'])}")
 

@@ -8,8 +8,9 @@ here, and name the field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from tfs_lite.core.generation import ChatPrompt, Generation, Prompt, Sampling
 from tfs_lite.protocols.openai.fields import (
     MAX_TEXTS,
+    REFUSED_IN_MESSAGES,
     Chat,
     Common,
     Completion,
@@ -32,13 +34,16 @@ MAX_PROMPT_TOKENS = 1 << 22
 """The most tokens of all prompts that are sent as tokens. No context is as long, and in memory they take many times
 their size in the body."""
 MAX_MESSAGES = 10_000
+MAX_IGNORED = 16
+"""Ignored names of a request that are reported."""
 _ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRequest:
     """``model`` as it was sent. ``n``: choices of each prompt. ``top``: how many of the best tokens are returned for
-    each position; None means no log probabilities. ``timeout`` is in seconds."""
+    each position; None means no log probabilities. ``timeout`` is in seconds. ``ignored``: unknown names inside its
+    objects, as ``messages.id``, each once and at most :data:`MAX_IGNORED`."""
 
     model: str
     texts: tuple[Generation, ...]
@@ -49,6 +54,7 @@ class OpenAiRequest:
     top: int | None = None
     token_ids: bool = False
     timeout: float | None = None
+    ignored: tuple[str, ...] = ()
 
 
 def read_completion(body: bytes) -> OpenAiRequest:
@@ -56,8 +62,8 @@ def read_completion(body: bytes) -> OpenAiRequest:
     sent = read_fields(Completion, body)
     prompts = _prompts(sent.prompt)
     echo = bool(sent.echo)
-    max_tokens = DEFAULT_MAX_TOKENS if sent.max_tokens is None else sent.max_tokens
-    rest = _rest(sent, max_tokens, sent.logprobs)
+    max_tokens = _max_tokens(sent)
+    rest = _rest(sent, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, sent.logprobs)
     rest |= {"echo": echo, "score_prompt": echo and sent.logprobs is not None}
     return _request(sent, prompts, rest, sent.logprobs, chat=False)
 
@@ -67,25 +73,29 @@ def read_chat(body: bytes) -> OpenAiRequest:
     sent = read_fields(Chat, body)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is only of use with logprobs set to true")
-    older, newer = sent.max_tokens, sent.max_completion_tokens
-    if older is not None and newer is not None and older != newer:
-        message = f"max_tokens is {older} and max_completion_tokens is {newer}; they are the same, give one of them"
-        raise FieldError("max_completion_tokens", message)
     if len(sent.messages) > MAX_MESSAGES:
         raise FieldError("messages", f"messages has {len(sent.messages)} entries, at most {MAX_MESSAGES} are allowed")
-    prompt = ChatPrompt(tuple(_message(message, index) for index, message in enumerate(sent.messages)))
+    ignored: dict[str, None] = {}
+    prompt = ChatPrompt(tuple(_message(message, index, ignored) for index, message in enumerate(sent.messages)))
     top = (sent.top_logprobs or 0) if sent.logprobs else None
-    return _request(sent, [prompt], _rest(sent, older if newer is None else newer, top), top, chat=True)
+    return _request(sent, [prompt], _rest(sent, _max_tokens(sent), top), top, chat=True, ignored=ignored)
 
 
 def _request(
-    sent: Common, prompts: Sequence[Prompt], rest: Mapping[str, Any], top: int | None, chat: bool
+    sent: Common,
+    prompts: Sequence[Prompt],
+    rest: Mapping[str, Any],
+    top: int | None,
+    chat: bool,
+    ignored: Iterable[str] = (),
 ) -> OpenAiRequest:
     n = sent.n or 1
     if len(prompts) * n > MAX_TEXTS:
         what = f"{len(prompts)} prompts with {n} choices each are {len(prompts) * n} texts"
         raise FieldError("n" if n > 1 else "prompt", f"{what}, at most {MAX_TEXTS} are allowed")
     options = sent.stream_options
+    if options is not None and options.model_extra:
+        ignored = (*ignored, *(f"stream_options.{name:.50}" for name in options.model_extra))
     return OpenAiRequest(
         sent.model,
         tuple(Generation(prompt, seed_shift=choice, **rest) for prompt in prompts for choice in range(n)),
@@ -96,7 +106,16 @@ def _request(
         top,
         bool(sent.return_token_ids),
         sent.timeout,
+        tuple(islice(ignored, MAX_IGNORED)),
     )
+
+
+def _max_tokens(sent: Common) -> int | None:
+    older, newer = sent.max_tokens, sent.max_completion_tokens
+    if older is not None and newer is not None and older != newer:
+        message = f"max_tokens is {older} and max_completion_tokens is {newer}; they are the same, give one of them"
+        raise FieldError("max_completion_tokens", message)
+    return older if newer is None else newer
 
 
 def _rest(sent: Common, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
@@ -181,24 +200,28 @@ def _no_prompt(message: str) -> FieldError:
     return FieldError("prompt", f"prompt: {message}")
 
 
-def _message(sent: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The message with its content as one text, without empty fields."""
+def _message(sent: Mapping[str, Any], index: int, ignored: dict[str, None]) -> dict[str, Any]:
+    """The message with its content as one text, without empty fields. Adds the names that are not known to
+    ``ignored``."""
     where = f"messages[{index}]"
     role = sent.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise FieldError(f"{where}.role", f"{where}.role is {shorten(role)}, expected one of {', '.join(_ROLES)}")
-    found = {"role": "system" if role == "developer" else role, "content": _content(sent, role, f"{where}.content")}
+    content = _content(sent, role, f"{where}.content", ignored)
+    found = {"role": "system" if role == "developer" else role, "content": content}
     for name, value in sent.items():
-        if name in found or name == "annotations":
+        if name in found or name == "annotations" or is_nothing(value):
             continue
+        if name in REFUSED_IN_MESSAGES:
+            raise FieldError(f"{where}.{name}", f"{where}.{name} is not supported")
         if name == "name" and isinstance(value, str):
             found[name] = value
-        elif not is_nothing(value):
-            raise FieldError(f"{where}.{name:.50}", f"{where}.{name:.50} is not supported")
+        else:
+            ignored[f"messages.{name:.50}"] = None
     return found
 
 
-def _content(sent: Mapping[str, Any], role: str, where: str) -> str:
+def _content(sent: Mapping[str, Any], role: str, where: str, ignored: dict[str, None]) -> str:
     content = sent.get("content")
     if isinstance(content, str):
         return content
@@ -206,10 +229,10 @@ def _content(sent: Mapping[str, Any], role: str, where: str) -> str:
         return ""
     if not isinstance(content, list) or not content:
         raise FieldError(where, f"{where}: expected a string or an array of text parts that is not empty")
-    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return "\n".join(_part(part, f"{where}[{index}]", ignored) for index, part in enumerate(content))
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str, ignored: dict[str, None]) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         kind = repr(part.get("type"))[:50] if isinstance(part, dict) else "none"
         raise FieldError(
@@ -218,4 +241,7 @@ def _part(part: Any, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise FieldError(f"{where}.text", f"{where}.text: expected a string")
+    for name, value in part.items():
+        if name not in ("type", "text") and not is_nothing(value):
+            ignored[f"messages.content.{name:.50}"] = None
     return text

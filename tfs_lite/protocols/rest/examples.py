@@ -18,6 +18,7 @@ from tfs_lite.protocols.json.text import Json
 from tfs_lite.protocols.json.values import (
     body_members,
     is_base64,
+    present,
     read_base64,
     read_signature_name,
     shorten,
@@ -46,7 +47,7 @@ def read_examples_body(tree: Json) -> ExamplesBody:
 
     INVALID_ARGUMENT for whatever is malformed, with the feature and the example that it is in.
     """
-    members = body_members(tree)
+    members = present(body_members(tree))
     name = read_signature_name(members)
     message = Input()
     target = message.example_list

@@ -54,14 +54,14 @@ def read_predict_body(tree: Json) -> PredictBody:
     makes the other checks."""
     members = body_members(tree)
     name = read_signature_name(members)
-    rows, columns = "instances" in members, "inputs" in members
-    if rows and columns:
+    rows, columns = members.get("instances"), members.get("inputs")
+    if rows is not None and columns is not None:
         problem = "Not formatted correctly expecting only one of 'instances' or 'inputs' keys"
-    elif not rows and not columns:
+    elif rows is None and columns is None:
         problem = "Missing 'inputs' or 'instances' key"
     else:
-        return PredictBody(name, rows, members["instances" if rows else "inputs"])
-    return PredictBody(name, rows, None, problem)
+        return PredictBody(name, rows is not None, columns if rows is None else rows)
+    return PredictBody(name, rows is not None, None, problem)
 
 
 def find_rest_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
@@ -75,7 +75,7 @@ def find_rest_signature(signatures: Mapping[str, Signature], key: str) -> Signat
 
 
 def tensors_of(body: PredictBody, signature: Signature) -> dict[str, Array]:
-    """The arrays of the inputs, by name; inputs that have a default, or are optional, may be missing.
+    """The arrays of the inputs, by name; inputs that have a default, or are optional, may be missing or null.
 
     Their dtypes are the declared ones, their shapes those of the body. Where a signature declares no dtype: float if a
     number has a fraction or an exponent, int64 for other numbers, bool, string. Arrays may be read-only and may share
@@ -114,9 +114,12 @@ def _columns(value: Json, signature: Signature) -> dict[str, Array]:
         raise invalid_argument(f"inputs has names that the signature has not: {', '.join(sorted(unknown)):.500}")
     arrays = {}
     for spec in signature.inputs:
+        value = named.get(spec.name)
+        if value is None and spec.name in signature.dispensable:
+            continue
         if spec.name in named:
-            arrays[spec.name] = _column(named[spec.name], spec)
-        elif spec.name not in signature.dispensable:
+            arrays[spec.name] = _column(value, spec)
+        else:
             raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object")
     return arrays
 

@@ -22,8 +22,8 @@ from tfs_lite.protocols.json.values import is_base64, shorten, show, type_name
 def read_rows(value: object, signature: Signature) -> dict[str, Array]:
     """The arrays of the inputs, by name, whose first dimension is the number of elements of ``value``.
 
-    Objects may leave out an input that has a default, or is optional, if they all do. INVALID_ARGUMENT for whatever is
-    malformed, also where an element alone would have another code.
+    Objects may leave out an input that has a default, or is optional, if they all do; a null leaves it out.
+    INVALID_ARGUMENT for whatever is malformed, also where an element alone would have another code.
     """
     if not isinstance(value, list | np.ndarray):
         raise invalid_argument(f"'instances' is expected to be an list/array, got {type_name(value)}: {show(value)}")
@@ -67,6 +67,9 @@ def _check_values(checker: RowChecker, rows: list[Any], start: int) -> None:
 
 
 def _object_rows(rows: list[Any], signature: Signature) -> dict[str, Array]:
+    if signature.defaults or signature.optional:
+        dispensable = signature.dispensable
+        rows = [_without_nulls(row, dispensable) for row in rows]
     names = [spec.name for spec in signature.inputs if spec.name in rows[0] or spec.name not in signature.dispensable]
     if not names and all(type(row) is dict and not row for row in rows):
         return _repeated_defaults(signature, len(rows))
@@ -143,6 +146,12 @@ def _repeated_defaults(signature: Signature, rows: int) -> dict[str, Array]:
             )
         arrays[spec.name] = np.repeat(default[np.newaxis], rows, axis=0)
     return arrays
+
+
+def _without_nulls(row: Any, dispensable: Set[str]) -> Any:
+    if not isinstance(row, dict):
+        return row
+    return {name: value for name, value in row.items() if value is not None or name not in dispensable}
 
 
 def _values(rows: Iterable[Any], name: str) -> list[Any]:

@@ -138,7 +138,7 @@ def _check_batch(inputs: Sequence[SentTensor], name: str, max_batch_size: int) -
 
 
 def _checked(tensor: SentTensor, spec: TensorSpec, name: str, read: Read | None) -> Array:
-    dtype = dtype_of(tensor.datatype)
+    dtype = dtype_of(tensor.datatype, tensor.name, name)
     if spec.dtype not in (DataType.INVALID, dtype):
         raise invalid_argument(
             f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "

@@ -194,7 +194,7 @@ def _input(tensor: Message, sent: SentMessage, raw: Any) -> SentTensor:
 
 
 def _typed_values(contents: Message, datatype: str, name: str) -> Array:
-    dtype = dtype_of(datatype)
+    dtype = dtype_of(datatype, name)
     expected = _TYPED.get(dtype)
     for found in _TYPED_FIELDS:
         if found != expected and len(getattr(contents, found)):

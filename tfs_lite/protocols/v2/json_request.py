@@ -20,7 +20,7 @@ from tfs_lite.protocols.v2.json_values import (
     read_data,
     read_flag,
     read_list,
-    read_object,
+    read_members,
     read_parameters,
     read_shape,
     read_size,
@@ -59,13 +59,13 @@ _REGION, _REGION_SIZE, _REGION_OFFSET = "shared_memory_region", "shared_memory_b
 def read_infer(model: str, version: int | None, body: bytes, length: int | None) -> InferRequest:
     """The request. ``length`` is that of the JSON part; None means the whole body. Arrays may share memory with
     ``body``. Takes long for large bodies; any thread."""
-    members = read_object(body if length is None else body[:length])
+    members = read_members(body if length is None else body[:length])
     blobs = None if length is None else BinaryData(memoryview(body)[length:])
-    request = InferRequest(model, version, read_text(members, "id") if "id" in members else "")
+    request = InferRequest(model, version, "" if members.get("id") is None else read_text(members, "id"))
     add_parameters(request, read_parameters(members))
     for position, item in enumerate(_entries(members, "inputs")):
         request.inputs.append(_input(_object(item, f"input {position}"), blobs))
-    if "outputs" in members:
+    if members.get("outputs") is not None:
         request.outputs = [
             _output(_object(item, f"output {position}")) for position, item in enumerate(_entries(members, "outputs"))
         ]
@@ -106,7 +106,8 @@ def _input(members: Members, blobs: BinaryData | None) -> SentTensor:
     parameters = read_parameters(members, what)
     memory = _memory(parameters, what)
     sized = "binary_data_size" in parameters
-    if ("data" in members) + sized + (memory is not None) != 1:
+    data = members.get("data")
+    if (data is not None) + sized + (memory is not None) != 1:
         raise invalid_argument(
             f"must specify exactly one of 'data', 'binary_data_size' and '{_REGION}' for {what} in request"
         )
@@ -114,7 +115,7 @@ def _input(members: Members, blobs: BinaryData | None) -> SentTensor:
         return SentTensor(name, datatype, shape, memory=memory)
     if sized:
         return _binary_input(name, datatype, shape, read_size(parameters, "binary_data_size", what), blobs)
-    return SentTensor(name, datatype, shape, _shaped(members["data"], datatype, shape, name))
+    return SentTensor(name, datatype, shape, _shaped(data, datatype, shape, name))
 
 
 def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, blobs: BinaryData | None) -> SentTensor:
@@ -132,7 +133,7 @@ def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, b
 
 
 def _shaped(value: Any, datatype: str, shape: tuple[int, ...], name: str) -> Array:
-    dtype = dtype_of(datatype)
+    dtype = dtype_of(datatype, shorten(name))
     what = f"input '{shorten(name)}'"
     count = element_count(shape, to_numpy(dtype).itemsize, shorten(name))
     if not isinstance(value, list) and not hasattr(value, "tolist"):

@@ -1,5 +1,6 @@
 """Values of a V2 body in JSON: members of a type, and the ``data`` of tensors, with Triton's messages.
 
+A member that is null is absent. In ``data`` a null is an element, and wrong.
 Every error is INVALID_ARGUMENT and quotes no more of the body than a name. ``data`` becomes a flat array in the order
 of the text, however its lists are nested: regular lists by numpy (``json.arrays``), others flattened without recursion.
 The error for an element that does not fit names the first one.
@@ -19,7 +20,7 @@ from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.json.arrays import first_unfit, read_dense
 from tfs_lite.protocols.json.tree import MAX_DEPTH
-from tfs_lite.protocols.json.values import INTEGERS, read_element, shorten, show, type_name
+from tfs_lite.protocols.json.values import INTEGERS, present, read_element, shorten, show, type_name
 from tfs_lite.protocols.v2.tensors import name_of
 
 Members: TypeAlias = dict[str, Any]
@@ -30,7 +31,12 @@ TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 
 
 def read_object(text: bytes, what: str = "request") -> Members:
-    """The members of a body that is an object."""
+    """The members of a body that is an object, without those that are null."""
+    return present(read_members(text, what))
+
+
+def read_members(text: bytes, what: str = "request") -> Members:
+    """All members of a body that is an object."""
     try:
         tree = json_text.loads(text)
     except ServingError as error:
@@ -54,12 +60,14 @@ def read_list(members: Members, key: str, of: str = "") -> list[Any]:
 
 
 def read_parameters(members: Members, of: str = "") -> Members:
-    """The member ``parameters``; empty if it is missing."""
-    value = members.get("parameters", {})
+    """The member ``parameters``, without its nulls; empty if it is missing."""
+    value = members.get("parameters")
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         where = f" of {of}" if of else ""
         raise invalid_argument(f"Expected JSON object for keyword: 'parameters'{where}, got {type_name(value)}")
-    return value
+    return present(value)
 
 
 def read_size(members: Members, key: str, of: str = "", default: int | None = None) -> int:
@@ -94,7 +102,7 @@ def _require(members: Members, key: str, of: str, fits: bool, expected: str) -> 
     if fits:
         return members[key]
     where = f" of {shorten(of)}" if of else ""
-    got = type_name(members[key]) if key in members else "nothing"
+    got = "nothing" if members.get(key) is None else type_name(members[key])
     raise invalid_argument(f"Unable to parse '{key}'{where}: expected {expected}, got {got}")
 
 

@@ -38,12 +38,15 @@ class RawTensor(SentTensor):
     data: Buffer | Array = b""
 
 
-def dtype_of(datatype: str) -> DataType:
-    """The element type of V2's name, such as ``FP32``. INVALID_ARGUMENT for an unknown name."""
+def dtype_of(datatype: str, name: str = "", model: str = "") -> DataType:
+    """The element type of V2's name, such as ``FP32``. INVALID_ARGUMENT for an unknown name; its message names the
+    input and the model where they are given."""
     try:
         return _DTYPES[datatype]
     except KeyError:
-        raise invalid_argument(f"invalid datatype '{datatype:.64}'; V2 has {', '.join(sorted(_DTYPES))}") from None
+        of = f" for input {_of(name, model)}" if name else ""
+        known = ", ".join(sorted(_DTYPES))
+        raise invalid_argument(f"invalid datatype '{datatype:.64}'{of}; V2 has {known}") from None
 
 
 def name_of(dtype: DataType) -> str:
@@ -62,7 +65,7 @@ def datatype_of(array: Array, name: str = "") -> str:
 def decode_raw(datatype: str, shape: tuple[int, ...], data: Buffer, name: str = "", model: str = "") -> Array:
     """The array of these bytes. It may be read-only, and shares their memory if that is aligned. Texts become an object
     array of ``bytes``. ``name`` and ``model`` are for messages. INVALID_ARGUMENT."""
-    dtype = dtype_of(datatype)
+    dtype = dtype_of(datatype, name, model)
     count = element_count(shape, to_numpy(dtype).itemsize, name)
     if dtype is DataType.STRING:
         return _texts(data, count, name, model).reshape(shape)
@@ -77,7 +80,7 @@ def decode_raw(datatype: str, shape: tuple[int, ...], data: Buffer, name: str = 
 
 def shape_values(datatype: str, shape: tuple[int, ...], values: Array, name: str = "", model: str = "") -> Array:
     """The same for typed values: a flat array, whose size has to fit. INVALID_ARGUMENT."""
-    dtype = dtype_of(datatype)
+    dtype = dtype_of(datatype, name, model)
     item_size = to_numpy(dtype).itemsize
     count = element_count(shape, item_size, name)
     if values.size == count:
@@ -121,7 +124,7 @@ def decode_ahead(tensors: Iterable[SentTensor]) -> None:
 
 def check_byte_size(tensor: SentTensor, size: int, model: str = "") -> None:
     """INVALID_ARGUMENT unless the shape of an input needs ``size`` bytes. Texts may have any size."""
-    dtype = dtype_of(tensor.datatype)
+    dtype = dtype_of(tensor.datatype, tensor.name, model)
     item_size = to_numpy(dtype).itemsize
     count = element_count(tensor.shape, item_size, tensor.name)
     if dtype is not DataType.STRING and size != count * item_size:

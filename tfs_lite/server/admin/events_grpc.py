@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import orjson
 
-from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols.json import text as json_text
-from tfs_lite.protocols.messages import AdminRequest, AdminResponse
-from tfs_lite.protocols.tensorflow.serving import parse
+from tfs_lite.protocols.messages import AdminResponse
 from tfs_lite.server.admin.events import FIELDS, EventFeed, Reader, WantedEvents, wanted_events
+from tfs_lite.server.admin.grpc_service import read_question
 from tfs_lite.transport.table import CallContext, Method, Scope, server_stream
 
 PATH = "/tfs_lite.AdminService/Events"
@@ -43,11 +41,4 @@ def _filtered(data: bytes) -> tuple[str, ...]:
 
 
 def _read(data: bytes) -> WantedEvents:
-    text: bytes = parse(AdminRequest, data).json
-    asked = json_text.loads(text) if text else {}
-    if not isinstance(asked, dict):
-        raise invalid_argument("json: expected an object")
-    for name in asked:
-        if name not in ASKED:
-            raise invalid_argument(f"json: field {name[:50]!r} is not known; there are: {', '.join(ASKED)}")
-    return wanted_events(asked)
+    return wanted_events(read_question(data, ASKED))

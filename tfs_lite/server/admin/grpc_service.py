@@ -10,6 +10,7 @@ import orjson
 from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.json import text as json_text
+from tfs_lite.protocols.json.values import present
 from tfs_lite.protocols.messages import AdminRequest, AdminResponse
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.server.admin.control import AdminControl
@@ -85,11 +86,13 @@ def _encode(value: Any) -> bytes:
 
 
 def read_question(data: bytes, known: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON object of a request, empty if it has none. INVALID_ARGUMENT for other JSON and for unknown fields."""
+    """The JSON object of a request without its nulls, empty if it has none. INVALID_ARGUMENT for other JSON and for
+    unknown fields."""
     text: bytes = parse(AdminRequest, data).json
     asked = json_text.loads(text) if text else {}
     if not isinstance(asked, dict):
         raise invalid_argument("json: expected an object")
+    asked = present(asked)
     for name in asked:
         if name not in known:
             raise invalid_argument(f"json: field {name[:50]!r} is not known; there are: {', '.join(known)}")

@@ -14,6 +14,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.json import text as json_text
+from tfs_lite.protocols.json.values import present
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.what_if.forecast import WhatIf
@@ -24,11 +25,18 @@ MOST_MODELS = 10_000
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """A JSON object. INVALID_ARGUMENT for anything else."""
+    """A JSON object, without the members that are null, at any depth. INVALID_ARGUMENT for anything else."""
     asked = json_text.loads(body) if body else None
     if not isinstance(asked, dict):
         raise invalid_argument('expected a JSON object with "model_config_list" or "publish"')
-    return asked
+    found: dict[str, Any] = _without_nulls(asked)
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in present(value).items()}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def what_if(core: ServerCore, asked: Mapping[str, Any]) -> WhatIf:

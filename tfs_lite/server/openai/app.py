@@ -38,6 +38,7 @@ from tfs_lite.server.inference.pending import PendingRequest
 from tfs_lite.server.inference.predictor import CallOptions, Lookup, Predictor
 from tfs_lite.server.openai.embeddings import EMBEDDINGS, answer, plan
 from tfs_lite.server.openai.errors import retry_after
+from tfs_lite.server.openai.ignored_names import IgnoredNames
 from tfs_lite.server.openai.models import Listing, OpenAiModels
 from tfs_lite.server.openai.stream import Choices, choice_events
 
@@ -130,6 +131,7 @@ class OpenAiApp:
         self._metrics = metrics
         self._http = http
         self._settings = settings or OpenAiSettings()
+        self.ignored = IgnoredNames()
         self._now = now
 
     async def completions(self, request: Request, model: str) -> Response | Stream:
@@ -172,6 +174,7 @@ class OpenAiApp:
             seconds = _smaller(_header_timeout(request), self._settings.timeout)
             http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
             sent = await self._http.bodies.read(request, endpoint.read)
+            self.ignored.note(sent.ignored, endpoint.method)
             ref = self._models.ref(sent.model, request.grant)
             if sent.timeout is not None:
                 http_call.limit(request.arrived + sent.timeout)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from tfs_lite.config.server_files import SSLConfig, read_ssl_config
 from tfs_lite.config.text import QUIET_SECONDS, FileState, QuietFile
-from tfs_lite.core.pem import load_pair
+from tfs_lite.core.history import iso_time
+from tfs_lite.core.pem import load_pair, validity
 from tfs_lite.core.status import ServingError, failed_precondition
 
 logger = logging.getLogger(__name__)
@@ -59,12 +60,14 @@ class TlsFile:
         self._checking = threading.Lock()
         """Guards _seen and the reading of the file. No thread waits for it."""
         self._quiet = QuietFile(time.monotonic, wall)
+        self._wall = wall
         self._seen = self._file_state()
         self.content = TlsContent(0, read_ssl_config(path, self._directory))
         """Replaced as a whole, never changed."""
         self._cached: dict[str, _CachedContext] = {}  # by protocol
         self._follows = self._seen is not None and stat.S_ISREG(self._seen.mode)
         """False for a pipe, which can be read only once."""
+        self._warn_of_dates(self.content.config)
         if self.content.config.custom_ca and not self.content.config.client_verify:
             logger.warning("%s: custom_ca has no effect without client_verify (%s)", path, FLAG)
 
@@ -115,6 +118,16 @@ class TlsFile:
         if config != old.config:
             self.content = TlsContent(old.revision + 1, config)
             logger.info("%s: new connections get the new certificate (%s)", self._path, FLAG)
+            if config.server_cert != old.config.server_cert:
+                self._warn_of_dates(config)
+
+    def _warn_of_dates(self, config: SSLConfig) -> None:
+        found = validity(config.server_key.get_secret_value().encode(), config.server_cert.encode())
+        if found is None or found[0] <= self._wall() < found[1]:
+            return
+        begins, ends = map(iso_time, found)
+        when = f"has expired: it was valid until {ends}" if found[1] <= self._wall() else f"is valid only from {begins}"
+        logger.warning("%s: the certificate %s; clients that check it refuse to connect (%s)", self._path, when, FLAG)
 
     def _read(self, state: FileState | None, old: SSLConfig) -> SSLConfig:
         if state is not None and not stat.S_ISREG(state.mode):

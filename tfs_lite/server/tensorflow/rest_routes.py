@@ -22,6 +22,8 @@ from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.transport.table import Scope
 
 _ROOT = "/v1/"
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""Where clients of OpenAI's API ask whose base URL ends in ``/v1``."""
 _BOTH = (JSON.media_type, MSGPACK.media_type)
 _LOOKUP_ERRORS = ("400", "404")
 _ERRORS = (*_LOOKUP_ERRORS, "408", "413", "415", "422", "429", "500", "501", "503", "504")
@@ -104,7 +106,8 @@ class RestApi(Api[ModelRef]):
         return target.name
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        return self._counted(invalid_argument(f"Malformed request: {method} {path}"))
+        hint = f"; OpenAI's API is at /openai{path:.200}" if path in _OPENAI_PATHS else ""
+        return self._counted(invalid_argument(f"Malformed request: {method} {path}{hint}"))
 
     def error(self, request: Request, error: ServingError) -> Response:
         return error_reply(error, body_formats(request.headers)[1] if request.head.path.endswith(":predict") else JSON)

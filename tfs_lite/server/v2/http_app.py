@@ -33,7 +33,7 @@ def _routes() -> Iterator[Route[V2HttpApp, Target]]:
     yield Route(_ROOT, HEAD_TOO, lambda app: app.pages.server_metadata, scope=Scope.PREDICT, checks_models=True)
     yield Route(f"{_ROOT}/health/live", HEAD_TOO, lambda app: app.pages.live, scope=Scope.OPEN)
     yield Route(f"{_ROOT}/health/ready", HEAD_TOO, lambda app: app.pages.ready, scope=Scope.OPEN)
-    yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.statistics, scope=Scope.READ)
+    yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.all_statistics, scope=Scope.READ)
     for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
         yield Route(
             f"{model}/infer",

@@ -5,15 +5,22 @@ The handlers only translate; the :class:`V2Control` does the work.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.json.values import read_base64, shorten, type_name
-from tfs_lite.protocols.v2.json_values import TOO_DEEP, Members, read_object, read_parameters, read_size, read_text
+from tfs_lite.protocols.json.values import decode_base64, read_base64, shorten, type_name
+from tfs_lite.protocols.v2.json_values import (
+    TOO_DEEP,
+    Members,
+    read_members,
+    read_object,
+    read_parameters,
+    read_size,
+    read_text,
+)
 from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.message import Request, Response
@@ -24,6 +31,7 @@ from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 from tfs_lite.serving.repository.requests import RepositoryValue
 
 FILE = "file:"
+STATS = "stats"
 LIST_SETTING = "trace_level"
 """The one setting that is a list over HTTP."""
 _READY_ERROR = "Invalid value for 'ready': expected a boolean"
@@ -53,16 +61,29 @@ class V2HttpRoutes:
         return json_reply({"name": name, **_health("ready", ready, f"model '{shorten(name)}' is not ready")})
 
     async def model_metadata(self, request: Request, target: Target) -> Response:
-        tree = message_json(self._control.model_metadata(target.name, target.version))
+        return json_reply(self._metadata(target.name, target.version))
+
+    def _metadata(self, name: str, version: int | None) -> dict[str, Any]:
+        tree = message_json(self._control.model_metadata(name, version))
         del tree["properties"]  # only gRPC has them
-        return json_reply(tree)
+        return tree
 
     async def model_config(self, request: Request, target: Target) -> Response:
         return json_reply(message_json(self._control.model_config(target.name, target.version)))
 
     async def statistics(self, request: Request, target: Target) -> Response:
-        found = self._control.statistics(target.model, target.version)
-        return json_reply(message_json(found, order=int))  # responses are numbered
+        return json_reply(self._statistics(target.model, target.version))
+
+    def _statistics(self, name: str | None, version: int | None) -> dict[str, Any]:
+        return message_json(self._control.statistics(name, version), order=int)  # responses are numbered
+
+    async def all_statistics(self, request: Request, target: Target) -> Response:
+        """Of every model. The path also names a model called ``stats``: where there is one, its metadata is beside
+        them."""
+        metadata: dict[str, Any] = {}
+        with suppress(ServingError):
+            metadata = self._metadata(STATS, None)
+        return json_reply({**metadata, **self._statistics(None, None)})
 
     async def index(self, request: Request, target: Target) -> Response:
         ready = await self._bodies.read(request, _read_ready)
@@ -93,7 +114,7 @@ class V2HttpRoutes:
         settings = self._control.settings
         if request.head.method != "POST":
             return json_reply(_trace_tree(settings.trace_settings(target.model)))
-        body = await self._bodies.read(request, _read_optional)
+        body = await self._bodies.read(request, _read_trace)
         changes = {name: _trace_values(name, value) for name, value in body.items()}
         return json_reply(_trace_tree(settings.update_trace_settings(target.model, changes)))
 
@@ -153,6 +174,11 @@ def _read_optional(text: bytes) -> Members:
     return read_object(text) if text.strip() else {}
 
 
+def _read_trace(text: bytes) -> Members:
+    """The same with the members that are null, which reset a setting."""
+    return read_members(text) if text.strip() else {}
+
+
 def _read_ready(text: bytes) -> bool:
     try:
         ready = _read_optional(text).get("ready", False)
@@ -181,8 +207,8 @@ def _read_load(text: bytes) -> dict[str, RepositoryValue]:
 def _file(name: str, value: bool | int | str) -> bytes:
     try:
         if isinstance(value, str):
-            return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+            return decode_base64(value)
+    except ValueError:
         pass
     raise invalid_argument(f"failed to decode the content of '{shorten(name)}': expected a string in base64")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -56,13 +58,32 @@ def test_binary_data_comes_back_with_and_without_padding(data: bytes, padded: bo
 
 @given(st.text("AZaz09+/=-_ \n", max_size=12))
 def test_whatever_is_read_as_binary_data_is_made_of_whole_bytes_of_the_alphabet(text: str) -> None:
-    digits = text.rstrip("=")
-    padding = len(text) - len(digits)
-    fits = (
-        not set(digits) & set("=-_ \n") and len(digits) % 4 != 1 and (padding == 0 or (len(digits) + padding) % 4 == 0)
-    )
+    without_space = "".join(text.split())
+    digits = without_space.rstrip("=")
+    padding = len(without_space) - len(digits)
+    fits = not set(digits) & set("=-_") and len(digits) % 4 != 1 and (padding == 0 or (len(digits) + padding) % 4 == 0)
     if fits and padding < 4:
         assert len(read_base64({"b64": text})) == len(digits) * 3 // 4
     else:
         with pytest.raises(ServingError, match="Unable to base64 decode"):
             read_base64({"b64": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        base64.encodebytes(bytes(range(256))).decode(),
+        "\r\n".join(textwrap.wrap(base64.b64encode(bytes(range(256))).decode(), 64)) + "\r\n",
+        " \t\n\v\f\r".join(base64.b64encode(bytes(range(256))).decode()),
+        base64.b64encode(bytes(range(256))).decode().replace("=", "."),
+    ],
+    ids=["lines of 76", "lines of 64", "space everywhere", "dots as padding"],
+)
+def test_binary_data_may_have_line_breaks_as_in_tensorflow_serving(text: str) -> None:
+    assert read_base64({"b64": text}) == bytes(range(256))
+
+
+@pytest.mark.parametrize("text", ["YQ\u00a0==", "YQ\u2003==", "YQ=", "YQ==\x00", "YQ==YQ=="])
+def test_other_characters_are_refused_in_binary_data(text: str) -> None:
+    with pytest.raises(ServingError, match="Unable to base64 decode"):
+        read_base64({"b64": text})

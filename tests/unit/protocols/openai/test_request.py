@@ -11,7 +11,7 @@ import pytest
 from tfs_lite.core.generation import ChatPrompt, Generation, Sampling
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.openai.fields import MAX_TEXTS, NEUTRAL, REFUSED, Chat, Completion, FieldError
-from tfs_lite.protocols.openai.request import MAX_PROMPT_TOKENS, OpenAiRequest, read_chat, read_completion
+from tfs_lite.protocols.openai.request import MAX_IGNORED, MAX_PROMPT_TOKENS, OpenAiRequest, read_chat, read_completion
 from tfs_lite.testing import errors
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -171,6 +171,8 @@ def test_both_names_of_the_limit_count_in_a_chat() -> None:
     assert chat(max_completion_tokens=6).texts[0].max_tokens == 6
     assert chat(max_tokens=7, max_completion_tokens=7).texts[0].max_tokens == 7
     assert refusal(chat, max_tokens=5, max_completion_tokens=6).param == "max_completion_tokens"
+    assert completion(max_completion_tokens=6).texts[0].max_tokens == 6
+    assert refusal(completion, max_tokens=5, max_completion_tokens=6).param == "max_completion_tokens"
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
@@ -246,7 +248,6 @@ def test_unknown_field_is_told_with_the_nearest_name() -> None:
         ({"timeout": 1e9}, "timeout"),
         ({"model": ""}, "model"),
         ({"model": 5}, "model"),
-        ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
     ids=repr,
@@ -311,13 +312,38 @@ def test_messages_keep_role_content_and_name_and_lose_what_is_empty() -> None:
         ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "content": "a", "weight": [1] * 20_000}, "messages[1].weight"),
+        ({"role": "assistant", "content": "a", "refusal": "no"}, "messages[1].refusal"),
+        ({"role": "assistant", "content": "a", "prefix": True}, "messages[1].prefix"),
     ],
-    ids=[f"message-{number}" for number in range(11)],
+    ids=[f"message-{number}" for number in range(12)],
 )
 def test_message_of_another_kind_is_refused_and_its_place_named(message: dict[str, Any], param: str) -> None:
     error = refusal(chat, messages=[*HELLO, message])
     assert (error.param, param.rpartition(".type")[0] in str(error)) == (param, True)
+
+
+def test_names_inside_objects_that_are_not_known_are_ignored_and_reported() -> None:
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    said = {"id": "1", "type": "message", "reasoning_content": "hm", "weight": 1, "name": None, "more": None}
+    request = chat(
+        messages=[{"role": "user", "content": [part], **said}, {"role": "user", "content": "b", "id": "2"}],
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    assert prompts(request) == [ChatPrompt(({"role": "user", "content": "a"}, {"role": "user", "content": "b"}))]
+    assert (request.stream, request.include_usage) == (True, True)
+    assert request.ignored == (
+        *("messages.content.cache_control", "messages.id", "messages.type", "messages.reasoning_content"),
+        *("messages.weight", "stream_options.continuous_usage_stats"),
+    )
+    many = {f"x{number}": 1 for number in range(1000)}
+    assert len(chat(messages=[{**HELLO[0], **many}]).ignored) == MAX_IGNORED
+
+
+def test_null_is_absent_at_the_top_also_under_names_that_are_not_known() -> None:
+    every = dict.fromkeys((*Chat.model_fields, *NEUTRAL, *REFUSED, "something_else"))
+    assert chat(**{**every, "model": "m", "messages": HELLO}) == chat()
+    assert refusal(chat, something_else=False).param == "something_else"
 
 
 def test_chat_without_messages_or_with_other_things_is_refused() -> None:

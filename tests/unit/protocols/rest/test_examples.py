@@ -41,6 +41,7 @@ READ: list[tuple[str, str]] = [
     ('{"examples": [{"a": 1}], "context": {}}', "{} [{'a': ('int64', [1])}]"),
     ('{"examples": [{}], "context": {"c": ["x"]}}', "{'c': ('bytes', [b'x'])} [{}]"),
     ('{"examples": [{}], "instances": [1], "more": null}', "[{}]"),
+    ('{"examples": [{}], "context": null, "signature_name": null}', "[{}]"),
 ]
 
 REFUSED: list[tuple[str, str]] = [
@@ -51,7 +52,7 @@ REFUSED: list[tuple[str, str]] = [
     ("{}", "key 'examples' is expected and was not found"),
     ('{"instances": [1]}', "key 'examples' is expected and was not found"),
     ('{"examples": {}}', "list/array"),
-    ('{"examples": null}', "list/array"),
+    ('{"examples": null}', "key 'examples' is expected and was not found"),
     ('{"examples": "a"}', "list/array"),
     ('{"examples": []}', "'examples' value is an empty array"),
     ('{"examples": [1]}', "Example must be JSON object but got JSON Number"),
@@ -61,7 +62,6 @@ REFUSED: list[tuple[str, str]] = [
     ('{"examples": ["a"]}', "Example must be JSON object but got JSON String"),
     ('{"examples": [true]}', "Example must be JSON object but got JSON True"),
     ('{"examples": [{}, false]}', "Example must be JSON object but got JSON False (examples[1])"),
-    ('{"examples": [{}], "context": null}', "Example must be JSON object but got JSON Null (context)"),
     ('{"examples": [{}], "context": [{}]}', "Example must be JSON object but got JSON Array"),
     ('{"context": 1}', "Example must be JSON object but got JSON Number"),
     ('{"examples": [{"a": [10, 10.0]}]}', "Unexpected element type in feature: a expecting type: int64"),

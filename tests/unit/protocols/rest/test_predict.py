@@ -217,6 +217,16 @@ def test_the_parts_of_a_body() -> None:
     assert read_predict_body({}).problem
 
 
+def test_null_is_absent_beside_the_tensors() -> None:
+    assert read_predict_body({"signature_name": None, "inputs": 1, "instances": None}) == PredictBody("", False, 1)
+    assert read_predict_body({"inputs": None, "instances": [1]}) == PredictBody("", True, [1])
+    assert read_predict_body({"instances": None}).problem == "Missing 'inputs' or 'instances' key"
+    pair = Signature((TensorSpec("a", DataType.FLOAT), TensorSpec("b", DataType.FLOAT)), (), optional=frozenset({"b"}))
+    assert read({"inputs": {"a": [1], "b": None}}, pair).keys() == {"a"}
+    assert "Type: Null" in refused({"inputs": {"a": None, "b": [1]}}, pair)
+    assert "Type: Null" in refused({"inputs": {"x": [1, None]}}, one(DataType.FLOAT))
+
+
 def test_signatures_are_looked_up_between_the_members_and_the_tensors() -> None:
     float_, pair = one(DataType.FLOAT), Signature((TensorSpec("a"), TensorSpec("b")), ())
     body = read_predict_body(loads(b'{"signature_name": "no"}'))

@@ -87,3 +87,10 @@ def test_optional_inputs_are_in_every_row_or_in_none() -> None:
         assert message.startswith("Failed to process element: 1 of 'instances' list. Error: ")
         assert message.endswith("; every element has to have b, or none of them")
     assert "or none of them" not in refusal(read_rows, [{"a": 1}, {"b": "x"}], signature)
+
+
+def test_null_leaves_out_an_optional_input_and_is_wrong_for_another() -> None:
+    signature = Signature(PAIR.inputs, (), optional=frozenset({"b"}))
+    assert read_rows([{"a": 1, "b": None}, {"a": 2}], signature).keys() == {"a"}
+    assert "Type: Null" in refusal(read_rows, [{"a": None, "b": "x"}], signature)
+    assert "Type: Null" in refusal(read_rows, [{"a": 1, "b": None}], PAIR)

@@ -69,7 +69,7 @@ def test_inputs_with_defaults_may_be_left_out() -> None:
         ((a(2, 2), b(1, 1)), "input 'B' batch size does not match other inputs for 'm'"),
         ((a(5, 2), b(5, 1)), "inference request batch-size must be <= 4 for 'm'"),
         ((a(datatype="FP64"), b()), "inference input 'A' data-type is 'FP64', but model 'm' expects 'FP32'"),
-        ((a(datatype="FLOAT"), b()), "invalid datatype 'FLOAT'"),
+        ((a(datatype="FLOAT"), b()), "invalid datatype 'FLOAT' for input 'A' for model 'm'; V2 has"),
         ((a(-1, 2, size=8), b(-1, 1)), "All input dimensions should be specified for input 'A'"),
         ((a(1, 3), b()), "unexpected shape for input 'A' for model 'm'. Expected [-1,2], got [1,3]"),
         ((a(1, 2, 1), b()), "Expected [-1,2], got [1,2,1]"),

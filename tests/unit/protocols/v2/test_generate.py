@@ -83,7 +83,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("nested list", {"text_input": [["a"]]}, "attempt to access JSON non-string as string"),
     ("number for a text", {"text_input": 1}, "attempt to access JSON non-string as string"),
     ("text for a flag", {"stream": "yes"}, "attempt to access JSON non-boolean as boolean"),
-    ("nothing", {"numbers": None}, "attempt to access JSON non-signed-integer as signed-integer"),
+    ("nothing", {"numbers": [1, None]}, "attempt to access JSON non-signed-integer as signed-integer"),
     ("id", {"id": 3}, "Unable to parse 'id'"),
     ("reserved", {"triton_x": 3}, "parameter keys starting with 'triton_' are reserved"),
     ("timeout", {"timeout": "3"}, "Unable to parse 'timeout'"),
@@ -94,6 +94,14 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("body", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_wrong_body_is_refused_with_the_words_that_clients_know(body: Any, words: str) -> None:
     assert words in refusal(body)
+
+
+def test_null_is_absent() -> None:
+    sent = {"text_input": "hi", "numbers": None, "max_tokens": None, "id": None, "parameters": None}
+    assert read(sent) == read({"text_input": "hi"})
+    assert read({"text_input": "hi", "parameters": {"max_tokens": None, "top": 2}}) == read(
+        {"text_input": "hi", "top": 2}
+    )
 
 
 def test_inputs_called_id_are_inputs_and_those_called_parameters_are_refused() -> None:

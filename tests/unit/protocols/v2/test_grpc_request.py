@@ -146,7 +146,7 @@ def test_what_the_request_says_is_read() -> None:
         ),
         ({"inputs": [typed("FP16", (1,), fp32_contents=[1])]}, "which must be sent in raw_input_contents"),
         ({"inputs": [typed("BF16", (0,))]}, "must be sent in raw_input_contents"),
-        ({"inputs": [typed("INT", (1,), int_contents=[1])]}, "invalid datatype 'INT'"),
+        ({"inputs": [typed("INT", (1,), int_contents=[1])]}, "invalid datatype 'INT' for input 'in'; V2 has"),
         (
             {"inputs": [{**typed("INT32", (2,)), "parameters": REGION}]},
             "unexpected 'content' provided when using shared memory for input tensor 'in'",

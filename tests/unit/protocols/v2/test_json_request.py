@@ -11,6 +11,7 @@ import pytest
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferRequest, SharedMemorySlice, WantedOutput
+from tfs_lite.protocols.v2.tensors import decode
 from tfs_lite.testing import errors
 
 BIG = 2**63
@@ -140,7 +141,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("name missing", {"inputs": [tensor(name=None)]}, "Unable to parse 'name'"),
     ("name no text", {"inputs": [tensor(name=1)]}, "Unable to parse 'name'"),
     ("datatype missing", {"inputs": [tensor(datatype=None)]}, "Unable to parse 'datatype'"),
-    ("datatype unknown", {"inputs": [tensor(datatype="INT33")]}, "invalid datatype 'INT33'"),
+    ("datatype unknown", {"inputs": [tensor(datatype="INT33")]}, "invalid datatype 'INT33' for input 'x'; V2 has"),
     ("shape missing", {"inputs": [tensor(shape=None)]}, "Unable to parse 'shape'"),
     ("shape no list", {"inputs": [tensor(shape=3)]}, "Unable to parse 'shape'"),
     ("shape of texts", {"inputs": [tensor(shape=["3"])]}, "Unable to parse 'shape'"),
@@ -164,13 +165,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("below zero", {"inputs": [tensor(datatype="UINT64", data=[1, -1, 3])]}, "-1 is no UINT64"),
     ("FP16", {"inputs": [tensor(datatype="FP16", data=[1, 2, 3])]}, "sending FP16 data via JSON is not supported"),
     ("BF16", {"inputs": [tensor(datatype="BF16", data=[1, 2, 3])]}, "sending BF16 data via JSON is not supported"),
+    ("null among the data", {"inputs": [tensor(datatype="FP32", data=[1, None, 3])]}, "null is Null"),
+    ("inputs null", {"inputs": None}, "Unable to parse 'inputs': expected an array, got nothing"),
     ("no data", {"inputs": [tensor(data=None)]}, "exactly one of 'data', 'binary_data_size' and"),
     ("two kinds of data", {"inputs": [tensor(parameters={"binary_data_size": 12})]}, "for input 'x'"),
     ("blob without header", {"inputs": [tensor(data=None, parameters={"binary_data_size": 12})]}, "Infer-Header-Cont"),
     ("parameters no object", {"parameters": 1, "inputs": []}, "Expected JSON object for keyword: 'parameters'"),
     ("parameter an object", {"parameters": {"k": {}}, "inputs": []}, "parameter 'k' has invalid type"),
     ("parameter a list", {"parameters": {"k": [1]}, "inputs": []}, "parameter 'k' has invalid type"),
-    ("parameter nothing", {"parameters": {"k": None}, "inputs": []}, "parameter 'k' has invalid type"),
     ("reserved", {"parameters": {"triton_x": 1}, "inputs": []}, "parameter keys starting with 'triton_' are reserved"),
     ("sequence_id a flag", {"parameters": {"sequence_id": True}, "inputs": []}, "Unable to parse 'sequence_id'"),
     ("sequence_id below 0", {"parameters": {"sequence_id": -1}, "inputs": []}, "Unable to parse 'sequence_id'"),
@@ -187,6 +189,26 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("body", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_wrong_body_is_refused_with_the_words_that_clients_know(body: Any, words: str) -> None:
     assert words in refusal(body)
+
+
+def test_null_is_absent_wherever_a_member_may_be_missing() -> None:
+    """As MLServer's own types and KServe's print a request that says nothing else."""
+    nothing: dict[str, Any] = {"parameters": None, "id": None, "outputs": None}
+    plain = repr(read({"inputs": [tensor()]}))
+    assert repr(read({**nothing, "inputs": [{**tensor(), "parameters": None}]})) == plain
+    parameters = {"content_type": None, "sequence_id": None, "priority": None, "binary_data_output": None}
+    memory = {"shared_memory_region": None, "shared_memory_byte_size": None, "binary_data_size": None}
+    sent = read(
+        {
+            "parameters": parameters,
+            "inputs": [{**tensor(), "parameters": memory}],
+            "outputs": [{"name": "y", "parameters": {"classification": None, "binary_data": None, **memory}}],
+        }
+    )
+    assert repr(sent) == repr(read({"inputs": [tensor()], "outputs": [{"name": "y"}]}))
+    blob = {**tensor(data=None), "data": None, "parameters": {"binary_data_size": 12}}
+    text = orjson.dumps({"inputs": [blob]})
+    assert decode(read(text + bytes(12), len(text)).inputs[0]).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs", "parameters"])

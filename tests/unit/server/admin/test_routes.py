@@ -8,15 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError
 from tfs_lite.managers.survey import ManagerView
 from tfs_lite.protocols.messages import AdminRequest
 from tfs_lite.server.admin.grpc_service import read_question, read_ref
-from tfs_lite.server.admin.questions import MOST_MODELS
+from tfs_lite.server.admin.questions import MOST_MODELS, read_body
 from tfs_lite.testing.servers.in_process import config_text, entry, serving
 from tfs_lite.testing.servers.models import write_python_version
 from tfs_lite.testing.servers.process import wait_until
+
+ASKED = ("model", "version", "label")
 
 
 def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
@@ -56,7 +58,17 @@ def test_routes_are_exact_and_every_answer_is_json(tmp_path: Path) -> None:
 )
 def test_a_question_over_grpc_that_is_wrong_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ServingError, match=message):
-        read_ref(read_question(AdminRequest(json=text).SerializeToString(), ("model", "version", "label")))
+        read_ref(read_question(AdminRequest(json=text).SerializeToString(), ASKED))
+
+
+def test_null_is_absent_in_questions() -> None:
+    asked = read_question(
+        AdminRequest(json=b'{"model": "m", "version": null, "label": null}').SerializeToString(), ASKED
+    )
+    assert read_ref(asked) == ModelRef("m")
+    assert read_question(AdminRequest(json=b'{"model": null}').SerializeToString(), ASKED) == {}
+    body = b'{"publish": null, "model_config_list": {"config": [{"name": "m", "model_platform": null}]}}'
+    assert read_body(body) == {"model_config_list": {"config": [{"name": "m"}]}}
 
 
 def test_explaining_keeps_no_request_waiting(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import zlib
 from collections.abc import Iterator
@@ -47,6 +48,24 @@ def texts(served: OpenAiServed, **fields: Any) -> list[str]:
     answer = served.post(COMPLETIONS, {"model": "hash", "prompt": "x", **fields})
     assert answer.status_code == 200, answer.text
     return [choice["text"] for choice in answer.json()["choices"]]
+
+
+def test_ignored_names_are_counted_by_their_object_and_each_is_logged_once(
+    served: OpenAiServed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    served.registry.register(served.app.ignored.collector)
+    sent = {"model": "m", "messages": [{**HELLO[0], "id": "1"}], "stream": True, "stream_options": {"odd": 1}}
+    for _ in range(2):
+        assert served.post(CHAT, sent).status_code == 200
+    for kind in ("messages", "stream_options"):
+        labels = {"object": kind}
+        assert served.registry.get_sample_value("tfs_lite_openai_ignored_names_total", labels) == 2
+    lines = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
+    assert lines == [
+        f"ChatCompletions: requests have the name '{name}', which is not known and is ignored"
+        for name in ("messages.id", "stream_options.odd")
+    ]
 
 
 def test_completion_is_the_models_text(served: OpenAiServed) -> None:

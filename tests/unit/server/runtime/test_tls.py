@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 ROOT = AUTHORITY.cert_pem.bytes()
 
 
-def issued(authority: trustme.CA = AUTHORITY) -> tuple[bytes, bytes]:
+def issued(authority: trustme.CA = AUTHORITY, **dates: datetime) -> tuple[bytes, bytes]:
     """The key and the certificate of a server, or of a client."""
-    pair = authority.issue_cert("localhost", "127.0.0.1")
+    pair = authority.issue_cert("localhost", "127.0.0.1", **dates)  # type: ignore[arg-type]
     return pair.private_key_pem.bytes(), pair.cert_chain_pems[0].bytes()
 
 
@@ -297,6 +298,28 @@ def test_a_file_that_cannot_be_used_at_the_start_is_an_error_that_names_it(
 def test_a_missing_file_is_not_found_at_the_start(tmp_path: Path) -> None:
     message = refusal(TlsFile, "tls.pbtxt", tmp_path, code=StatusCode.NOT_FOUND)
     assert message.startswith("tls.pbtxt: there is no such file")
+
+
+@pytest.mark.parametrize(
+    ("years", "words"),
+    [
+        ((2020, 2021), "has expired: it was valid until 2021-01-01T00:00:00.000Z"),
+        ((2126, 2127), "is valid only from 2126-01-01T00:00:00.000Z"),
+    ],
+    ids=["expired", "not yet valid"],
+)
+def test_certificate_that_clients_will_refuse_is_taken_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, years: tuple[int, int], words: str
+) -> None:
+    first = issued(not_after=datetime(2200, 1, 1))
+    file = file_of(tmp_path, text_of(first))
+    assert not caplog.records, "nothing is wrong with a good one"
+    begins, ends = (datetime(year, 1, 1) for year in years)
+    (tmp_path / "new").write_text(text_of(issued(not_before=begins, not_after=ends)))
+    (tmp_path / "new").rename(tmp_path / "tls.pbtxt")
+    assert [file.newest().revision for _ in range(3)] == [1, 1, 1]
+    (record,) = caplog.records
+    assert (record.levelno, words in record.getMessage()) == (logging.WARNING, True), record.getMessage()
 
 
 def test_an_authority_without_client_verify_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,6 +92,11 @@ def test_everything_else_is_malformed_and_counted(
     assert registry.get_sample_value("tfs_lite_requests_total", labels) == before + 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+def test_clients_of_openais_api_are_told_where_it_is(find: Any, path: str) -> None:
+    assert refusal(find, "POST", path) == f"Malformed request: POST {path}; OpenAI's API is at /openai{path}"
+
+
 @pytest.mark.parametrize("digits", ["9223372036854775808", "9" * 5000])
 def test_version_beyond_int64_is_refused(find: Any, digits: str) -> None:
     assert "Failed to convert version" in refusal(find, "GET", f"/v1/models/m/versions/{digits}")

@@ -81,6 +81,7 @@ def test_index_lists_what_there_is(served: V2HttpFixture) -> None:
     broken = {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "its file is cut"}
     assert served.post("/v2/repository/index").json()[-1] == broken
     assert served.post("/v2/repository/index", {"ready": False}).json()[-1] == broken
+    assert served.post("/v2/repository/index", {"ready": None}).json()[-1] == broken
     ready = served.post("/v2/repository/index", {"ready": True}).json()
     assert ready[0] == {"name": "simple", "version": "1", "state": "READY"}
     assert broken not in ready
@@ -88,8 +89,8 @@ def test_index_lists_what_there_is(served: V2HttpFixture) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"ready": 1}, {"ready": "true"}, {"ready": None}, b'{"ready":' + b"[" * 250_000 + b"]" * 250_000 + b"}"],
-    ids=["number", "text", "null", "deep"],
+    [{"ready": 1}, {"ready": "true"}, b'{"ready":' + b"[" * 250_000 + b"]" * 250_000 + b"}"],
+    ids=["number", "text", "deep"],
 )
 def test_index_wants_a_flag(served: V2HttpFixture, body: Any) -> None:
     answer = served.post("/v2/repository/index", body)
@@ -102,9 +103,15 @@ def test_load_hands_on_config_and_files(served: V2HttpFixture) -> None:
     files = {"config": "{}", "file:1/model.pt": base64.b64encode(content).decode()}
     assert served.post("/v2/repository/models/simple/load", {"parameters": files}).status_code == 200
     assert served.post("/v2/repository/models/a%2Fb/load").status_code == 200
+    files = {"config": None, "file:1/model.pt": base64.encodebytes(content).decode()}
+    for parameters in (files, None, {"config": None}):
+        assert served.post("/v2/repository/models/simple/load", {"parameters": parameters}).status_code == 200
     assert served.control.asked == [
         ("load", "simple", {"config": "{}", "file:1/model.pt": content}),
         ("load", "a/b", {}),
+        ("load", "simple", {"file:1/model.pt": content}),
+        ("load", "simple", {}),
+        ("load", "simple", {}),
     ]
 
 
@@ -129,9 +136,10 @@ def test_call_to_the_repository_that_makes_no_sense_is_refused(
 
 
 def test_unload_says_what_becomes_of_dependents(served: V2HttpFixture) -> None:
-    for body in (b"", {"parameters": {"unload_dependents": True}}):
+    said = ({"unload_dependents": True}, {"unload_dependents": None}, None)
+    for body in (b"", *({"parameters": parameters} for parameters in said)):
         assert served.post("/v2/repository/models/m/unload", body).status_code == 200
-    assert served.control.asked == [("unload", "m", False), ("unload", "m", True)]
+    assert served.control.asked == [("unload", "m", dependents) for dependents in (False, True, False, False)]
 
 
 @pytest.mark.parametrize("path", ["index", "models/m/load", "models/m/unload"])
@@ -159,7 +167,7 @@ def test_trace_settings_are_read_changed_and_cleared(served: V2HttpFixture) -> N
         ("/v2/trace/setting", {"trace_level": "OFF"}),
         ("/v2/trace/setting", {"trace_level": [1]}),
         ("/v2/trace/setting", {"trace_rate": "7", "unknown": "1"}),
-        ("/v2/logging", {"log_info": None}),
+        ("/v2/logging", {"log_info": []}),
         ("/v2/logging", {"log_info": False, "log_verbose_level": -1}),
         ("/v2/logging", {"log_info": False, "unknown": True}),
     ],
@@ -170,6 +178,22 @@ def test_settings_that_make_no_sense_change_nothing(served: V2HttpFixture, path:
     assert answer.status_code == 400
     assert error(answer)
     assert served.client.get(path).json() == before
+
+
+def test_a_log_setting_that_is_null_stays_as_it_is(served: V2HttpFixture) -> None:
+    before = served.client.get("/v2/logging").json()
+    assert served.post("/v2/logging", dict.fromkeys(before)).json() == before
+
+
+def test_a_model_called_stats_has_its_metadata_beside_the_statistics_of_all(served: V2HttpFixture) -> None:
+    assert served.client.get("/v2/models/stats").json().keys() == {"model_stats"}
+    served.models.add_simple("stats")
+    both = served.client.get("/v2/models/stats").json()
+    assert (both["name"], len(both["inputs"])) == ("stats", 2)
+    assert {one["name"] for one in both["model_stats"]} >= {"simple", "stats"}
+    assert served.client.get("/v2/models/stats/ready").status_code == 200
+    (own,) = served.client.get("/v2/models/stats/stats").json()["model_stats"]
+    assert own["name"] == "stats"
 
 
 def test_trace_settings_of_an_unknown_model_are_refused(served: V2HttpFixture) -> None:
