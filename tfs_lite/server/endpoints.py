@@ -42,10 +42,11 @@ from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Api, Overload, Router
-from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.http.server import ConnectionCollector, HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
@@ -197,9 +198,15 @@ class Endpoints:
             if options.rest_api_port is not None:
                 tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
                 router = self._make_http_app()
-                self._http = HttpServer(
-                    router, tls=tls, backlog=self._backlog, refusal=router.refusal, share=self._share
+                waits = Waits(
+                    options.rest_api_idle_timeout_seconds,
+                    options.rest_api_read_timeout_seconds,
+                    options.rest_api_write_timeout_seconds,
                 )
+                self._http = HttpServer(
+                    router, waits, tls=tls, backlog=self._backlog, refusal=router.refusal, share=self._share
+                )
+                self._core.registry.register(ConnectionCollector(self._http))
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
