@@ -66,6 +66,7 @@ from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.traces.exemplars import Exemplars
 from tfs_lite.server.traces.exporter import TraceCollector, make_exporter
+from tfs_lite.server.traces.otlp import message_of_an_export
 from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
@@ -111,7 +112,7 @@ class EndpointSettings:
 def _read_traces(options: ServerOptions) -> TraceConfig:
     config = read_trace_config(options.trace_config)
     if config.mode == OPENTELEMETRY:
-        make_exporter(config)  # only to see whether it can be made
+        message_of_an_export()  # only to see whether it is there
     return config
 
 
@@ -166,11 +167,13 @@ class Endpoints:
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
         exemplars = Exemplars(core.request_metrics, core.batch_metrics)
-        self._exporter = make_exporter(traces, exemplars.add) if traces.mode == OPENTELEMETRY else None
+        self._exporter = make_exporter(traces, on_exported=exemplars.add) if traces.mode == OPENTELEMETRY else None
         if self._exporter is not None:
             core.registry.register(TraceCollector(self._exporter))
             self._exporter.start()
-        self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
+        self._tracer = None
+        if self._exporter is not None or traces.mode != OPENTELEMETRY:
+            self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
         AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file, core.history)
@@ -249,7 +252,8 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
-        self._tracer.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._exporter is not None:
             self._exporter.close()
         self._metrics_pages.close()
