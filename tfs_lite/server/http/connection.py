@@ -118,8 +118,8 @@ class Connection(OneWaiter, asyncio.Protocol):
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
         *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_peer", "_queue"),
-        *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_wanted_since", "_work"),
-        "_write_timeout",
+        *("_since", "_taken", "_taken_since", "_transport", "_unparsed", "_url", "_wanted_since", "_work"),
+        *("_write_timeout", "_written"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
@@ -157,8 +157,9 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
-        self._unsent = 0  # bytes that the client had not read at the last check
-        self._unsent_since = 0.0
+        self._written = 0  # bytes of answers
+        self._taken = -1  # how many of them the client's system had at the last check; -1: nothing waited for it
+        self._taken_since = 0.0
         self._write_timeout = 0.0
         # The end.
         self._lingering = False
@@ -527,6 +528,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         empty = response.status in (204, 304)
         length = b"" if empty else b"content-length: %d\r\n" % len(body)
         head = self._head(response.status, response.headers, length)
+        self._written += len(head) + len(body)
         if empty or self._head_only:
             self._transport.write(head)
         elif len(body) <= JOINED_BYTES:
@@ -559,6 +561,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         if self._transport.is_closing():
             raise asyncio.CancelledError
         if data:
+            self._written += len(data)
             self._transport.write(data)
         await self._until_drained()
 
@@ -607,16 +610,15 @@ class Connection(OneWaiter, asyncio.Protocol):
         if transport.get_write_buffer_size():
             self._check_reader(now, self._write_timeout or waits.write)
         else:
-            self._unsent = 0
+            self._taken = -1
             if not transport.is_closing():
                 self._check_sender(now, waits)
 
     def _check_reader(self, now: float, limit: float) -> None:
-        unsent = bytes_on_their_way(self._transport)
-        if not self._unsent or unsent < self._unsent:
-            self._unsent_since = now
-        self._unsent = unsent
-        if now - self._unsent_since >= limit:
+        taken = self._written - bytes_on_their_way(self._transport)
+        if taken != self._taken:
+            self._taken, self._taken_since = taken, now
+        if now - self._taken_since >= limit:
             path = "" if self._current is None else f" on {self._current.head.path:.200}"
             self._on_cut("slow_reader", f"the client has read nothing of its answer{path} for {limit:g} s")
             self._transport.abort()
@@ -624,7 +626,12 @@ class Connection(OneWaiter, asyncio.Protocol):
     def _check_sender(self, now: float, waits: Waits) -> None:
         request, silent = self._incoming, now - self._since
         if self.busy:
-            if request is self._current and request.body.wanted and now - self._wanted_since >= waits.read:
+            if (
+                request is not None
+                and request is self._current
+                and request.body.wanted
+                and now - self._wanted_since >= waits.read
+            ):
                 self._on_cut("slow_body", f"nothing of the body for {request.head.path:.200} came for {waits.read:g} s")
                 request.body.cut(f"nothing came for {waits.read:g} s")
         elif request is not None or self._in_message:

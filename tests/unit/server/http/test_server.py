@@ -38,6 +38,11 @@ async def count_to_three() -> AsyncIterator[bytes]:
         yield text
 
 
+async def flood() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(LARGE // 10)
+
+
 async def break_off() -> AsyncIterator[bytes]:
     yield b"one"
     raise CutShort
@@ -52,6 +57,8 @@ async def answer(request: Request) -> Response | Stream:
             return Response(b"no", 413)
         case "/stream":
             return Stream(count_to_three(), media_type="text/plain")
+        case "/flood":
+            return Stream(flood())
         case "/cut":
             return Stream(break_off())
         case "/fail":
@@ -330,6 +337,23 @@ def test_reader_is_silent_only_when_its_system_takes_nothing(
     assert one.check(now + 59 * 4 + 60) == {"slow_reader": 1}
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.endswith(" ended, slow_reader: the client has read nothing of its answer for 60 s")
+
+
+def test_reader_that_is_slower_than_a_stream_is_not_silent(start: Start, connect: Any) -> None:
+    """What it reads is replaced at once, so that what waits for it does not become less."""
+    one = OneConnection(start, connect, GET % (b"/flood", b""))
+    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    transport = one.connection._transport
+    seen = [bytes_on_their_way(transport)]
+    wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
+    now = time.monotonic()
+    assert one.check(now) == {}
+    for round in range(1, 5):
+        written = one.connection._written
+        while one.connection._written == written:
+            one.client.recv(1 << 16)
+        assert one.check(now + 59 * round) == {}
+    assert one.check(now + 59 * 4 + 60) == {"slow_reader": 1}
 
 
 def test_connection_that_makes_room_is_told_of(start: Start, connect: Any, caplog: pytest.LogCaptureFixture) -> None:
