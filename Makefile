@@ -57,9 +57,10 @@ conformance: $(VENV)/.dev $(TFVENV)/.installed
 
 $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev,browser]'
+	-npm install --silent --prefix $(VENV)/node openai
 	@touch $@
 
-# The dashboard in a real browser: the first of chromium-headless-shell, chromium and google-chrome, or ARGS=--browser=PATH.
+# The dashboard, and clients inside pages, in a real browser: the first of chromium-headless-shell, chromium and google-chrome, or ARGS=--browser=PATH.
 # Debian: apt-get install --no-install-recommends chromium-headless-shell fonts-dejavu-core. Elsewhere these tests skip.
 browser: $(VENV)/.browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -rs $(ARGS) $(PYTEST_ARGS)

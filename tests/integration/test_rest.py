@@ -115,6 +115,13 @@ def test_every_answer_allows_other_origins(rest: RestFixture) -> None:
     assert "access-control-allow-origin" not in rest.client.get("/metrics").headers
 
 
+def test_answers_say_how_long_their_connection_stays(rest: RestFixture) -> None:
+    assert rest.client.get("/livez").headers["keep-alive"] == "timeout=75"
+    page = rest.client.get("/metrics").text
+    assert 'tfs_lite_http_connections_closed_total{kind="slow_body"} 0.0' in page
+    assert "tfs_lite_http_connections 1.0" in page
+
+
 def test_classify_and_regress_answer_by_their_signatures(rest: RestFixture) -> None:
     rest.probe.wait_available("code_scores", 1)
     examples = {"examples": [{"x": [1.0, 2.0, 3.0]}, {"x": [4, 5, 6]}]}

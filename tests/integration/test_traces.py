@@ -23,7 +23,7 @@ from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.collector import CollectedSpan, TraceCollector
+from tfs_lite.testing.servers.collector import CollectedSpan, GrpcTraceCollector, TraceCollector
 from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 
@@ -295,7 +295,7 @@ def lost(served: ServerFixture) -> float:
 def test_a_collector_that_comes_back_gets_the_traces_of_then_and_each_lost_one_is_counted(
     repository: Path, collector: TraceCollector, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")  # seconds of attempts for one export
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1000")  # milliseconds of attempts for one export
     collector.status = status
     asked = 0
     with traced(repository, collector, "rate=1", "opentelemetry", "bsp_max_queue_size=10") as served:
@@ -413,3 +413,50 @@ def test_what_waits_is_sent_when_the_server_stops(repository: Path, collector: T
         begun = time.monotonic()
     assert len(servers(collector.spans)) == 3
     assert time.monotonic() - begun < TIMEOUT
+
+
+def test_environment_of_the_standard_sends_traces_by_grpc_and_never_ends_the_start(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with GrpcTraceCollector() as collector:
+        variables = {
+            "PROTOCOL": "grpc",
+            "ENDPOINT": f"http://{collector.url}",
+            "TIMEOUT": "10000",
+            "COMPRESSION": "zip",
+            "CERTIFICATE": "/not/there.pem",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with serving(
+            repository,
+            model_repository=str(repository),
+            trusted_model_base_paths=(str(repository / "**"),),
+            ready_requires_all_models=True,
+            trace_config=("mode=opentelemetry", "level=TIMESTAMPS"),
+        ) as served:
+            for _ in range(3):
+                served.predict("plus")
+            wait_for_servers(collector, 3)
+    said = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.server.traces.exporter"]
+    assert any("OTEL_EXPORTER_OTLP_COMPRESSION is zip" in text for text in said)
+    assert f"traces go to {collector.url} by grpc" in said
+
+
+def test_environment_that_wants_no_traces_gets_none_in_the_log_either(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    caplog.set_level("INFO")
+    with serving(
+        repository,
+        model_repository=str(repository),
+        trusted_model_base_paths=(str(repository / "**"),),
+        ready_requires_all_models=True,
+        trace_config=("mode=opentelemetry", "level=TIMESTAMPS", "rate=1"),
+    ) as served:
+        served.predict("plus")
+    assert not [record for record in caplog.records if record.name == "tfs_lite.trace"]

@@ -23,7 +23,7 @@ def names_at(*path: int) -> Callable[[bytes], list[str]]:
     def find(data: bytes) -> list[str]:
         found = [data]
         for number in path:
-            found = [inner for outer in found for inner in _occurrences(outer, number)]
+            found = [inner for outer in found for inner in occurrences(outer, number)]
         return [text.decode(errors="replace") for text in found]
 
     return find
@@ -37,10 +37,10 @@ def name_or_all(*path: int) -> Callable[[bytes], list[str]]:
 
 def lacks(number: int) -> Callable[[bytes], bool]:
     """A function that tells whether a message has no such field."""
-    return lambda data: not any(True for _ in _occurrences(data, number))
+    return lambda data: not any(True for _ in occurrences(data, number))
 
 
-def _occurrences(data: bytes, wanted: int) -> Iterator[bytes]:
+def occurrences(data: bytes, wanted: int) -> Iterator[bytes]:
     """The contents of every field of this number that is a text, bytes or a message."""
     try:
         position = 0

@@ -42,10 +42,11 @@ from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
+from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Api, Overload, Router
-from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.http.server import ConnectionCollector, HttpServer
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
@@ -65,6 +66,7 @@ from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.traces.exemplars import Exemplars
 from tfs_lite.server.traces.exporter import TraceCollector, make_exporter
+from tfs_lite.server.traces.otlp import message_of_an_export
 from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
@@ -110,7 +112,7 @@ class EndpointSettings:
 def _read_traces(options: ServerOptions) -> TraceConfig:
     config = read_trace_config(options.trace_config)
     if config.mode == OPENTELEMETRY:
-        make_exporter(config)  # only to see whether it can be made
+        message_of_an_export()  # only to see whether it is there
     return config
 
 
@@ -165,11 +167,13 @@ class Endpoints:
         core.request_metrics.server_timing = options.server_timing
         traces = settings.trace_config
         exemplars = Exemplars(core.request_metrics, core.batch_metrics)
-        self._exporter = make_exporter(traces, exemplars.add) if traces.mode == OPENTELEMETRY else None
+        self._exporter = make_exporter(traces, on_exported=exemplars.add) if traces.mode == OPENTELEMETRY else None
         if self._exporter is not None:
             core.registry.register(TraceCollector(self._exporter))
             self._exporter.start()
-        self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
+        self._tracer = None
+        if self._exporter is not None or traces.mode != OPENTELEMETRY:
+            self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
         AccessLog(core.request_metrics, options.access_log)
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file, core.history)
@@ -197,9 +201,15 @@ class Endpoints:
             if options.rest_api_port is not None:
                 tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
                 router = self._make_http_app()
-                self._http = HttpServer(
-                    router, tls=tls, backlog=self._backlog, refusal=router.refusal, share=self._share
+                waits = Waits(
+                    options.rest_api_idle_timeout_seconds,
+                    options.rest_api_read_timeout_seconds,
+                    options.rest_api_write_timeout_seconds,
                 )
+                self._http = HttpServer(
+                    router, waits, tls=tls, backlog=self._backlog, refusal=router.refusal, share=self._share
+                )
+                self._core.registry.register(ConnectionCollector(self._http))
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
@@ -242,7 +252,8 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
-        self._tracer.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._exporter is not None:
             self._exporter.close()
         self._metrics_pages.close()

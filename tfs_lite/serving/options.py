@@ -56,7 +56,13 @@ class ServerOptions:
     rest_api_num_threads: int = 4
     """Threads that parse and print large HTTP bodies."""
     rest_api_timeout_in_ms: int = 30_000
-    """Of a prediction over HTTP; 0 or less: none."""
+    """Of a prediction over HTTP, from when its request has come whole; 0 or less: none."""
+    rest_api_idle_timeout_seconds: float = 75.0
+    """How long an HTTP connection stays open without a request; its answers say so (``Keep-Alive``)."""
+    rest_api_read_timeout_seconds: float = 60.0
+    """How long nothing of a body may come, and the most for the head of a request."""
+    rest_api_write_timeout_seconds: float = 60.0
+    """How long a client may read nothing of its answer."""
     rest_api_enable_cors_support: bool = False
     dashboard: bool = True
     """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
@@ -327,6 +333,9 @@ _MINIMA = {
     "rest_api_port": 0,
     "grpc_max_threads": 0,
     "rest_api_num_threads": 1,
+    "rest_api_idle_timeout_seconds": 0.1,
+    "rest_api_read_timeout_seconds": 0.1,
+    "rest_api_write_timeout_seconds": 0.1,
     "num_load_threads": 0,
     "num_unload_threads": 0,
     "num_initial_load_threads": 1,

@@ -7,6 +7,7 @@ because routes hold handles.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ class RequestServices:
         """``lookup``: the handle to a version, as :meth:`ServerCore.handle` gives it."""
         self._lookup = lookup
         self._journal = journal
-        self.settings = V2Settings(states.is_configured, read_trace_config(options.trace_config))
+        self.settings = V2Settings(states.is_configured, read_trace_config(options.trace_config, os.environ))
         size = cache_bytes(options.cache_config)
         self._cache = cache = ResponseCache(size) if size else None
         self.statistics = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)

@@ -332,8 +332,7 @@ class ServerProtocol(asyncio.Protocol):
         if self.connection.closing is not None:
             self._end()
         limits = self.common.limits
-        buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        due = decide(self._activity.view(now, self.connection, self._written, buffered), limits)
+        due = decide(self._activity.view(now, self.connection, self._written, self._transport), limits)
         if due is not None:
             act, kind = due
             if act is Act.ABORT:

@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import random
+import sys
+import termios
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fcntl import ioctl
 from math import inf
 from typing import Any, Protocol
 
@@ -68,6 +72,16 @@ class ConnectionView:
     """Whether it takes no more calls."""
     ending: bool = False
     """Whether the server's side is closed, or will be when the buffer is empty."""
+
+
+def bytes_on_their_way(transport: asyncio.Transport) -> int:
+    """What the client's system has not taken yet: the bytes in the transport, and where the system tells (Linux) those
+    in the socket. Without the latter, the few megabytes that a socket holds would hide a client that reads slowly."""
+    waiting = transport.get_write_buffer_size()
+    with suppress(OSError, ValueError):  # a socket that is closed, or of a kind that does not say
+        socket = transport.get_extra_info("socket")
+        waiting += int.from_bytes(ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return waiting
 
 
 def decide(view: ConnectionView, limits: Limits) -> tuple[Act, str] | None:
@@ -193,10 +207,13 @@ class ConnectionActivity:
         self.finished = False
         self.ending = False
 
-    def view(self, now: float, connection: Connection[Any], written: int, buffered: int) -> ConnectionView:
-        """``written`` counts the bytes so far, ``buffered`` those that are still in the socket's buffer."""
+    def view(
+        self, now: float, connection: Connection[Any], written: int, transport: asyncio.Transport | None
+    ) -> ConnectionView:
+        """``written`` counts the bytes so far."""
+        buffered = 0 if transport is None else transport.get_write_buffer_size()
         unsent = buffered > 0 or any(stream.queue for stream in connection.streams.values())
-        sent = written - buffered
+        sent = written - bytes_on_their_way(transport) if unsent and transport is not None else written - buffered
         if sent != self._sent or not (unsent or self.ending):
             self._sent, self._last_progress = sent, now
         if connection.busy or connection.last_stream != self._last_stream:

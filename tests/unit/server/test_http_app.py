@@ -19,7 +19,9 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 
-CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers"}
+CORS = {
+    f"access-control-{name}" for name in ("allow-origin", "allow-methods", "allow-headers", "expose-headers", "max-age")
+}
 
 Serve = Callable[..., RestFixture]
 
@@ -104,6 +106,7 @@ def test_cors_headers_are_on_every_answer_about_predictions_and_on_no_other(serv
         assert answer.headers["access-control-allow-origin"] == "*"
         assert answer.headers["access-control-allow-methods"] == "POST, GET"
         assert answer.headers["access-control-allow-headers"] == "Content-Type"
+        assert "X-Model-Version" in answer.headers["access-control-expose-headers"]
     for path in ("/metrics", "/livez", "/nothing", "/v1/models", "/v1/models/m", "/v1/models/nobody"):
         assert not CORS & set(server.client.get(path).headers)
 

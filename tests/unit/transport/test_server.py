@@ -30,6 +30,7 @@ from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.framing import STREAM_MASK
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.server import Server
+from tfs_lite.transport.watch import bytes_on_their_way
 
 pytestmark = pytest.mark.parametrize("loop", sorted(LOOPS))
 ECHOED = h2.message(b"x")
@@ -242,6 +243,35 @@ def test_client_that_reads_nothing_is_cut(loop: str, windows: str) -> None:
         raw = server.dial({h2.INITIAL_WINDOW: 0 if windows == "shut" else 2**31 - 1})
         raw.send(h2.window_update(0, 2**30))
         raw.request(1, FLOW, h2.message(b"100000"))
+        closed_as(server, "slow_reader")
+
+
+def test_client_that_reads_slowly_is_not_cut(loop: str) -> None:
+    """A socket holds megabytes, so that kilobytes that the client reads take nothing out of the server's own buffer."""
+    with TransportFixture(loop) as server:
+        raw = server.dial({h2.INITIAL_WINDOW: 2**31 - 1})
+        raw.send(h2.window_update(0, 2**30))
+        raw.request(1, FLOW, h2.message(b"100000"))
+        wait_until(lambda: len(server.transport._connections) == 1, "it is accepted", PATIENCE)
+        (protocol,) = server.transport._connections
+        transport = protocol._transport
+        assert transport is not None
+        wait_until(transport.get_write_buffer_size, "the client does not read", PATIENCE)
+        seen = [bytes_on_their_way(transport)]
+        wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
+
+        async def check(at: float) -> None:
+            protocol.check_timeouts(at)
+
+        now = time.monotonic()
+        for round in range(4):
+            server.run(check(now + 59 * round))
+            before = bytes_on_their_way(transport)
+            while bytes_on_their_way(transport) == before:
+                raw.socket.recv(4096)
+        server.run(check(now + 59 * 4))
+        assert not transport.is_closing()
+        server.run(check(now + 59 * 4 + 60))
         closed_as(server, "slow_reader")
 
 

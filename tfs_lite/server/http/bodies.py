@@ -8,8 +8,8 @@ metrics page shows the budget and the refusals.
 
 from __future__ import annotations
 
-import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.server.http.compression import ENCODINGS, answer_encoding, body_encoding, compress, decompress
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.message import BodyCut, IncomingBody, Request, Response
 from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
@@ -33,7 +33,8 @@ BLOCK = 1 << 20
 """Bytes that are gathered as they arrive, so that many small chunks cost no more than a large one."""
 BODIES_IN_BUDGET = 4
 """The default budget, in bodies of the largest size."""
-BODY_SECONDS = 60.0
+OLD_UPLOAD = 60.0
+"""Seconds after which a body that is still arriving gives way when there is no room for another."""
 SMALLEST_ANSWER = 1024
 """Bytes. Shorter answers are not worth compressing."""
 
@@ -41,7 +42,7 @@ SMALLEST_ANSWER = 1024
 @dataclass(frozen=True, slots=True)
 class BodyNumbers:
     """Bytes of request bodies in memory, and the bodies refused since the start: ``too_large`` alone, ``no_room``
-    beside the others, or ``too_slow`` to arrive."""
+    beside the others, or ``too_slow`` to arrive, which are those that were cut."""
 
     held_bytes: int
     most_held_bytes: int
@@ -49,6 +50,10 @@ class BodyNumbers:
     too_large: int
     no_room: int
     too_slow: int
+
+
+class NoRoom(ServingError):
+    """UNAVAILABLE: the budget has too few bytes left."""
 
 
 class BodyBudget:
@@ -74,7 +79,7 @@ class BodyBudget:
                 self._held, self._most = held, max(held, self._most)
                 return
             self._refused["no_room"] += 1
-        raise ServingError(
+        raise NoRoom(
             StatusCode.UNAVAILABLE,
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
         )
@@ -186,16 +191,18 @@ class Bodies:
         heap: HeapTrimmer,
         max_bytes: int,
         budget_bytes: int | None = None,
-        seconds: float = BODY_SECONDS,
+        old_upload: float = OLD_UPLOAD,
     ) -> None:
         """``max_bytes`` bounds one body, before and after decompression; ``budget_bytes`` bounds all of them together
-        (None: four of the largest). ``seconds`` is how long one body may take to arrive."""
+        (None: four of the largest). A body may arrive for as long as its connection waits for it; one that has been
+        arriving for ``old_upload`` seconds is cut when there is no room for another."""
         self._background = background
         self._heap = heap
         self._max_bytes = max_bytes
         self._small = min(COMFORTABLE_BYTES, max_bytes)
         self._budget = BodyBudget(BODIES_IN_BUDGET * max_bytes if budget_bytes is None else budget_bytes)
-        self._seconds = seconds
+        self._old_upload = old_upload
+        self._arriving: dict[IncomingBody, float] = {}  # since when, the oldest first
 
     @property
     def numbers(self) -> BodyNumbers:
@@ -207,7 +214,7 @@ class Bodies:
         """What ``parse`` makes of the whole body, decompressed; on a thread if that takes long.
 
         HttpError: 413 for a body that is too large (before anything is read, if Content-Length tells), 408 for one that
-        takes too long, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
+        does not come, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
         past the budget, INVALID_ARGUMENT for damaged bytes, and the errors of ``parse``."""
         body = self.small(request)
         return parse(body) if body is not None else await self._read_slowly(request, parse, refusal)
@@ -244,26 +251,38 @@ class Bodies:
         encoding = body_encoding(headers.get("content-encoding"), refusal)
         with _Body(self._budget, self._max_bytes, encoding) as body:
             body.check(int(headers.get("content-length", "0")))
-            await self._receive(request, body)
-            large = encoding is not None or body.size > COMFORTABLE_BYTES
             try:
+                await self._receive(request.body, body)
+                large = encoding is not None or body.size > COMFORTABLE_BYTES
                 return await self._background.run(lambda: parse(body.take())) if large else parse(body.take())
+            except NoRoom:
+                self._make_room(time.monotonic())
+                raise
             finally:
                 self._heap.note(body.size)
 
-    async def _receive(self, request: Request, body: _Body) -> None:
+    async def _receive(self, arriving: IncomingBody, body: _Body) -> None:
+        self._arriving[arriving] = time.monotonic()
         try:
-            async with asyncio.timeout(self._seconds):
-                while data := await request.body.next():
-                    body.append(data)
-        except TimeoutError:
+            while data := await arriving.next():
+                body.append(data)
+        except BodyCut as why:
             self._budget.count("too_slow")
             raise HttpError(
                 StatusCode.DEADLINE_EXCEEDED,
-                f"the request body did not arrive within {self._seconds:g} s: {body.received} bytes came",
+                f"the request body did not arrive whole, {body.received} bytes came: {why}",
                 408,
                 {"connection": "close"},
             ) from None
+        finally:
+            del self._arriving[arriving]
+
+    def _make_room(self, now: float) -> None:
+        """For requests to come: otherwise a few clients who send their bodies a byte at a time could hold the whole
+        budget for ever."""
+        arriving, since = next(iter(self._arriving.items()), (None, now))
+        if arriving is not None and now - since >= self._old_upload:
+            arriving.cut(f"after {now - since:.0f} s other requests need the memory")
 
 
 class BodyCollector(Collector):

@@ -31,18 +31,24 @@ Written: TypeAlias = Response | Coroutine[Any, Any, Response]
 
 
 class HttpCall(ModelReply[Any]):
-    """One prediction: a ``with`` block of its task, or a reply. ``deadline`` is in seconds of ``time.monotonic``.
+    """One prediction: a ``with`` block of its task, or a reply. ``deadline`` is in seconds of ``time.monotonic``; while
+    the request's body is arriving it is the one that a request would have that came now, and does not end the call.
     ``finish`` passes on what a reply has come to, a response or a failure, as an HTTP answer; the router sets it."""
 
-    __slots__ = ("_calls", "_reason", "_task", "deadline", "finish")
+    __slots__ = ("_calls", "_reason", "_seconds", "_started", "_task", "arriving", "deadline", "finish")
 
     finish: Callable[[Callable[[Answer], None], Response | Exception], None]
 
-    def __init__(self, calls: HttpCalls, deadline: float | None, record: RecordedRequest) -> None:
+    def __init__(self, calls: HttpCalls, request: Request, seconds: float | None, record: RecordedRequest) -> None:
         """``record`` tells which reason a missed deadline has."""
         self._calls = calls
         self._record = record
-        self.deadline = deadline
+        self._seconds = seconds
+        self._started = request.arrived
+        self.deadline = None if seconds is None else self._started + seconds
+        self.arriving = not request.body.complete
+        if self.arriving:
+            request.body.on_end = self._whole
         self._reason: ServingError | None = None
         self._task: asyncio.Task[Any] | None = None
         self._done = None
@@ -57,8 +63,17 @@ class HttpCall(ModelReply[Any]):
         self._calls.add(self)
         super().then(partial(self.finish, done))
 
-    def limit(self, deadline: float) -> None:
-        """Brings the deadline forward, once the body has said so."""
+    def _whole(self) -> None:
+        """The body has come: from now on the time of the call runs."""
+        self.arriving = False
+        self._started = time.monotonic()
+        if self._seconds is not None:
+            self.deadline = self._started + self._seconds
+            self._calls.begin(self)
+
+    def limit(self, seconds: float) -> None:
+        """Brings the deadline forward to so many seconds from when the request was whole: its body may say so."""
+        deadline = self._started + seconds
         if self.deadline is None or deadline < self.deadline:
             self.deadline = deadline
             self._calls.add(self)
@@ -126,16 +141,20 @@ class HttpCalls:
         """Notified whenever the last call has ended."""
 
     def call(self, request: Request, record: RecordedRequest, seconds: float | None = CONFIGURED) -> HttpCall:
-        """A call whose time, ``seconds`` (None: without a limit), runs from the arrival of its request's head.
+        """A call whose time, ``seconds`` (None: without a limit), runs from when its request has come whole.
         UNAVAILABLE at the end of a drain, and before on a connection that was made too late."""
         if request.after_drain or self._refuses:
             raise _stopping()
         limit = self.timeout if seconds == CONFIGURED else seconds
-        return HttpCall(self, None if limit is None else request.arrived + limit, record)
+        return HttpCall(self, request, limit, record)
 
     def add(self, call: HttpCall) -> None:
         self._in_flight.add(call)
-        if call.deadline is not None:
+        self.begin(call)
+
+    def begin(self, call: HttpCall) -> None:
+        """Its deadline, if it has one, ends the call from now on."""
+        if call.deadline is not None and not call.arriving and call in self._in_flight:
             if self._deadlines is None:
                 self._deadlines = Deadlines(asyncio.get_running_loop(), HttpCall.expire)
             self._deadlines.add(call, call.deadline)

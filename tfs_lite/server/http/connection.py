@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -53,8 +54,8 @@ from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.peer import UNKNOWN, peer_of
-from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.table import Reply
+from tfs_lite.transport.watch import bytes_on_their_way
 
 logger = logging.getLogger(__name__)
 
@@ -66,30 +67,49 @@ MAX_UNTAKEN_BYTES = 64 * 1024
 """Bytes of a body that its handler has not taken yet; beyond it reading pauses."""
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
+IDLE, READ, WRITE, HANDSHAKE = 75.0, 60.0, 60.0, 10.0
 JOINED_BYTES = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one is not copied."""
+CUTS = ("idle", "slow_head", "slow_body", "slow_reader", "lingering", "malformed", "handshake", "too_many")
+"""Why the server ends connections. ``lingering``: the client goes on sending what was refused."""
 _MALFORMED = b'{"error":"Invalid HTTP request received."}'
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds that a client is waited for: with nothing sent of a request (``idle``); with nothing sent of a body that
+    has begun, or from the first byte of a head to its last (``read``); with nothing read of an answer (``write``);
+    for all of a TLS handshake."""
+
+    idle: float = IDLE
+    read: float = READ
+    write: float = WRITE
+    handshake: float = HANDSHAKE
+
+
 class ConnectionOwner(Protocol):
-    """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
-    last on its connection; ``drained``: connections that are made now are too late for predictions."""
+    """What a connection needs of its server. ``closes_connections``: every answer is the last on its connection;
+    ``kept``: the lines of every other answer, which say how long it stays; ``drained``: connections that are made now
+    are too late for predictions."""
 
     handler: Handler
     refusal: Callable[[Request], Response | None]
-    timeout: float
+    waits: Waits
     closes_connections: bool
+    kept: bytes
     drained: bool
     date: DateLine
     heads: KnownHeads
-    log: RateLimitedLog
     backlog: Backlog
 
     def connected(self, connection: Connection) -> bool:
         """Whether there is room for it."""
 
     def disconnected(self, connection: Connection) -> None: ...
+
+    def on_cut(self, kind: str, peer: object, why: str = "") -> None:
+        """The server ends a connection. ``kind`` is one of :data:`CUTS`, ``peer`` the address of its socket."""
 
 
 class Connection(OneWaiter, asyncio.Protocol):
@@ -98,7 +118,8 @@ class Connection(OneWaiter, asyncio.Protocol):
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
         *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_peer", "_queue"),
-        *("_since", "_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
+        *("_since", "_taken", "_taken_since", "_transport", "_unparsed", "_url", "_wanted_since", "_work"),
+        *("_write_timeout", "_written"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
@@ -114,7 +135,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._since = time.monotonic()
-        """When the connection became idle or busy."""
+        """When the connection became idle or busy, a head began, or more came of a body that nobody wants."""
         # Requests on their way in.
         self._url = b""
         self._fields: list[Header] = []
@@ -122,6 +143,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._incoming: Request | None = None  # its head is complete and its body is not
         self._missing = 0  # bytes of its body, where the parser does not count them
         self._overhead = 0  # bytes received since a head ended or a body went on
+        self._wanted_since = 0.0  # when the handler began to wait for more of the body
         self._queue: deque[Request] = deque()
         self._unparsed = b""
         self._broken = False
@@ -135,8 +157,9 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
-        self._unsent = 0  # bytes that the client had not read at the last check
-        self._unsent_since = 0.0
+        self._written = 0  # bytes of answers
+        self._taken = -1  # how many of them the client's system had at the last check; -1: nothing waited for it
+        self._taken_since = 0.0
         self._write_timeout = 0.0
         # The end.
         self._lingering = False
@@ -148,9 +171,10 @@ class Connection(OneWaiter, asyncio.Protocol):
         return self._current is not None
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """The connection with the smallest value can be spared first: the longest idle, then the longest busy."""
-        return self.busy, self._since
+    def rank(self) -> tuple[bool, bool, float]:
+        """The connection with the smallest value can be spared first: those that never had a request, the others that
+        are idle, those that are busy; of each kind the one that is so for longest."""
+        return self.busy, self.used_at > 0, self._since
 
     # From the socket.
 
@@ -242,7 +266,7 @@ class Connection(OneWaiter, asyncio.Protocol):
                 self.data_received(data[len(body) :])
 
     def _new_body(self) -> IncomingBody:
-        return IncomingBody(self._send_continue, self._check_reading)
+        return IncomingBody(self._want_body, self._check_reading)
 
     def _feed_all(self, data: bytes) -> None:
         if len(data) <= PARSED_AT_ONCE:
@@ -288,6 +312,8 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._in_message = True
+        if self._current is None:
+            self._since = time.monotonic()
         self._url = b""
         self._fields = []
 
@@ -320,6 +346,8 @@ class Connection(OneWaiter, asyncio.Protocol):
             request.body.feed(data)
             if request.body.held > MAX_UNTAKEN_BYTES:
                 self._check_reading()
+        elif self._current is None:
+            self._since = time.monotonic()
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -331,8 +359,7 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _refuse(self, why: Exception) -> None:
         """What came last is malformed. Requests before it that are complete are answered first."""
-        address = self._transport.get_extra_info("peername")
-        self._owner.log.connection_ended("malformed", address, str(why.__context__ or why))
+        self._on_cut("malformed", str(why.__context__ or why))
         self._broken = True
         request = self._incoming
         if request is None:
@@ -489,8 +516,9 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._feed_all(data)
         self._check_reading()
 
-    def _send_continue(self) -> None:
-        """The handler waits for the body."""
+    def _want_body(self) -> None:
+        """The handler waits for more of the body."""
+        self._wanted_since = time.monotonic()
         if self._may_continue and not self._begun:
             self._may_continue = False
             self._transport.write(_CONTINUE)
@@ -500,6 +528,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         empty = response.status in (204, 304)
         length = b"" if empty else b"content-length: %d\r\n" % len(body)
         head = self._head(response.status, response.headers, length)
+        self._written += len(head) + len(body)
         if empty or self._head_only:
             self._transport.write(head)
         elif len(body) <= JOINED_BYTES:
@@ -532,6 +561,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         if self._transport.is_closing():
             raise asyncio.CancelledError
         if data:
+            self._written += len(data)
             self._transport.write(data)
         await self._until_drained()
 
@@ -544,7 +574,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         if closes or self._owner.closes_connections:
             self._keep_alive = False
         self._begun = True
-        close = b"" if self._keep_alive or closes else CLOSE
+        close = self._owner.kept if self._keep_alive else b"" if closes else CLOSE
         marks = self._asked.marks
         return b"".join((status_line(status), self._owner.date.get(), framing, lines, marks, close, b"\r\n"))
 
@@ -561,30 +591,60 @@ class Connection(OneWaiter, asyncio.Protocol):
             self._close()
 
     def evict(self) -> None:
+        """Makes room for another connection."""
+        self._on_cut("too_many", "the request on it was being answered" if self.busy else "")
+        self.abort()
+
+    def abort(self) -> None:
         """Closes the connection without sending anything more."""
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Called periodically. A client that goes on reading its answer has no timeout."""
-        timeout, transport = self._owner.timeout, self._transport
+        """Called periodically. A client that goes on reading its answer, or sending a body, has no timeout."""
+        waits, transport = self._owner.waits, self._transport
         if self._lingering:
-            if now - self._since >= timeout:
+            if now - self._since >= waits.read:
+                self._on_cut("lingering")
                 transport.abort()
             return
-        unsent = transport.get_write_buffer_size()
-        if not unsent or not self._unsent or unsent < self._unsent:
-            self._unsent_since = now
-        self._unsent = unsent
-        if unsent:
-            self._check_reader(now - self._unsent_since, self._write_timeout or timeout)
-        elif not self.busy and now - self._since >= timeout and not transport.is_closing():
+        if transport.get_write_buffer_size():
+            self._check_reader(now, self._write_timeout or waits.write)
+        else:
+            self._taken = -1
+            if not transport.is_closing():
+                self._check_sender(now, waits)
+
+    def _check_reader(self, now: float, limit: float) -> None:
+        taken = self._written - bytes_on_their_way(self._transport)
+        if taken != self._taken:
+            self._taken, self._taken_since = taken, now
+        if now - self._taken_since >= limit:
+            path = "" if self._current is None else f" on {self._current.head.path:.200}"
+            self._on_cut("slow_reader", f"the client has read nothing of its answer{path} for {limit:g} s")
+            self._transport.abort()
+
+    def _check_sender(self, now: float, waits: Waits) -> None:
+        request, silent = self._incoming, now - self._since
+        if self.busy:
+            if (
+                request is not None
+                and request is self._current
+                and request.body.wanted
+                and now - self._wanted_since >= waits.read
+            ):
+                self._on_cut("slow_body", f"nothing of the body for {request.head.path:.200} came for {waits.read:g} s")
+                request.body.cut(f"nothing came for {waits.read:g} s")
+        elif request is not None or self._in_message:
+            if silent >= waits.read:
+                kind, what = ("slow_head", "the head of a request") if request is None else ("slow_body", "a body")
+                self._on_cut(kind, f"{what} was not whole after {waits.read:g} s")
+                self._close()
+        elif silent >= waits.idle:
+            self._on_cut("idle")
             self._close()
 
-    def _check_reader(self, waited: float, limit: float) -> None:
-        if waited >= limit:
-            if self._current is not None:
-                logger.info("%s: the client has read nothing for %g s", self._current.head.path, limit)
-            self._transport.abort()
+    def _on_cut(self, kind: str, why: str = "") -> None:
+        self._owner.on_cut(kind, self._transport.get_extra_info("peername"), why)
 
     def _close(self) -> None:
         """Closes the connection when everything is sent; it lingers where the client is in the middle of a request."""

@@ -45,12 +45,17 @@ class Headers:
         return name.encode("latin-1") in self.fields
 
 
+class BodyCut(Exception):
+    """The rest of a body is not waited for; the text says why."""
+
+
 class IncomingBody(OneWaiter):
     """The bytes of a request's body, in the order in which they come. ``complete``: all have come; ``held``: bytes that
     were not taken yet. The connection calls ``feed`` and ``end``; it reads no more while ``held`` is above its bound,
-    until ``on_taken`` says that there is room again. ``on_wanted`` is called when a handler waits for more."""
+    until ``on_taken`` says that there is room again. ``on_wanted`` is called when a handler waits for more, and
+    ``on_end`` when all have come."""
 
-    __slots__ = ("_chunks", "complete", "held", "on_taken", "on_wanted")
+    __slots__ = ("_chunks", "_cut", "complete", "held", "on_end", "on_taken", "on_wanted")
 
     def __init__(
         self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore, whole: bytes | None = None
@@ -60,8 +65,15 @@ class IncomingBody(OneWaiter):
         self.held = len(whole or b"")
         self.on_wanted = on_wanted
         self.on_taken = on_taken
+        self.on_end: Callable[[], None] = ignore
         self._chunks = [whole] if whole else []
+        self._cut = ""
         self._waiter = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a handler waits for more."""
+        return self._waiter is not None
 
     def feed(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -70,11 +82,20 @@ class IncomingBody(OneWaiter):
 
     def end(self) -> None:
         self.complete = True
+        on_end, self.on_end = self.on_end, ignore
+        on_end()
+        self.wake()
+
+    def cut(self, why: str) -> None:
+        """The handler gets no more of it."""
+        self._cut = why
         self.wake()
 
     async def next(self) -> bytes:
-        """Bytes that follow those from before; empty at the end. One caller at a time."""
+        """Bytes that follow those from before; empty at the end. Raises :class:`BodyCut`. One caller at a time."""
         while not self._chunks:
+            if self._cut:
+                raise BodyCut(self._cut)
             if self.complete:
                 return b""
             self.on_wanted()

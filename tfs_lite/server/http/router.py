@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.codes import http_status
 from tfs_lite.server.access.access import Access, AccessDenied
-from tfs_lite.server.access.rules import ALL_MODELS
+from tfs_lite.server.access.rules import ALL_MODELS, PROXY_HEADERS
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.compression import ENCODINGS
@@ -41,9 +41,16 @@ CORS_HEADERS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "POST, GET",
     "access-control-allow-headers": "Content-Type",
+    "access-control-expose-headers": "Content-Length, Inference-Header-Content-Length, Retry-After, Server-Timing, "
+    "X-Model-Version, X-Request-Id, X-Should-Retry",
 }
-"""TensorFlow Serving's, on the answers of every API when cross-origin requests are allowed."""
+"""On the answers of every API when cross-origin requests are allowed: TensorFlow Serving's, and the headers of answers
+that pages may read."""
+MAX_ASKED_HEADERS = 100
+PREFLIGHT_SECONDS = 600
+"""How long a browser may remember what a preflight has allowed."""
 _SHARED = (Scope.OPEN, Scope.PREDICT)
+_TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _NAME = re.compile(r"\\{(\w+)\\}")
 
 
@@ -245,7 +252,8 @@ class Router:
         path, _, query = target.partition("?")
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
-            return Found(api, _answer_preflight, None, shared=self._is_shared(api, path))
+            shared = self._is_shared(api, path)
+            return Found(api, _answer_preflight, shared, shared=shared)
         if api.query_in_path and query:
             path = target
         allowed: list[str] = []
@@ -290,7 +298,7 @@ class Router:
     def _open(self, shared: bool, response: R) -> R:
         """The response, with the headers for other origins where it is for them."""
         if shared:
-            response.headers.update(self._cors)
+            response.headers = {**self._cors, **response.headers}
         return response
 
 
@@ -301,5 +309,19 @@ def _with_headers(error: AccessDenied) -> HttpError:
     return HttpError(error.code, str(error), http_status(error.code), headers)
 
 
-async def _answer_preflight(request: Request, target: None) -> Response:
-    return Response(status=preflight_status(request.headers.get("origin")))
+async def _answer_preflight(request: Request, shared: bool) -> Response:
+    """A browser asks which headers a page may send. All that it names are allowed but those that only proxies may set:
+    clients for browsers have many of their own (``x-stainless-*``), and what no handler knows changes nothing."""
+    origin = request.headers.get("origin")
+    if not shared:
+        return Response(status=preflight_status(origin))
+    headers = {"access-control-max-age": str(PREFLIGHT_SECONDS)}
+    asked = _allowed_headers(request.headers.get("access-control-request-headers"))
+    if asked:
+        headers["access-control-allow-headers"] = ", ".join(dict.fromkeys(("content-type", *asked)))
+    return Response(status=200 if origin else 400, headers=headers)
+
+
+def _allowed_headers(asked: str) -> list[str]:
+    names = [name.strip().lower() for name in asked.split(",", MAX_ASKED_HEADERS)[:MAX_ASKED_HEADERS]]
+    return [name for name in names if _TOKEN.fullmatch(name) and name not in PROXY_HEADERS]

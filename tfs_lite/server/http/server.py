@@ -2,9 +2,10 @@
 
     start -> serving -> leave (answers close their connections) -> drain -> stop
 
-Held connections cannot keep the probes from being answered: a connection without the whole head of a request is closed
-after a while, one whose client has stopped reading its answer is aborted, and beyond the bound on connections the
-longest idle one is evicted. The handlers decide how long a body and its answer may take.
+Held connections cannot keep the probes from being answered: a connection without a request is closed after a while, as
+is one whose head does not become whole, whose client has stopped sending a body, or reading its answer. Bodies and
+answers may take as long as something of them comes or goes; what bounds those is the number of connections, beyond
+which the longest idle one is evicted, or the longest busy one. The handlers decide how long an answer is made.
 
 A stop loses no request of a client that keeps its connection. From ``leave`` on every answer says that its connection
 closes, so that clients and proxies go elsewhere, and a drain waits a moment for those that asked a short while ago.
@@ -15,9 +16,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
-from tfs_lite.server.http.connection import Connection
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tfs_lite.server.http.connection import CUTS, Connection, Waits
 from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler, Request, Response
 from tfs_lite.server.http.response_head import DateLine
@@ -32,11 +37,9 @@ from tfs_lite.transport.watch import Watch
 PORT_FLAG = "--rest_api_port"
 MAX_CONNECTIONS = 10_000
 """A connection has at most one request in flight."""
-REQUEST_TIMEOUT = 10.0
-"""Seconds for a TLS handshake, and for the head of a request, from the start of the connection or the end of the
-request before; also for the rest of a refused body, and for a client to read more of its answer."""
-CHECKS = 10
-"""Timeouts of all connections are checked this often in that time, which is cheaper than a timer for each."""
+CHECKS, LONGEST_CHECK = 10, 1.0
+"""Waits of all connections are checked this often within the shortest one, or each so many seconds if that is sooner:
+cheaper than a timer for each."""
 TLS_END = 0.5
 """Seconds that a client has for the end of TLS."""
 RECENT = 2.0
@@ -56,20 +59,21 @@ class HttpServer:
     def __init__(
         self,
         handler: Handler,
-        request_timeout: float = REQUEST_TIMEOUT,
+        waits: Waits | None = None,
         max_connections: int = MAX_CONNECTIONS,
         tls: Callable[[], ssl.SSLContext] | None = None,
         backlog: Backlog | None = None,
         refusal: Callable[[Request], Response | None] = _take,
         share: ConnectionShare | None = None,
     ) -> None:
-        """``backlog`` is that of the loop, and ``share`` bounds the connections of the process; others may have the
-        same ones. None: one of its own. ``refusal`` is asked about every POST before it is put into the backlog: the
-        answer to one that is refused, None for one that is taken."""
+        """``waits`` None: the usual ones. ``backlog`` is that of the loop, and ``share`` bounds the connections of the
+        process; others may have the same ones. None: one of its own. ``refusal`` is asked about every POST before it is
+        put into the backlog: the answer to one that is refused, None for one that is taken."""
         self.handler = handler
         self.refusal = refusal
         self.backlog = backlog or Backlog()
-        self.timeout = request_timeout
+        self.waits = waits = waits or Waits()
+        self.kept = _kept_lines(waits.idle)
         self.date = DateLine()
         self.heads = KnownHeads()
         self.closes_connections = False
@@ -77,7 +81,9 @@ class HttpServer:
         self.drained = False
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
-        self.log = RateLimitedLog("HTTP", time.monotonic)
+        self.cuts = Counter(dict.fromkeys(CUTS, 0))
+        """Connections that the server has ended, by kind. Any thread may read."""
+        self._log = RateLimitedLog("HTTP", time.monotonic)
         share = share or ConnectionShare()
         self.connections: ConnectionRoom[Connection] = ConnectionRoom(
             max_connections, lambda one, _: one.rank, time.monotonic, share
@@ -85,11 +91,11 @@ class HttpServer:
         self._acceptor = Acceptor(
             lambda: Connection(self),
             tls=tls,
-            handshake_timeout=request_timeout,
+            handshake_timeout=waits.handshake,
             shutdown_timeout=TLS_END,
             accepted=lambda: None,
             failed=self._on_failed_handshake,
-            starved=lambda why: self.log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
+            starved=lambda why: self._log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
             share=share,
         )
         self._watch: Watch
@@ -102,7 +108,9 @@ class HttpServer:
             self._tls()
         sock = listen(host, port, PORT_FLAG)
         bound: int = sock.getsockname()[1]
-        self._watch = Watch(asyncio.get_running_loop(), self.timeout / CHECKS, lambda: self.connections)
+        waits = self.waits
+        every = min(min(waits.idle, waits.read, waits.write) / CHECKS, LONGEST_CHECK)
+        self._watch = Watch(asyncio.get_running_loop(), every, lambda: self.connections)
         self._watch.start()
         self._acceptor.start([sock])
         return bound
@@ -134,7 +142,7 @@ class HttpServer:
         ends = time.monotonic() + grace
         await self._ended.wait_for(lambda: not len(self.connections), lambda: ends)
         for connection in list(self.connections):
-            connection.evict()
+            connection.abort()
         await self._ended.wait_for(lambda: not len(self.connections))
         self._watch.stop()
 
@@ -147,6 +155,38 @@ class HttpServer:
         self.connections.discard(connection)
         self._ended.notify()
 
+    def on_cut(self, kind: str, peer: object, why: str = "") -> None:
+        self.cuts[kind] += 1
+        self._log.connection_ended(kind, peer, why)
+
     def _on_failed_handshake(self, peer: object, why: str | None) -> None:
-        if why is not None:
-            self.log.connection_ended("handshake", peer, why)
+        if why is None:
+            self.cuts["handshake"] += 1
+        else:
+            self.on_cut("handshake", peer, why)
+
+
+def _kept_lines(idle: float) -> bytes:
+    """What clients are told, who would otherwise send a request on a connection that is just being closed."""
+    return b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % idle if idle >= 1 else b""
+
+
+class ConnectionCollector(Collector):
+    """Reads the numbers once per page, on the thread that makes the page."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "tfs_lite_http_connections", "HTTP connections that are open.", len(self._server.connections)
+        )
+        closed = CounterMetricFamily(
+            "tfs_lite_http_connections_closed", "HTTP connections that the server ended, by why.", labels=["kind"]
+        )
+        for kind, count in self._server.cuts.items():
+            closed.add_metric([kind], count)
+        yield closed

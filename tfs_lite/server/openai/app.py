@@ -148,7 +148,7 @@ class OpenAiApp:
             sent = await self._http.bodies.read(request, read_embeddings)
             ref = self._models.ref(sent.model, request.grant)
             if sent.timeout is not None:
-                http_call.limit(request.arrived + sent.timeout)
+                http_call.limit(sent.timeout)
             record.model = ref.name
             try:
                 with self._naming(sent.model, ref, record):
@@ -177,7 +177,7 @@ class OpenAiApp:
             self.ignored.note(sent.ignored, endpoint.method)
             ref = self._models.ref(sent.model, request.grant)
             if sent.timeout is not None:
-                http_call.limit(request.arrived + sent.timeout)
+                http_call.limit(sent.timeout)
             call = _OpenAiCall(endpoint, record, http_call.deadline, sent, ref)
             record.model = ref.name
             try:

@@ -1,4 +1,4 @@
-"""Brings the spans of chosen requests to a collector, by OTLP over HTTP.
+"""Brings the spans of chosen requests to a collector, by OTLP.
 
     offer (the event loop) -> a queue with a bound -> the thread tfs-traces: spans -> a message -> the collector
 
@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,49 +21,53 @@ from prometheus_client.registry import Collector
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import BatchTrace
 from tfs_lite.metrics.ended_requests import EndedRequest
-from tfs_lite.server.traces.otlp import SpanEncoder, collector_client, resource_of
+from tfs_lite.server.traces.collector_client import CollectorClient, check_certificates
+from tfs_lite.server.traces.environment import JSON, read_environment
+from tfs_lite.server.traces.otlp import ALL, Attempt, SpanEncoder, message_of_an_export
 from tfs_lite.server.traces.spans import SERVER, BatchLinks, ChosenRequest, Span, SpanId, batch_span, request_spans
 from tfs_lite.serving.statistics.trace_config import TraceConfig
 
-QUEUE, DELAY, BATCH = 2048, 5000, 512
-"""Requests that wait, milliseconds until they are exported, spans that are sent at once."""
 BATCH_SECONDS = 1.0
 """How long after its end the span of a batch waits for requests that have not ended."""
 FLUSH_SECONDS = 2.0
 LOG_SECONDS = 60.0
 """Between two lines about a collector that does not take spans."""
-FULL, REFUSED = "queue_full", "not_taken"
+FULL, REFUSED, REJECTED = "queue_full", "not_taken", "rejected"
 logger = logging.getLogger(__name__)
 
 
 class TraceExporter:
-    """``start`` -> ``offer``, on one thread -> ``close``. ``send`` takes spans, and returns why they have
-    not reached the collector, empty if they have; it may block."""
+    """``start`` -> ``offer``, on one thread -> ``close``. ``send`` takes spans, and returns how many of them
+    the collector has not taken, and why; it may block."""
 
     def __init__(
         self,
-        config: TraceConfig,
-        send: Callable[[Sequence[Span]], str],
+        queue: int,
+        delay: float,
+        batch: int,
+        send: Callable[[Sequence[Span]], Attempt],
         stop: Callable[[], None],
         on_exported: Callable[[EndedRequest], None] = ignore,
     ) -> None:
-        """``stop`` makes a ``send`` that blocks return. ``on_exported`` is told, on the exporter's thread, which
-        requests have reached the collector."""
+        """``queue``: the most requests that wait; ``delay``: seconds until they are exported; ``batch``: spans that are
+        sent at once. ``stop`` makes a ``send`` that blocks return. ``on_exported`` is told, on the exporter's thread,
+        which requests have reached the collector."""
         self._on_exported = on_exported
         self._requests: dict[SpanId, EndedRequest] = {}
         self._send = send
         self._stop = stop
-        self._most = config.max_queue_size or _environment("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE)
-        self._delay = (config.schedule_delay or _environment("OTEL_BSP_SCHEDULE_DELAY", DELAY)) / 1e3
-        self._batch = config.max_export_batch_size or _environment("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH)
+        self._most = queue
+        self._delay = delay
+        self._batch = batch
         self._wake_at = min(self._batch, max(self._most // 2, 1))
         self._queue: deque[ChosenRequest] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._batches: dict[BatchTrace, BatchLinks] = {}
         self._logged = -LOG_SECONDS
-        self.dropped = Counter({FULL: 0, REFUSED: 0})
-        """Traces that were lost, by reason."""
+        self.dropped = Counter({FULL: 0, REFUSED: 0, REJECTED: 0})
+        """Traces that were lost, by reason. Of an export that the collector took a part of, as many count as lost as it
+        rejected spans: it does not say which."""
         self.exported = 0
         """Traces that the collector has taken."""
         self._thread = threading.Thread(target=self._run, name="tfs-traces", daemon=True)
@@ -119,21 +123,29 @@ class TraceExporter:
     def _export(self, spans: Sequence[Span]) -> None:
         requests = [self._requests.pop(span.id) for span in spans if span.kind == SERVER]
         try:
-            why = self._send(spans)
+            sent = self._send(spans)
         except Exception as error:
             logger.exception("spans could not be exported")
-            why = str(error)
-        if not why:
-            self.exported += len(requests)
+            sent = Attempt(ALL, str(error))
+        lost = min(sent.rejected, len(requests))
+        self.exported += len(requests) - lost
+        if sent.rejected >= len(spans):
+            self.dropped[REFUSED] += lost
+            self._log(f"the collector of traces does not take them ({sent.why})")
+        elif sent.rejected:
+            self.dropped[REJECTED] += lost
+            self._log(f"the collector of traces rejects {sent.rejected} of {len(spans)} spans ({sent.why})")
+        else:
             for ended in requests:
                 self._on_exported(ended)
-            return
-        self.dropped[REFUSED] += len(requests)
+            if sent.why:
+                self._log(f"the collector of traces takes them and says: {sent.why}")
+
+    def _log(self, text: str) -> None:
         now = time.monotonic()
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
-            lost = self.dropped.total()
-            logger.warning("the collector of traces does not take them (%s); %d are lost so far", why, lost)
+            logger.warning("%s; %d are lost so far", text, self.dropped.total())
 
 
 class TraceCollector(Collector):
@@ -152,16 +164,29 @@ class TraceCollector(Collector):
         )
 
 
-def make_exporter(config: TraceConfig, on_exported: Callable[[EndedRequest], None] = ignore) -> TraceExporter | None:
-    """None where ``OTEL_SDK_DISABLED`` is true. FAILED_PRECONDITION without the extra ``otel``, and for environment
-    variables that cannot be used."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+def make_exporter(
+    config: TraceConfig,
+    environment: Mapping[str, str] = os.environ,
+    on_exported: Callable[[EndedRequest], None] = ignore,
+) -> TraceExporter | None:
+    """None where the environment wants no traces. What it asks for and does not get is named in the log.
+    FAILED_PRECONDITION without the extra ``otel``."""
+    message_of_an_export()
+    found = read_environment(config, environment)
+    problem = check_certificates(found.otlp) if found.exports and found.otlp.secure else ""
+    for complaint in (*found.complaints, *([f"traces are lost: {problem}"] if problem else [])):
+        logger.warning("traces: %s", complaint)
+    if not found.exports:
+        logger.info("no traces are sent: the environment says so (OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER or _SAMPLER)")
         return None
-    encoder, client = SpanEncoder(resource_of(config)), collector_client(config)
-    return TraceExporter(config, lambda spans: client.send(encoder.encode(spans)), client.close, on_exported)
-
-
-def _environment(name: str, usual: int) -> int:
-    """A whole number above 0 of the environment; anything else counts as not given."""
-    text = os.environ.get(name, "").strip()
-    return int(text) if text.isdigit() and int(text) > 0 else usual
+    encoder = SpanEncoder(found.resource, found.limits, found.otlp.protocol == JSON)
+    client = CollectorClient(found.otlp)
+    logger.info("traces go to %s by %s", found.otlp.url, found.otlp.protocol)
+    return TraceExporter(
+        found.queue,
+        found.delay,
+        found.batch,
+        lambda spans: client.send(encoder.encode(spans)),
+        client.close,
+        on_exported,
+    )

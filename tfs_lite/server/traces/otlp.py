@@ -1,40 +1,30 @@
-"""Spans to a collector: OpenTelemetry's messages, by POST over HTTP, as OpenTelemetry's environment variables say.
+"""Spans as OpenTelemetry's messages, and what a collector answers.
 
 The messages are those of ``opentelemetry-proto``. OpenTelemetry's own exporter for Python takes spans of its SDK only,
 and making and encoding those takes four times the CPU of the messages, in the process that serves.
 
-Sources: OpenTelemetry's specifications of OTLP 1.9 (what is retried) and of its exporters (the variables). Timeouts
-are in seconds, as for OpenTelemetry's own exporter for Python.
+Source: OpenTelemetry's specification of OTLP 1.9 (JSON, what is retried, partial success).
 """
 
 from __future__ import annotations
 
-import gzip
-import os
-import random
-import ssl
-import threading
+import base64
+import json
 import time
-import urllib.error
-import urllib.request
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException
-from typing import Any
-from urllib.parse import unquote
+from itertools import islice
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from tfs_lite.core.status import failed_precondition
+from tfs_lite.server.traces.environment import JSON, UNLIMITED, SpanLimits
 from tfs_lite.server.traces.spans import SERVER, Span
-from tfs_lite.serving.statistics.trace_config import TraceConfig
 
-DEFAULT_URL = "http://localhost:4318"
-PATH = "/v1/traces"
-TIMEOUT = 10.0
-"""Seconds for all attempts of one export."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 5.0
-"""Seconds before the second attempt, and at most before any."""
-RETRIED = (429, 502, 503, 504)
-_COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+NO_LIMITS = SpanLimits()
+ALL = 1 << 62
+"""More spans than were sent."""
 _REMOTE_KNOWN, _REMOTE = 0x100, 0x200
 """Of the flags of a span: whether it is known that its parent is another process', and that it is."""
 
@@ -42,16 +32,12 @@ _REMOTE_KNOWN, _REMOTE = 0x100, 0x200
 class SpanEncoder:
     """Makes the body of an export. ``resource``: what is said of this server."""
 
-    def __init__(self, resource: Mapping[str, str]) -> None:
+    def __init__(self, resource: Mapping[str, str], limits: SpanLimits = NO_LIMITS, as_json: bool = False) -> None:
         """FAILED_PRECONDITION without the extra ``otel``."""
-        try:
-            from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-        except ImportError as error:
-            raise failed_precondition(
-                f"trace_config: mode=opentelemetry needs the extra otel: pip install 'tfs-lite[otel]' ({error})"
-            ) from None
-        self._message: Callable[[], Any] = ExportTraceServiceRequest
+        self._message = message_of_an_export()
         self._resource = resource
+        self._limits = limits
+        self._as_json = as_json
         self._offset = time.time_ns() - time.monotonic_ns()
 
     def encode(self, spans: Sequence[Span]) -> bytes:
@@ -62,11 +48,11 @@ class SpanEncoder:
         of_scope.scope.name = "tfs_lite"
         for span in spans:
             self._add(of_scope.spans, span)
-        body: bytes = message.SerializeToString()
+        body: bytes = _json_of(message) if self._as_json else message.SerializeToString()
         return body
 
     def _add(self, spans: Any, span: Span) -> None:
-        is_server, parent = span.kind == SERVER, span.parent
+        is_server, parent, limits = span.kind == SERVER, span.parent, self._limits
         added = spans.add(
             trace_id=span.id.trace.to_bytes(16),
             span_id=span.id.span.to_bytes(8),
@@ -76,13 +62,16 @@ class SpanEncoder:
             end_time_unix_nano=self._wall(span.end),
             trace_state=span.state,
             flags=_REMOTE_KNOWN | _REMOTE if is_server and parent is not None else _REMOTE_KNOWN,
+            dropped_attributes_count=max(len(span.attributes) - limits.attributes, 0),
+            dropped_events_count=max(len(span.events) - limits.events, 0),
+            dropped_links_count=max(len(span.links) - limits.links, 0),
         )
         if parent is not None:
             added.parent_span_id = parent.span.to_bytes(8)
-        _add_attributes(added.attributes, span.attributes)
-        for name, at in span.events:
+        _add_attributes(added.attributes, dict(islice(span.attributes.items(), limits.attributes)), limits.value_length)
+        for name, at in span.events[: limits.events]:
             added.events.add(name=name, time_unix_nano=self._wall(at))
-        for link in span.links:
+        for link in span.links[: limits.links]:
             added.links.add(trace_id=link.trace.to_bytes(16), span_id=link.span.to_bytes(8), flags=_REMOTE_KNOWN)
         if span.error is not None:
             added.status.code = 2
@@ -93,11 +82,34 @@ class SpanEncoder:
         return round(at * 1e9) + self._offset
 
 
-def _add_attributes(pairs: Any, attributes: Mapping[str, str | int | float | bool]) -> None:
+def message_of_an_export() -> Callable[[], Any]:
+    """FAILED_PRECONDITION without the extra ``otel``."""
+    try:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    except ImportError as error:
+        raise failed_precondition(
+            f"trace_config: mode=opentelemetry needs the extra otel: pip install 'tfs-lite[otel]' ({error})"
+        ) from None
+    found: Callable[[], Any] = ExportTraceServiceRequest
+    return found
+
+
+def _json_of(message: Any) -> bytes:
+    """OTLP's JSON is protobuf's but for ids, which are hexadecimal, and enums, which are numbers."""
+    tree = json_format.MessageToDict(message, use_integers_for_enums=True)
+    for of_resource in tree["resourceSpans"]:
+        for span in of_resource["scopeSpans"][0].get("spans", ()):
+            for ids in (span, *span.get("links", ())):
+                for name in ids.keys() & {"traceId", "spanId", "parentSpanId"}:
+                    ids[name] = base64.b64decode(ids[name]).hex()
+    return json.dumps(tree).encode()
+
+
+def _add_attributes(pairs: Any, attributes: Mapping[str, str | int | float | bool], longest: int = UNLIMITED) -> None:
     for key, value in attributes.items():
         into = pairs.add(key=key).value
         if isinstance(value, str):
-            into.string_value = _text(value)
+            into.string_value = _text(value)[:longest]
         elif isinstance(value, bool):
             into.bool_value = value
         elif isinstance(value, int):
@@ -111,105 +123,28 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-class CollectorClient:
-    """Sends bodies. ``send`` on one thread, ``close`` on any."""
+class Attempt(NamedTuple):
+    """What became of one attempt to send spans. ``rejected``: how many of them the collector has not taken; ALL without
+    its word about each. ``why``: its words, or what has failed. ``again``: whether another attempt may help, after so
+    many seconds at least."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str], timeout: float, compression: str, context: ssl.SSLContext | None
-    ) -> None:
-        self._url = url
-        self._headers = {**headers, "content-type": "application/x-protobuf", "user-agent": "tfs_lite"}
-        if compression:
-            self._headers["content-encoding"] = compression
-        self._compress = _COMPRESS.get(compression, bytes)
-        self._timeout = timeout
-        self._context = context
-        self._closed = threading.Event()
-
-    def send(self, body: bytes) -> str:
-        """Why the collector has not taken the spans; empty if it has. Tries again while that may help, for at most the
-        timeout."""
-        packed, ends, pause = self._compress(body), time.monotonic() + self._timeout, FIRST_PAUSE
-        while True:
-            why, again, wanted = self._attempt(packed, ends - time.monotonic())
-            wait = max(wanted, pause * random.uniform(0.8, 1.2))
-            if not again or time.monotonic() + wait >= ends or self._closed.wait(wait):
-                return why
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def close(self) -> None:
-        """There are no more attempts."""
-        self._closed.set()
-
-    def _attempt(self, body: bytes, seconds: float) -> tuple[str, bool, float]:
-        """Why it has failed, whether another attempt may help, and after how many seconds the collector wants it."""
-        request = urllib.request.Request(self._url, body, self._headers)
-        try:
-            with urllib.request.urlopen(request, timeout=max(seconds, 0.1), context=self._context):
-                return "", False, 0.0
-        except urllib.error.HTTPError as error:
-            with error:
-                after = error.headers.get("retry-after", "")
-            return f"HTTP {error.code}", error.code in RETRIED, float(after) if after.isdigit() else 0.0
-        except (OSError, ValueError, HTTPException) as error:
-            return f"{self._url}: {error}", True, 0.0
+    rejected: int = 0
+    why: str = ""
+    again: bool = False
+    wait: float = 0.0
 
 
-def collector_client(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> CollectorClient:
-    """As the flag and the environment say. FAILED_PRECONDITION names a variable that cannot be used."""
+def read_answer(body: bytes, protocol: str) -> Attempt:
+    """What the collector has not taken, though it has answered that all is well."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-    def said(name: str) -> tuple[str, str]:
-        """The name of the variable, and what it says: that of traces before that of every signal."""
-        own, common = f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"
-        name = own if environment.get(own, "").strip() else common
-        return name, environment.get(name, "").strip()
-
-    name, url = said("ENDPOINT")
-    if not name.endswith("TRACES_ENDPOINT"):
-        url = (url or DEFAULT_URL).rstrip("/") + PATH
-    if not (config.url or url).startswith(("http://", "https://")):
-        raise failed_precondition(f"{name} is {url:.200}, expected http://HOST:PORT")
-    name, text = said("TIMEOUT")
+    answer = ExportTraceServiceResponse()
     try:
-        timeout = float(text or TIMEOUT)
-    except ValueError:
-        timeout = 0.0
-    if not 0 < timeout < 3600:
-        raise failed_precondition(f"{name} is {text:.200}, expected seconds")
-    name, compression = said("COMPRESSION")
-    if compression not in ("", "none", *_COMPRESS):
-        raise failed_precondition(f"{name} is {compression:.200}, expected none, {' or '.join(_COMPRESS)}")
-    name, text = said("HEADERS")
-    headers = {key.lower(): value for key, value in _pairs(name, text).items()}
-    _, authority = said("CERTIFICATE")
-    _, certificate = said("CLIENT_CERTIFICATE")
-    _, key = said("CLIENT_KEY")
-    context = None
-    if authority or certificate:
-        try:
-            context = ssl.create_default_context(cafile=authority or None)
-            if certificate:
-                context.load_cert_chain(certificate, key or None)
-        except (OSError, ssl.SSLError) as error:
-            files = ", ".join(filter(None, (authority, certificate, key)))
-            raise failed_precondition(f"certificates for the collector of traces ({files}): {error}") from None
-    return CollectorClient(config.url or url, headers, timeout, "" if compression == "none" else compression, context)
-
-
-def resource_of(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """What is said of this server: by the flag, before the environment."""
-    name = "OTEL_RESOURCE_ATTRIBUTES"
-    found = {"service.name": "tfs_lite", **_pairs(name, environment.get(name, ""))}
-    service = environment.get("OTEL_SERVICE_NAME", "").strip()
-    return {**found, **({"service.name": service} if service else {}), **config.resource}
-
-
-def _pairs(name: str, text: str) -> dict[str, str]:
-    """``NAME=VALUE,NAME=VALUE``, with percent escapes. FAILED_PRECONDITION for anything else."""
-    found = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = pair.partition("=")
-        if not (equals and key.strip()):
-            raise failed_precondition(f"{name}: {pair:.200}: expected NAME=VALUE")
-        found[unquote(key.strip())] = unquote(value.strip())
-    return found
+        if protocol == JSON:
+            json_format.Parse(body or b"{}", answer, ignore_unknown_fields=True)
+        else:
+            answer.ParseFromString(body)
+    except (DecodeError, json_format.ParseError):
+        return Attempt()  # another server's "well done"
+    partial = answer.partial_success
+    return Attempt(max(partial.rejected_spans, 0), partial.error_message[:500])

@@ -30,6 +30,10 @@ _NUMBERS = {
     "bsp_max_export_batch_size": 1,
 }
 MAX_NUMBER = 2**31 - 1
+_PARENT_BASED = "parentbased_"
+_SAMPLERS = ("always_on", "always_off", "traceidratio")
+SAMPLERS = (*_SAMPLERS, *(_PARENT_BASED + name for name in _SAMPLERS))
+"""OpenTelemetry's, of those that need no other service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,9 @@ class TraceConfig:
 DEFAULT = TraceConfig()
 
 
-def read_trace_config(words: Sequence[str]) -> TraceConfig:
-    """``words`` are the values of the flag, split at commas. INVALID_ARGUMENT names what is wrong."""
+def read_trace_config(words: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> TraceConfig:
+    """``words`` are the values of the flag, split at commas. INVALID_ARGUMENT names what is wrong. In the mode
+    opentelemetry a rate that is not given is the one of the sampler in the ``environment``."""
     resource: dict[str, str] = {}
     levels: list[str] = []
     values: dict[str, str] = {}
@@ -79,6 +84,8 @@ def read_trace_config(words: Sequence[str]) -> TraceConfig:
     if mode not in MODES:
         raise _wrong(f"mode={mode}", f"expected one of {', '.join(MODES)}")
     numbers = {name: _number(name, values[name]) for name in _NUMBERS if name in values}
+    if mode == OPENTELEMETRY and "rate" not in numbers:
+        numbers["rate"] = _sampler_rate(environment)
     return TraceConfig(
         mode=mode,
         levels=tuple(dict.fromkeys(levels)) or DEFAULT.levels,
@@ -92,6 +99,25 @@ def read_trace_config(words: Sequence[str]) -> TraceConfig:
         schedule_delay=numbers.get("bsp_schedule_delay"),
         max_export_batch_size=numbers.get("bsp_max_export_batch_size"),
     )
+
+
+def sampler_of(text: str) -> str | None:
+    """How the sampler of that name decides about requests without a caller; None: there is no such sampler here."""
+    name = text.strip().lower()
+    return name.removeprefix(_PARENT_BASED) if name in SAMPLERS else None
+
+
+def _sampler_rate(environment: Mapping[str, str]) -> int:
+    sampler = sampler_of(environment.get("OTEL_TRACES_SAMPLER", ""))
+    if sampler is None:
+        return DEFAULT.rate
+    try:
+        ratio = float(environment.get("OTEL_TRACES_SAMPLER_ARG", "") or 1)
+    except ValueError:
+        ratio = 1.0
+    if sampler != "traceidratio" or not 0 <= ratio <= 1:
+        ratio = 0.0 if sampler == "always_off" else 1.0
+    return min(round(1 / ratio), MAX_NUMBER) if ratio else 0
 
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, str]]:

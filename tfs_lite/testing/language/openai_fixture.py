@@ -27,6 +27,7 @@ from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
@@ -77,7 +78,7 @@ class OpenAiServed:
             settings,
             now=lambda: CREATED,
         )
-        self._server = HttpServer(Router([OpenAiApi(self.app)], self.http.bodies), patience)
+        self._server = HttpServer(Router([OpenAiApi(self.app)], self.http.bodies), Waits(write=patience))
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.port}{ROOT}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)

@@ -32,6 +32,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.messages import Message
+from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Overload
 from tfs_lite.server.http.server import HttpServer
@@ -175,6 +176,7 @@ class RestFixture:
         enable_cors: bool = False,
         check_method_names: bool = False,
         backlog: Backlog | None = None,
+        waits: Waits | None = None,
         **limits: Any,
     ) -> None:
         self.registry = CollectorRegistry()
@@ -198,7 +200,7 @@ class RestFixture:
         backlog = backlog or Backlog()
         overload = Overload(backlog, self.http.calls.timeout, self._count_refused)
         self.app = http_app(apis, self.health, self._pages, self.http, enable_cors, overload)
-        self.server = HttpServer(self.app, backlog=backlog, refusal=self.app.refusal)
+        self.server = HttpServer(self.app, waits, backlog=backlog, refusal=self.app.refusal)
         self.loop = LoopThread("tfs-rest-fixture")
         self.port = self.loop.run(self.server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)

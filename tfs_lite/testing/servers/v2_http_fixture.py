@@ -23,6 +23,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
@@ -136,7 +137,7 @@ class V2HttpFixture:
         self.room = self.models.infer.room
         self.app = Router([V2HttpApp(self.models.infer, self.control, self.http, self.models.fast)], self.http.bodies)
         self._regions = regions
-        self._server = HttpServer(self.app, write_timeout)
+        self._server = HttpServer(self.app, Waits(write=write_timeout))
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
 

@@ -177,12 +177,42 @@ def test_request_that_is_cancelled_gives_its_bytes_back(make: Any) -> None:
     assert bodies.numbers.held_bytes == 0
 
 
-def test_body_that_stops_coming_is_refused(make: Any) -> None:
-    bodies = make(100, seconds=0.01)
-    error = refusal(bodies, request(b"half", ends=False))
+def test_body_that_is_cut_is_refused(make: Any) -> None:
+    bodies, sent = make(100), request(b"half", ends=False)
+    sent.body.cut("nothing came")
+    error = refusal(bodies, sent)
     assert isinstance(error, HttpError)
     assert (error.http, error.code, bodies.numbers.too_slow) == (408, StatusCode.DEADLINE_EXCEEDED, 1)
-    assert "did not arrive within 0.01 s: 4 bytes came" in str(error)
+    assert str(error) == "the request body did not arrive whole, 4 bytes came: nothing came"
+
+
+@pytest.mark.parametrize(("old_upload", "gives_way"), [(0.0, True), (1000.0, False)])
+def test_body_that_arrives_for_long_gives_way_when_there_is_no_room(
+    make: Any, old_upload: float, gives_way: bool
+) -> None:
+    """The oldest one; the body that found no room may come again."""
+    bodies = make(100, budget_bytes=100, old_upload=old_upload)
+
+    async def main() -> None:
+        first, second = request(bytes(60), ends=False), request(bytes(30), ends=False)
+        reading = [asyncio.ensure_future(bodies.read(sent, whole)) for sent in (first, second)]
+        await asyncio.sleep(0)
+        assert bodies.numbers.held_bytes == 90
+        with pytest.raises(ServingError, match="of the 100 bytes") as caught:
+            await bodies.read(request(bytes(50), ends=False), whole)
+        assert caught.value.code is StatusCode.UNAVAILABLE
+        second.body.end()
+        assert await reading[1] == bytes(30)
+        await asyncio.sleep(0)
+        assert reading[0].done() is gives_way
+        if gives_way:
+            with pytest.raises(HttpError, match="60 bytes came: after 0 s other requests need the memory"):
+                await reading[0]
+        first.body.end()
+        await asyncio.wait(reading)
+        assert bodies.numbers.held_bytes == 0
+
+    asyncio.run(main())
 
 
 def test_error_of_the_parser_is_raised_and_nothing_is_kept(make: Any) -> None:

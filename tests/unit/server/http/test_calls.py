@@ -19,8 +19,9 @@ from tfs_lite.server.http.replies import HttpError
 def call_of(
     calls: HttpCalls, ago: float = 0.0, after_drain: bool = False, seconds: float | None = CONFIGURED
 ) -> HttpCall:
-    """A call for a request whose head arrived that many seconds ago."""
-    request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic() - ago, after_drain)
+    """A call for a request that arrived whole that many seconds ago."""
+    body = IncomingBody(whole=b"")
+    request = Request(RequestHead("POST", "/", Headers()), body, time.monotonic() - ago, after_drain)
     record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
     record.late = Reason.JOB_EXPIRED
     return calls.call(request, record, seconds)
@@ -45,7 +46,21 @@ async def test_call_without_a_deadline_ends_by_itself() -> None:
             await asyncio.sleep(0)
 
 
-async def test_deadline_counts_from_the_arrival_of_the_head() -> None:
+async def test_time_of_a_call_runs_from_when_its_body_has_come() -> None:
+    body, calls = IncomingBody(), HttpCalls(30)
+    request = Request(RequestHead("POST", "/", Headers()), body, time.monotonic() - 100)
+    record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
+    with calls.call(request, record) as call:
+        await asyncio.sleep(0.01)
+        before = time.monotonic()
+        body.end()
+        assert call.deadline is not None
+        assert call.deadline >= before + 30
+        call.limit(20)
+        assert before + 20 <= call.deadline < before + 25
+
+
+async def test_deadline_counts_from_the_arrival_of_the_request() -> None:
     now = time.monotonic()
     with call_of(HttpCalls(30), ago=10) as call:
         assert call.deadline == pytest.approx(now + 20, abs=5)
@@ -57,7 +72,7 @@ async def test_deadline_can_be_brought_forward_and_not_put_off() -> None:
     with call_of(HttpCalls(30)) as call:
         before = call.deadline
         assert before is not None
-        call.limit(before + 5)
+        call.limit(35)
         assert call.deadline == before
 
 
@@ -65,7 +80,7 @@ async def test_deadline_can_be_brought_forward_and_not_put_off() -> None:
 async def test_deadline_that_was_brought_forward_ends_the_call(seconds: float | None) -> None:
     async def limited() -> None:
         with call_of(HttpCalls(None), seconds=seconds) as call:
-            call.limit(time.monotonic() + 0.01)
+            call.limit(0.01)
             await asyncio.Event().wait()
 
     assert await code_of(limited()) is StatusCode.DEADLINE_EXCEEDED
@@ -168,7 +183,7 @@ class Replied:
         self.results: list[Any] = []
         self.ended, self.may_write = asyncio.Event(), asyncio.Event()
         record = RequestMetrics(self.registry, lambda name: True).record("Predict", "m", "REST")
-        request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic())
+        request = Request(RequestHead("POST", "/", Headers()), IncomingBody(whole=b""), time.monotonic())
         self.reply = calls.call(request, record, seconds).reply(self.model, self._write)
         self.reply.finish = lambda done, result: done(cast(Any, result))
         self.reply.then(self._done)

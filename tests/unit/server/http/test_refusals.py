@@ -82,7 +82,7 @@ def test_predictions_that_would_begin_too_late_are_refused(server: RestFixture, 
     for status, lines, body in answers:
         assert orjson.loads(body) == (ANSWER if status == 200 else {"error": OVERLOADED})
         assert lines.get(b"retry-after") == (None if status == 200 else b"1")
-        assert b"connection" not in lines
+        assert lines[b"connection"] == b"keep-alive"
     assert server.count("OK", "Predict") == ALWAYS_TAKEN
     assert server.count("UNAVAILABLE", "Predict", version="") == REFUSED
 

@@ -202,6 +202,46 @@ async def test_options_are_answered_where_cors_is_enabled_or_the_api_always_does
     assert (await ask("OPTIONS", target)).status == (400 if status == 200 else 404)
 
 
+async def asked_headers(ask: Ask, target: str, names: str) -> str | None:
+    answer = await ask("OPTIONS", target, origin="https://a.example", access_control_request_headers=names)
+    return answer.headers.get("access-control-allow-headers")
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ("authorization,content-type,x-stainless-os", "content-type, authorization, x-stainless-os"),
+        ("Inference-Header-Content-Length, traceparent", "content-type, inference-header-content-length, traceparent"),
+        ("x-forwarded-for,forwarded,x-real-ip,x-request-id", "content-type, x-request-id"),
+        ("a b,x\r\nset-cookie: a,,\u00e4,ok", "content-type, ok"),
+        ("via", "Content-Type"),
+        ("", "Content-Type"),
+    ],
+)
+async def test_preflight_allows_every_header_that_a_page_asks_for_but_those_of_proxies(
+    make: Callable[..., Ask], asked: str, allowed: str
+) -> None:
+    assert await asked_headers(make(enable_cors=True), "/shop/hat", asked) == allowed
+
+
+async def test_preflight_allows_a_hundred_headers(make: Callable[..., Ask]) -> None:
+    asked = ",".join(f"x-{number}" for number in range(1000))
+    allowed = await asked_headers(make(enable_cors=True), "/shop/hat", asked)
+    assert allowed is not None
+    assert allowed.split(", ") == ["content-type", *asked.split(",")[:100]]
+
+
+@pytest.mark.parametrize("target", ["/shop/hat/stock", "/rest"])
+async def test_preflight_allows_nothing_where_pages_of_other_origins_have_no_part(
+    make: Callable[..., Ask], target: str
+) -> None:
+    assert await asked_headers(make(enable_cors=True), target, "authorization") is None
+
+
+async def test_page_without_an_origin_of_its_own_is_one_of_every_origin(make: Callable[..., Ask]) -> None:
+    assert (await make(enable_cors=True)("OPTIONS", "/shop/hat", origin="null")).status == 200
+
+
 @pytest.mark.parametrize(
     ("target", "packed"), [("/shop/large", True), ("/shop/hat", False), ("/shop/hat/large", False)]
 )

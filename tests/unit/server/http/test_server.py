@@ -11,6 +11,7 @@ import resource
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -18,10 +19,12 @@ import httpx
 import pytest
 import trustme
 
+from tfs_lite.server.http.connection import Connection, Waits
 from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.transport.watch import bytes_on_their_way
 
 HEAD = b"POST /page HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -33,6 +36,11 @@ LARGE = 64 << 20
 async def count_to_three() -> AsyncIterator[bytes]:
     for text in (b"one", b"", b"two", b"three"):
         yield text
+
+
+async def flood() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(LARGE // 10)
 
 
 async def break_off() -> AsyncIterator[bytes]:
@@ -49,6 +57,8 @@ async def answer(request: Request) -> Response | Stream:
             return Response(b"no", 413)
         case "/stream":
             return Stream(count_to_three(), media_type="text/plain")
+        case "/flood":
+            return Stream(flood())
         case "/cut":
             return Stream(break_off())
         case "/fail":
@@ -61,6 +71,14 @@ async def answer(request: Request) -> Response | Stream:
                 pieces.append(piece)
             return Response(b"".join(pieces))
     return Response(request.head.target.encode() if request.head.path.startswith("/target") else b"fine")
+
+
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
+CLOSE = b"Connection: close\r\n"
+
+
+def all_waits(seconds: float) -> Waits:
+    return Waits(idle=seconds, read=seconds, write=seconds, handshake=seconds)
 
 
 class Start:
@@ -148,13 +166,13 @@ def test_thousand_connections_without_a_request_do_not_disturb_another(start: St
 
 @pytest.mark.parametrize("sent", [b"", b"GET /page HT", b"GET /page HTTP/1.1\r\nHost: x\r\n\r\nGET /pa", HEAD])
 def test_connection_without_a_whole_request_is_closed(start: Start, connect: Any, sent: bytes) -> None:
-    client = connect(start(request_timeout=0.1), sent)
+    client = connect(start(waits=all_waits(0.1)), sent)
     answer = read_all(client)
     assert answer.count(b"200 OK") == sent.count(b"Host")
 
 
 def test_bytes_that_trickle_in_do_not_prolong_the_wait(start: Start, connect: Any) -> None:
-    client = connect(start(request_timeout=0.3), b"GET /page HTTP/1.1\r\nx: ")
+    client = connect(start(waits=all_waits(0.3)), b"GET /page HTTP/1.1\r\nx: ")
     wait_until(lambda: is_closed(client), "the connection is closed", 20)
 
 
@@ -198,12 +216,170 @@ def test_broken_body_of_a_request_for_the_head_only_is_answered_without_one(star
 @pytest.mark.parametrize("number", [1, 2])
 def test_client_that_does_not_read_its_answer_is_cut(start: Start, connect: Any, last: bytes, number: int) -> None:
     request = b"GET /large HTTP/1.1\r\nHost: x\r\n%s\r\n"
-    client = connect(start(request_timeout=0.2), request % b"" * (number - 1) + request % last)
+    client = connect(start(waits=all_waits(0.2)), request % b"" * (number - 1) + request % last)
     wait_until(lambda: is_closed(client), "the connection is cut", 20)
 
 
+# Virtual time: the waits of one connection are checked at a moment of the test's choice.
+
+
+class OneConnection:
+    """The only connection of a server with the usual waits."""
+
+    def __init__(self, start: Start, connect: Any, sent: bytes, port: int = 0) -> None:
+        self.client: socket.socket = connect(port or start(), sent)
+        self._start = start
+        wait_until(lambda: len(start.server.connections) == 1, "it is accepted", 20)
+        (self.connection,) = start.server.connections
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        return {kind: count for kind, count in self._start.server.cuts.items() if count}
+
+    def check(self, at: float) -> dict[str, int]:
+        """What was cut after a check at that time."""
+
+        async def check() -> None:
+            self.connection.check_timeouts(at)
+
+        self._start._loop_thread.run(check())
+        return self.cuts
+
+    def wait(self, holds: Callable[[Connection], Any], what: str) -> None:
+        wait_until(lambda: holds(self.connection), what, 20)
+
+
+def test_idle_connection_stays_for_as_long_as_its_answers_say(
+    start: Start, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = start()
+    one = OneConnection(start, connect, GET % (b"/page", b""), port)
+    answer = one.client.recv(65536)
+    assert b"\r\nconnection: keep-alive\r\nkeep-alive: timeout=75\r\n" in answer
+    one.wait(lambda connection: connection.used_at, "it is idle")
+    assert one.check(one.connection.used_at + 74.9) == {}
+    one.client.sendall(GET % (b"/page", CLOSE))
+    assert b"keep-alive" not in read_all(one.client).lower()
+    wait_until(lambda: not len(start.server.connections), "it has gone", 20)
+    one = OneConnection(start, connect, b"", port)
+    assert one.check(one.connection._since + 75) == {"idle": 1}
+    assert read_all(one.client) == b""
+    assert caplog.records == []
+
+
+def test_head_has_its_time_from_its_first_byte(start: Start, connect: Any, caplog: pytest.LogCaptureFixture) -> None:
+    one = OneConnection(start, connect, GET % (b"/page", b""))
+    assert one.client.recv(65536)
+    one.wait(lambda connection: connection.used_at, "it is idle")
+    one.client.sendall(b"GET /pa")
+    one.wait(lambda connection: connection._in_message, "a head has begun")
+    begun = one.connection._since
+    assert begun > one.connection.used_at
+    one.client.sendall(b"ge HTTP/1.1\r\nx: ")
+    assert one.check(begun + 59.9) == {}
+    assert one.check(begun + 60) == {"slow_head": 1}
+    assert read_all(one.client) == b""
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.endswith(" ended, slow_head: the head of a request was not whole after 60 s")
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_body_may_take_any_time_while_bytes_of_it_come(
+    start: Start, connect: Any, framing: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = OneConnection(start, connect, b"POST /echo HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n")
+    chunked = b"chunked" in framing
+    for byte in b"abcdefgh":
+        one.wait(lambda connection: connection._wanted_since, "more is wanted")
+        before = one.connection._wanted_since
+        assert one.check(before + 59.9) == {}
+        one.client.sendall(b"1\r\n%c\r\n" % byte if chunked else b"%c" % byte)
+        one.wait(lambda connection, before=before: connection._wanted_since > before, "it was taken")
+    assert one.check(one.connection._wanted_since + 60) == {"slow_body": 1}
+    (text,) = [record.getMessage() for record in caplog.records if "slow_body" in record.getMessage()]
+    assert text.endswith(" ended, slow_body: nothing of the body for /echo came for 60 s")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_rest_of_a_body_that_nobody_wants_may_take_any_time_too(start: Start, connect: Any, known: bool) -> None:
+    head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    one = OneConnection(start, connect, head)
+    assert one.client.recv(65536).startswith(b"HTTP/1.1 413 ")
+    if known:
+        one.client.sendall(b"123456789" + head)
+        assert one.client.recv(65536).startswith(b"HTTP/1.1 413 ")
+    for byte in b"12345678":
+        before = one.connection._since
+        assert one.check(before + 59.9) == {}
+        one.client.sendall(b"%c" % byte)
+        one.wait(lambda connection, before=before: connection._since > before, "it has come")
+    assert one.check(one.connection._since + 60) == {"slow_body": 1}
+
+
+def test_reader_is_silent_only_when_its_system_takes_nothing(
+    start: Start, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A socket holds megabytes: a client that reads kilobytes takes nothing out of the server's own buffer."""
+    one = OneConnection(start, connect, GET % (b"/large", b""))
+    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    transport = one.connection._transport
+    seen = [bytes_on_their_way(transport)]
+    wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
+    now = time.monotonic()
+    for round in range(4):
+        assert one.check(now + 59 * round) == {}
+        before, buffered = bytes_on_their_way(transport), transport.get_write_buffer_size()
+        while bytes_on_their_way(transport) == before:
+            one.client.recv(4096)
+        assert bytes_on_their_way(transport) < before
+        assert round or transport.get_write_buffer_size() == buffered
+    assert one.check(now + 59 * 4) == {}
+    assert one.check(now + 59 * 4 + 60) == {"slow_reader": 1}
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.endswith(" ended, slow_reader: the client has read nothing of its answer for 60 s")
+
+
+def test_reader_that_is_slower_than_a_stream_is_not_silent(start: Start, connect: Any) -> None:
+    """What it reads is replaced at once, so that what waits for it does not become less."""
+    one = OneConnection(start, connect, GET % (b"/flood", b""))
+    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    transport = one.connection._transport
+    seen = [bytes_on_their_way(transport)]
+    wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
+    now = time.monotonic()
+    assert one.check(now) == {}
+    for round in range(1, 5):
+        written = one.connection._written
+        while one.connection._written == written:
+            one.client.recv(1 << 16)
+        assert one.check(now + 59 * round) == {}
+    assert one.check(now + 59 * 4 + 60) == {"slow_reader": 1}
+
+
+def test_connection_that_makes_room_is_told_of(start: Start, connect: Any, caplog: pytest.LogCaptureFixture) -> None:
+    port = start(max_connections=1)
+    first = connect(port)
+    wait_until(lambda: len(start.server.connections) == 1, "it is accepted", 20)
+    assert fetch(port) == 200
+    assert read_all(first) == b""
+    assert start.server.cuts["too_many"] == 1
+    assert caplog.records[0].getMessage().endswith(" ended, too_many")
+
+
+def test_connection_that_had_a_request_is_spared_before_those_that_never_had_one(start: Start, connect: Any) -> None:
+    port = start(max_connections=3)
+    used = connect(port, GET % (b"/page", b""))
+    assert used.recv(65536)
+    silent = [connect(port) for _ in range(2)]
+    wait_until(lambda: len(start.server.connections) == 3, "they are accepted", 20)
+    assert fetch(port) == 200
+    assert read_all(silent[0]) == b""
+    used.sendall(GET % (b"/page", CLOSE))
+    assert b"200 OK" in read_all(used)
+
+
 def test_client_that_reads_slowly_gets_all_of_its_answer(start: Start, connect: Any) -> None:
-    client = connect(start(request_timeout=1.0), b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    client = connect(start(waits=all_waits(1.0)), b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
     pause, received = threading.Event(), 0
     while received < LARGE:
         piece = client.recv(1 << 20)
@@ -223,14 +399,10 @@ def test_a_client_that_wants_to_close_gets_the_answer_to_a_body_it_is_still_send
 
 
 def test_a_client_that_never_ends_its_body_is_cut_in_the_end(start: Start, connect: Any) -> None:
-    port = start(request_timeout=0.2)
+    port = start(waits=all_waits(0.2))
     client = connect(port, b"POST /refuse HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 10\r\n\r\n12")
     assert read_all(client).startswith(b"HTTP/1.1 413 ")
     wait_until(lambda: is_closed(client), "the connection is gone", 20)
-
-
-GET = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
-CLOSE = b"Connection: close\r\n"
 
 
 def body_of(answer: bytes) -> bytes:
@@ -439,7 +611,7 @@ def test_answer_to_a_client_that_has_just_gone_is_dropped_in_silence(
 ) -> None:
     async def lose_the_client(request: Request) -> Response | Stream:
         (connection,) = start.server.connections
-        connection.evict()
+        connection.abort()
         return Stream(count_to_three()) if streams else Response(b"late")
 
     assert read_all(connect(start(handler=lose_the_client), GET % (b"/", b""))) == b""
@@ -496,6 +668,6 @@ def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
 
 
 def test_client_that_does_not_shake_hands_is_given_up(start: Start) -> None:
-    port = start(tls=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), request_timeout=0.3)
+    port = start(tls=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), waits=all_waits(0.3))
     with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
         assert silent.recv(1) == b""

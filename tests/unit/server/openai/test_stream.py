@@ -205,7 +205,7 @@ def test_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture)
             except ConnectionResetError:
                 pass
         assert DONE not in data
-        assert "the client has read nothing for 0.3 s" in caplog.text
+        assert "the client has read nothing of its answer on /openai/v1/chat/completions for 0.3 s" in caplog.text
 
 
 def ask(served: OpenAiServed) -> Coroutine[Any, Any, Stream]:

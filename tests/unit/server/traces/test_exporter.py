@@ -14,9 +14,9 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.ended_requests import EndedRequest
 from tfs_lite.metrics.requests import GRPC
 from tfs_lite.server.server import Server
-from tfs_lite.server.traces.exporter import FULL, REFUSED, TraceExporter
+from tfs_lite.server.traces.exporter import FULL, REFUSED, REJECTED, TraceExporter
+from tfs_lite.server.traces.otlp import ALL, Attempt
 from tfs_lite.server.traces.spans import ChosenRequest, Span, SpanId, new_span, new_trace
-from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 
@@ -30,20 +30,20 @@ def request() -> ChosenRequest:
 
 
 class Receiver:
-    """What the exporter sends to. ``answer``: whether it takes spans; while ``open`` is cleared it waits."""
+    """What the exporter sends to. ``answer``: what it says of each; while ``open`` is cleared it waits."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self.answer = True
+        self.answer = Attempt()
         self.open = threading.Event()
         self.open.set()
         self.stopped = False
 
-    def send(self, spans: Sequence[Span]) -> str:
+    def send(self, spans: Sequence[Span]) -> Attempt:
         self.open.wait(60)
-        if self.answer:
+        if not self.answer.rejected:
             self.spans += spans
-        return "" if self.answer else "it does not want them"
+        return self.answer
 
     def stop(self) -> None:
         self.stopped = True
@@ -57,8 +57,7 @@ def receiver() -> Receiver:
 
 @pytest.fixture
 def exporter(receiver: Receiver) -> Iterator[TraceExporter]:
-    words = ("opentelemetry", "bsp_max_queue_size=4", "opentelemetry", "bsp_schedule_delay=5")
-    found = TraceExporter(read_trace_config(words), receiver.send, receiver.stop)
+    found = TraceExporter(4, 0.005, 4, receiver.send, receiver.stop)
     found.start()
     yield found
     receiver.open.set()
@@ -83,9 +82,36 @@ def test_what_does_not_fit_is_dropped_and_counted(exporter: TraceExporter, recei
 
 
 def test_what_is_not_taken_is_counted(exporter: TraceExporter, receiver: Receiver):
-    receiver.answer = False
+    receiver.answer = Attempt(ALL, "it does not want them")
     exporter.offer(request())
     wait_until(lambda: exporter.dropped[REFUSED] == 1, "it is counted", 30)
+
+
+def test_what_is_rejected_of_an_export_counts_as_lost_with_a_line(receiver: Receiver, caplog: pytest.LogCaptureFixture):
+    """The collector does not say which: as many traces are lost as spans, and the rest has arrived."""
+    told: list[EndedRequest] = []
+    exporter = TraceExporter(10, 60.0, 10_000, receiver.send, receiver.stop, told.append)
+    receiver.answer = Attempt(2, "over the quota")
+    for _ in range(5):
+        exporter.offer(request())
+    exporter.start()
+    exporter.close(30)
+    assert (exporter.dropped[REJECTED], exporter.exported) == (2, 3)
+    assert told == [], "no exemplar names a trace that may not be there"
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("the collector of traces rejects 2 of ")
+    assert text.endswith(" spans (over the quota); 2 are lost so far")
+
+
+def test_words_of_a_collector_that_takes_all_are_passed_on(receiver: Receiver, caplog: pytest.LogCaptureFixture):
+    exporter = TraceExporter(10, 60.0, 10_000, receiver.send, receiver.stop)
+    receiver.answer = Attempt(0, "use another port")
+    exporter.offer(request())
+    exporter.start()
+    exporter.close(30)
+    assert (exporter.dropped.total(), exporter.exported) == (0, 1)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text == "the collector of traces takes them and says: use another port; 0 are lost so far"
 
 
 def test_a_stop_does_not_wait_for_a_collector_that_hangs(exporter: TraceExporter, receiver: Receiver):
