@@ -160,6 +160,73 @@ class Model(Protocol):
         return dict(outputs)
 
 
+class ModelAround(Model):
+    """A model around another one that it passes every call on to, and owns. One with an idea of its own overrides the
+    members that this is about; the model inside is ``_inner``."""
+
+    def __init__(self, inner: Model) -> None:
+        self._inner = inner
+
+    @property
+    def platform(self) -> str:
+        return self._inner.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._inner.signatures
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        return self._inner.run(signature, inputs, outputs)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        return self._inner.parts(signature, inputs, outputs)
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return self._inner.worker
+
+    @property
+    def merges_calls(self) -> bool:
+        return self._inner.merges_calls
+
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._inner.captured_rows
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._inner.labels
+
+    @property
+    def concurrency(self) -> int:
+        return self._inner.concurrency
+
+    @property
+    def useful_threads(self) -> int:
+        return self._inner.useful_threads
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        return self._inner.stage(signature, shapes)
+
+    def recover(self, give_up: threading.Event) -> bool:
+        return self._inner.recover(give_up)
+
+    @property
+    def has_item_steps(self) -> bool:
+        return self._inner.has_item_steps
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._inner.preprocess(signature, inputs, deadline)
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._inner.postprocess(signature, outputs, deadline)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceFlags:
     """Which sequence a request belongs to, in Triton's words: ``id`` is its correlation id, an unsigned 64-bit number

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Shapes, WorkerLost, WorkerStatus
-from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.model import BatchReport, Model, ModelAround, OnBatch, PredictCall, Shapes, WorkerLost
+from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
@@ -169,7 +169,7 @@ class _Batcher(BatchingServable):
         self._recovered()
 
 
-class WatchedModel(Model):
+class WatchedModel(ModelAround):
     """A model with a batcher of its own, and so only one thread. ``lost`` is called when the worker has died, before
     any call of that run is answered.
 
@@ -180,9 +180,9 @@ class WatchedModel(Model):
     def __init__(
         self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool, name: str
     ) -> None:
+        super().__init__(model)
         self._name = name
         self._batched = batched
-        self._model = model
         self._lost = lost
         self._on_batch = on_batch
         self._repeatable = repeatable
@@ -194,20 +194,12 @@ class WatchedModel(Model):
         """A batch comes, in one run or more."""
         self._failure, self._reported = None, False
 
-    @property
-    def platform(self) -> str:
-        return self._model.platform
-
-    @property
-    def signatures(self) -> Mapping[str, Signature]:
-        return self._model.signatures
-
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         if self._failure is not None:
             raise self._failure
         try:
             self._generation.check(self._name)
-            results = self._model.run(signature, inputs, outputs)
+            results = self._inner.run(signature, inputs, outputs)
             self._generation.check(self._name)
             self._check_rows(inputs, results)
         except WorkerLost:
@@ -226,23 +218,24 @@ class WatchedModel(Model):
         self._reported = True
 
     @property
-    def worker(self) -> WorkerStatus:
-        return self._model.worker
+    def concurrency(self) -> int:
+        return 1
+
+    @property
+    def useful_threads(self) -> int:
+        return 1
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
         try:
-            return self._model.stage(signature, shapes)
+            return self._inner.stage(signature, shapes)
         except WorkerLost:
             self._lost()
             raise
 
     def recover(self, give_up: threading.Event) -> bool:
-        recovered = self._model.recover(give_up)
+        recovered = self._inner.recover(give_up)
         self._generation.lost()
         return recovered
-
-    def close(self) -> None:
-        self._model.close()
 
     def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
         """Checked here, so that a model with state is not run again for it."""
