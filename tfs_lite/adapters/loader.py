@@ -42,6 +42,7 @@ from tfs_lite.adapters.opening import (
     VersionFiles,
     shown,
 )
+from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
@@ -157,7 +158,8 @@ class ArtifactLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
         try:
-            self._load(servable_id, self._meter)
+            with importing_in_turns():
+                self._load(servable_id, self._meter)
         finally:
             self._meter = None
 
@@ -178,7 +180,8 @@ class ArtifactLoader(Loader):
         if servable is None or opened is None or not differ_in_instances_only(opened.request.settings, settings):
             return False
         try:
-            return self._resize(servable, opened, replace(opened.request, settings=settings))
+            with importing_in_turns():
+                return self._resize(servable, opened, replace(opened.request, settings=settings))
         except Exception as error:
             failure = load_failure(opened.request.id, error)
         memory.release_memory()
