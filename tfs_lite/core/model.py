@@ -8,6 +8,7 @@ whatever decides who runs next; it is what handles give out.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -356,8 +357,10 @@ class Traits:
     - ``keeps_sequences``: calls belong to sequences, and need ``sequence``.
     - ``has_item_steps``: each request is preprocessed and postprocessed on its own.
     - ``composing``: for an ensemble, the models of its steps, each once.
-    - ``versions``: tells which versions of other models an answer would depend on now, for an ensemble; raises
-      NOT_FOUND if one is missing.
+    - ``load``: the number of this load of the version, like that of no other in this process. What is kept for a
+      version beyond one request is kept for it: the same number of a version may be loaded from other files.
+    - ``loads``: tells, for an ensemble, which loads of other models an answer would depend on now; raises NOT_FOUND if
+      a model is missing.
     - ``stream_idle_timeout``: after how many seconds a client is given up that reads nothing of a stream. None leaves
       that to the protocol.
     """
@@ -370,7 +373,8 @@ class Traits:
     keeps_sequences: bool = False
     has_item_steps: bool = False
     composing: tuple[ModelAndVersion, ...] = ()
-    versions: Callable[[], tuple[ServableId, ...]] = tuple
+    load: int = field(default_factory=itertools.count(1).__next__, compare=False)
+    loads: Callable[[], tuple[int, ...]] = tuple
     stream_idle_timeout: float | None = None
 
 
