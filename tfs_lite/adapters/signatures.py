@@ -59,10 +59,11 @@ class SignatureMapping:
         return tuple(dict.fromkeys(self.outputs.get(name, name) for name in wanted))
 
     def answer(self, results: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-        """The wanted outputs, or all of the results if that is empty, under the signature's names."""
+        """The wanted outputs that there are, or all of the results if none is named, under the signature's names."""
         if not wanted:
             return dict(results)
-        return {name: self._output(name, results[self.outputs.get(name, name)]) for name in wanted}
+        own = {name: self.outputs.get(name, name) for name in wanted}
+        return {name: self._output(name, results[of_model]) for name, of_model in own.items() if of_model in results}
 
     def _output(self, name: str, value: Tensor) -> Tensor:
         return value if self.labels is None or name != CLASSES else _labelled(value, self.labels)

@@ -89,9 +89,9 @@ class Model(Protocol):
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """Runs one request or batch. Inputs were checked against the signature; arrays may be read-only and must not
-        be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own.
-        Raises ServingError; WorkerLost means that nothing can be run until :meth:`recover` says so, WorkerBusy that
-        nothing was run this time."""
+        be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own;
+        code of a version may leave some out, and its scheduler decides what that means. Raises ServingError; WorkerLost
+        means that nothing can be run until :meth:`recover` says so, WorkerBusy that nothing was run this time."""
 
     def close(self) -> None:
         """Drops weights, threads and processes. Called once, after the last ``run``."""
@@ -323,7 +323,8 @@ class ServableCall:
 class PredictCall(ServableCall):
     """A request for tensors. A language model takes a :class:`~tfs_lite.core.generation.GenerationCall` instead.
 
-    ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
+    ``sequence`` is for models with state. ``may_lack``: outputs that the model leaves out are left out of the answer,
+    too; otherwise the call fails. ``on_part``, for models with several answers to a request (``decoupled``), is
     called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs; it may block the
     model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
     ``cached``: the answer came from the response cache, and the model was not run. A scheduler that batches fills in
@@ -331,6 +332,7 @@ class PredictCall(ServableCall):
     """
 
     sequence: SequenceFlags | None = None
+    may_lack: bool = False
     on_part: Callable[[Mapping[str, Tensor]], None] | None = None
     part_seconds: list[float] | None = None
     cached: bool = False

@@ -15,7 +15,7 @@ from functools import partial
 
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, Status, queue_full
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.calls import Answer
@@ -119,20 +119,23 @@ class CachedServable(JudgesCalls):
                 pass_on(outputs)
 
             call.on_part = part
-        call.on_done = partial(self._done, key, loads, in_parts, call.on_done)
+        wanted = call.outputs or find_signature(self.signatures, call.signature).output_names
+        call.on_done = partial(self._done, key, loads, wanted, in_parts, call.on_done)
 
     def _done(
         self,
         key: bytes,
         loads: Sequence[int],
+        wanted: Sequence[str],
         in_parts: Sequence[bool],
         on_done: Callable[[Answer], None],
         result: Answer,
     ) -> None:
-        """Keeps the answer, unless another load of a model has come meanwhile: then it is not known which gave it."""
+        """Keeps the answer, unless it lacks an output, which another call may need, or another load of a model has come
+        meanwhile: then it is not known which gave it."""
         if not isinstance(result, Status) and not in_parts:
             try:
-                if self._loads() == loads:
+                if self._loads() == loads and all(name in result for name in wanted):
                     self._insert(key, result)
             except Exception:
                 logger.exception("an answer of %s could not be kept", self.id)

@@ -183,9 +183,7 @@ def _attempt(
     if failure is not None:
         return [(failure, each.state) for each in taken], lost
     rows = [(index, each) for index, each in enumerate(batch) if each is not None]
-    return [
-        each.request.item.plan.outcome(results, index, each.call.outputs, each.state) for index, each in rows
-    ], False
+    return [each.request.item.plan.outcome(results, index, each.call, each.state) for index, each in rows], False
 
 
 @dataclass(frozen=True, slots=True)

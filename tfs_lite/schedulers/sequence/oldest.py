@@ -130,6 +130,7 @@ class OldestBatchers:
             plan.outputs([call]),
             call.deadline,
             partial(self._answered, taken, submitted),
+            may_lack=True,  # the plan tells what is missing
         )
 
     def _answered(self, taken: Taken, submitted: float, answer: Answer) -> None:
@@ -142,7 +143,7 @@ class OldestBatchers:
         call.queue_seconds = submitted - entry.enqueued + inner.queue_seconds
         call.run_seconds = inner.run_seconds
         if not isinstance(answer, Status):
-            answer, state = entry.plan.outcome(answer, 0, call.outputs, state)
+            answer, state = entry.plan.outcome(answer, 0, call, state)
         elif not inner.admitted or answer.code in NEVER_RAN:
             self._manager.end(entry, PREDECESSOR_DROPPED if answer.code in NEVER_RAN else answer)
         self._manager.answer(entry, answer)

@@ -341,13 +341,21 @@ def test_source_is_read_anew_and_nothing_is_written_beside_it(tmp_path, request_
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
 
 
+def test_output_that_predict_leaves_out_is_left_out_and_logged_once(opened, caplog):
+    outputs = (X.model_copy(update={"name": "y"}), X.model_copy(update={"name": "z"}))
+    model = opened(*plain("return {'z': inputs['x'], 'other': 1}", outputs=outputs))
+    for wanted in ((), ("y",), ("z", "y")):
+        assert list(model.run("", {"x": ROW}, wanted)) == [name for name in (wanted or ("y", "z")) if name != "y"]
+    (record,) = [record for record in caplog.records if "did not return" in record.getMessage()]
+    assert record.getMessage().endswith("did not return output y; it returned: other, z")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
         ("yield {'y': 1}", StatusCode.UNIMPLEMENTED, "decoupled: true"),
         ("return iter([])", StatusCode.UNIMPLEMENTED, "decoupled: true"),
         ("return [1]", StatusCode.INTERNAL, "predict() of model m returned list, expected a dict"),
-        ("return {'z': inputs['x']}", StatusCode.INTERNAL, "did not return output y; it returned: z"),
         ("return {'y': inputs['x'].long()}", StatusCode.INTERNAL, "returned output y as int64[1,3], expected float"),
         ("return {'y': inputs['x'][:, :2]}", StatusCode.INTERNAL, "returned output y as float[1,2], expected float"),
         ("return {'y': inputs['x'][:1, :1].expand(2**40, 2**20)}", StatusCode.INTERNAL, "returned output y as float"),
