@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.publish import publish
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.servers.in_process import serving as serving_here
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 
@@ -69,6 +72,12 @@ ADD = """
         passed(f"add-{self.version}")
         version = torch.full_like(inputs["x"], self.version)
         return {"y": inputs["x"] + version, "version": version}
+"""
+
+
+SOMETIMES = """
+        found = {"y": inputs["x"]}
+        return found if float(inputs["x"].min()) < 0 else {**found, "z": inputs["x"] * 2}
 """
 
 
@@ -428,3 +437,31 @@ def test_request_between_two_steps_stays_with_the_version_of_the_first(tmp_path:
 
 def _failed(future: Any) -> bool:
     return bool(future.done() and future.exception())
+
+
+# Outputs that a model leaves out.
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_an_output_that_a_step_leaves_out_is_missing_in_the_answer_and_fails_a_request_to_its_model(
+    tmp_path: Path, worker: str
+) -> None:
+    x, outputs = tensor("x", "1"), ", ".join(tensor(name, "1") for name in "yz")
+    group = f'instance_group [ {{ count: 1 worker: "{worker}" }} ]'
+    source = MODEL.replace("GATE_PATH", repr(str(tmp_path))) + SOMETIMES
+    maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } output_map { key: "z" value: "z" }'
+    steps = f'ensemble_scheduling {{ step [ {{ model_name: "m" model_version: -1 {maps} }} ] }}'
+    for name, text in (("m", config(x, outputs, more=group)), ("e", config(x, outputs, "ensemble", more=steps))):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(text)
+    (tmp_path / "models" / "m" / "1" / "model.py").write_text(source)
+    fields = {"model_repository": str(tmp_path / "models"), "trusted_model_base_paths": (f"{tmp_path}/*",)}
+    with serving_here(tmp_path, **fields) as served:
+        asked = partial(served.client.predict, "e")
+        assert set(asked({"x": np.array([[1]], np.float32)}).outputs) == {"y", "z"}
+        lacking = {"x": np.array([[-1]], np.float32)}
+        assert {name: array.tolist() for name, array in asked(lacking).outputs.items()} == {"y": [[-1]]}
+        with pytest.raises(ServingError, match="did not return output z; it returned: y") as caught:
+            served.client.predict("m", lacking)
+        assert caught.value.code is StatusCode.INTERNAL
+        assert list(served.client.predict("m", lacking, outputs=("y",)).outputs) == ["y"]

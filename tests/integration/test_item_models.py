@@ -94,6 +94,32 @@ def fixture(tmp_path):
         (tmp_path / "open").touch()
 
 
+FLIPPED = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def preprocess(self, item):
+        return {"x": item["x"].reshape(3, 2).T.reshape(6)}
+
+    def predict(self, inputs):
+        return {"y": inputs["x"]}
+"""
+RESHAPED = """
+max_batch_size: 8
+input: [{name: x, data_type: TYPE_FP32, dims: [3, 2], reshape: {shape: [6]}}]
+output: [{name: y, data_type: TYPE_FP32, dims: [2, 3], reshape: {shape: [6]}}]
+"""
+
+
+def test_model_whose_config_reshapes_keeps_its_preprocess(tmp_path):
+    write(tmp_path, "flipped", FLIPPED, RESHAPED)
+    fields = {"model_name": "flipped", "model_base_path": str(tmp_path / "flipped")}
+    with serving(tmp_path, **fields, trusted_model_base_paths=str(tmp_path)) as found:
+        answer = found.client.predict("flipped", {"x": np.array([[[1, 2], [3, 4], [5, 6]]], np.float32)})
+    assert answer.outputs["y"].tolist() == [[[1, 3, 5], [2, 4, 6]]]
+
+
 @pytest.fixture
 def hasty(tmp_path):
     """A server whose REST requests may take a fifth of a second."""

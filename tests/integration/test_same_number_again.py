@@ -300,3 +300,113 @@ def explain(served: ServerFixture) -> dict[str, Any]:
     with urllib.request.urlopen(f"{served.url}/v1/models/m:explain", timeout=TIMEOUT) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+# What is kept for a version: answers, counts, names.
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+response_cache { enable: true }
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
+ensemble_scheduling { step [ { model_name: "m" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
+"""
+
+
+def write_ensemble(base: Path) -> None:
+    (base / "1").mkdir(parents=True)
+    (base / "config.pbtxt").write_text(ENSEMBLE)
+
+
+def post(served: ServerFixture, path: str) -> None:
+    urllib.request.urlopen(urllib.request.Request(f"{served.url}{path}", b"{}"), timeout=TIMEOUT).close()
+
+
+def stats(served: ServerFixture, model: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{served.url}/v2/models/{model}/stats", timeout=TIMEOUT) as answer:
+        found: dict[str, Any] = json.load(answer)["model_stats"][0]
+    return found
+
+
+def test_an_ensemble_gives_no_kept_answer_of_a_model_that_was_unloaded_and_loaded_from_other_files(
+    root: Path, archives: TaggedArchives
+) -> None:
+    archives.write_version(1, root / "m")
+    write_ensemble(root / "e")
+    fields = {"model_control_mode": "explicit", "load_model": ("*",), "cache_config": "local,size=1048576"}
+    with serving(root, model_repository=str(root), **fields, **DEFAULTS) as served:
+        assert [tag_of(served.client, "e") for _ in range(2)] == [1, 1]
+        assert stats(served, "e")["inference_stats"]["cache_hit"]["count"] == 1
+        post(served, "/v2/repository/models/m/unload")
+        wait_until(lambda: served.states("m") == {1: VersionState.END}, "it is unloaded", TIMEOUT)
+        overwritten(archives, root / "m", 2)
+        post(served, "/v2/repository/models/m/load")
+        wait_tag(served, 2)
+        assert tag_of(served.client, "e") == 2
+
+
+LABELLED = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {"NAME": inputs["x"]}
+"""
+LABELLED_CONFIG = """
+platform: "python"
+max_batch_size: BATCH
+response_cache { enable: true }
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "NAME" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" } ]
+"""
+
+
+def write_labelled(root: Path, name: str, batch: int) -> None:
+    """A version 1 below ``root`` in a directory of its own, whose output has this name, as its labels have."""
+    directory = root / name / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(LABELLED.replace("NAME", name))
+    config = LABELLED_CONFIG.replace("NAME", name).replace("BATCH", str(batch))
+    (directory / "config.pbtxt").write_text(config)
+    (directory / "labels.txt").write_text("\n".join(f"{name}{number}" for number in range(3)))
+
+
+def get_json(served: ServerFixture, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{served.url}{path}", data), timeout=TIMEOUT) as answer:
+        return json.load(answer)
+
+
+def best_class(served: ServerFixture, output: str, shape: list[int]) -> list[str]:
+    x = {"name": "x", "datatype": "FP32", "shape": shape, "data": [0, 5, 1]}
+    wanted = {"name": output, "parameters": {"classification": 1}}
+    found = get_json(served, "/v2/models/m/infer", {"inputs": [x], "outputs": [wanted]})
+    return list(found["outputs"][0]["data"])
+
+
+def test_labels_statistics_answers_and_metadata_of_a_version_at_another_path_are_those_of_what_lies_there(
+    root: Path,
+) -> None:
+    write_labelled(root, "a", 8)
+    write_labelled(root, "b", 0)
+    fields = {"trusted_model_base_paths": (f"{root}/*",), "cache_config": "local,size=1048576", **DEFAULTS}
+    with serving(root, model_name="m", model_base_path=str(root / "a"), **fields) as served:
+        for _ in range(3):
+            assert best_class(served, "a", [1, 3]) == ["5.000000:1:a1"]
+        before = stats(served, "m")
+        assert (before["inference_count"], before["inference_stats"]["cache_hit"]["count"]) == (1, 2)
+        served.reload(entry("m", path="ROOT/b"))
+        names = lambda: [each["name"] for each in get_json(served, "/v2/models/m")["outputs"]]  # noqa: E731
+        wait_until(lambda: names() == ["b"], "the version is that of the other path", TIMEOUT)
+        after = wait_until(lambda: (found := stats(served, "m"))["last_inference"] == 0 and found, "zeros", TIMEOUT)
+        assert (after["inference_count"], after["execution_count"]) == (0, 0)
+        assert (after["inference_stats"]["success"]["count"], after["inference_stats"]["cache_hit"]["count"]) == (0, 0)
+        assert best_class(served, "b", [3]) == ["5.000000:1:b1"]
+        assert get_json(served, "/v2/models/m/config")["max_batch_size"] == 0
+        tensors = get_json(served, "/v1/models/m/metadata")["metadata"]["signature_def"]["signature_def"]
+        assert list(tensors["serving_default"]["outputs"]) == ["b"]
+        assert stats(served, "m")["inference_count"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 import tfs_lite
+from tfs_lite.client import Client
+from tfs_lite.testing.language.tiny_version import write_version
 from tfs_lite.testing.servers.in_process import serving
+from tfs_lite.testing.servers.process import ServerProcess, default_command
 
 transformers: Any = pytest.importorskip("transformers", reason="the extra `generate` is not installed")
 
@@ -152,3 +156,33 @@ def test_three_models_answer_as_they_do_in_python(tmp_path: Path) -> None:
 @pytest.mark.load
 def test_twenty_models_answer_as_they_do_in_python(tmp_path: Path) -> None:
     _check(tmp_path, tuple(name for name in MODELS if name not in EVERY_DAY))
+
+
+RESNET = """
+import torch
+from transformers import ResNetConfig
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * ResNetConfig().num_channels}
+"""
+
+
+@pytest.mark.slow
+def test_code_of_a_model_may_import_the_library_while_others_that_need_it_are_loaded(tmp_path: Path) -> None:
+    """A server of its own, which has imported nothing of it yet; all three are loaded at the start, at once."""
+    from tfs_lite.testing.language.tiny_encoders import save_classifier
+
+    save_classifier(tmp_path / "encoder" / "1")
+    write_version(tmp_path / "generator" / "1")
+    (tmp_path / "resnet" / "1").mkdir(parents=True)
+    (tmp_path / "resnet" / "1" / "model.py").write_text(RESNET)
+    flags = (f"--model_repository={tmp_path}", f"--trusted_model_base_paths={tmp_path}/*")
+    with ServerProcess(*flags, command=default_command()) as server, Client(server.target) as client:
+        answer = client.predict("resnet", {"x": np.ones((1, 2), np.float32)})
+        states = json.loads(server.get("/v1/models")[1])["models"]
+    assert answer.outputs["y"].tolist() == [[3, 3]]
+    assert {each["name"]: each["model_version_status"][0]["state"] for each in states} == dict.fromkeys(
+        ("encoder", "generator", "resnet"), "AVAILABLE"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -96,6 +97,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequencesFixtu
     sums.add("waiting", 1, batch=2, direct="max_queue_delay_microseconds: 30000000 minimum_slot_utilization: 1.0")
     sums.add("oldest", 1, batch=4, oldest=FIGURE)
     sums.add("one", 1, batch=1)
+    sums.add("four", 1, batch=4)
     sums.add("idle", 1, batch=1, idle=IDLE)
     flags = (f"--model_repository={sums.path}", f"--trusted_model_base_paths={sums.path}/*")
     with ServerProcess(*flags) as server, grpc.insecure_channel(server.target) as channel:
@@ -144,6 +146,29 @@ def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(fixture: Seq
         streams[id].send(0, id, end=True)
         streams[id].next()
     assert all(stream.end() == [] for stream in streams.values())
+
+
+PLAN = {1: 3, 2: 2, 3: 2, 4: 3, 5: 1, 6: 1}
+"""The number of requests of each sequence; there are rows for four of them."""
+
+
+def test_waiting_sequences_have_the_rows_of_ended_ones_in_the_very_next_run(fixture: SequencesFixture) -> None:
+    fixture.sums.hold()
+    streams = {id: fixture.stream("four") for id in (99, *PLAN)}
+    streams[99].send(1, 99, start=True, end=True)
+    fixture.sums.wait_held()
+    for id, count in PLAN.items():
+        before = fixture.waiting("four")
+        for number in range(count):
+            streams[id].send(1, id, start=number == 0, end=number == count - 1)
+        fixture.wait_waiting("four", before + count)
+    fixture.sums.let_go()
+    answers = [answer for stream in streams.values() for answer in stream.end()]
+    runs = {answer.run: answer.row("IDS") for answer in answers}
+    assert [runs[run] for run in sorted(runs)] == [[99], [1, 2, 3, 4], [1, 2, 3, 4], [1, 5, 6, 4]]
+    (found,) = json.loads(fixture.server.get("/v2/models/four/stats")[1])["model_stats"]
+    sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in found["batch_stats"]}
+    assert (found["inference_count"], found["execution_count"], sizes) == (13, 4, {1: 1, 4: 3})
 
 
 def test_rows_of_a_batch_are_ready_start_or_nobodys(fixture: SequencesFixture) -> None:

@@ -36,6 +36,8 @@ class LoadedModel(OpenedModel, ABC):
 
     states: Mapping[str, str] = MappingProxyType({})
     """Output states, which a model may leave out -> the inputs whose values they keep then."""
+    leaves_out = False
+    """Whether ``compute`` may leave wanted outputs out, and ``run`` then does as well."""
     reason = ""
     """Why ``Platform.open_in_process`` has opened the model; empty if ``Platform.open`` has."""
 
@@ -63,6 +65,8 @@ class LoadedModel(OpenedModel, ABC):
         try:
             results = self.compute(signature, cast(Mapping[str, Array], inputs), outputs)
             wanted = outputs or declared.output_names or tuple(results)
+            if self.leaves_out:
+                wanted = self._given(wanted, results)
             return self.to_arrays(declared, inputs, {name: self._pick(results, name, inputs) for name in wanted})
         except Exception as error:
             failure = run_failure(self._id, error, self._shapes_were_checked)
@@ -103,6 +107,16 @@ class LoadedModel(OpenedModel, ABC):
                 f"model {self._id.name} version {self._id.version} did not return output {name}; "
                 f"it returned: {', '.join(sorted(results))}",
             ) from None
+
+    def _given(self, wanted: tuple[str, ...], results: Mapping[str, object]) -> tuple[str, ...]:
+        """The wanted outputs that there are. The log names the others, each set of them once."""
+        given = tuple([name for name in wanted if name in results or name in self.states])
+        if len(given) < len(wanted):
+            missing, found = (", ".join(sorted(names)) for names in ({*wanted} - {*given}, results))
+            if missing not in self._logged and len(self._logged) < MAX_LOGGED_CAUSES:
+                self._logged.add(missing)
+                logger.warning("%s did not return output %s; it returned: %s", self._id, missing, found)
+        return given
 
     def _note(self, failure: ServingError, error: BaseException) -> None:
         """Logs an internal failure with its stack, once per message. Some errors are the end of this process."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, cast
 
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import choose_platform, read_version
@@ -34,12 +33,22 @@ from tfs_lite.adapters.instances import (
 )
 from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
 from tfs_lite.adapters.memory import drop_file_caches
-from tfs_lite.adapters.opening import LoadedFiles, OpenedModel, OpenRequest, Platform, VersionFiles, shown
+from tfs_lite.adapters.opening import (
+    LoadedFiles,
+    OpenedModel,
+    OpenedModelAround,
+    OpenRequest,
+    Platform,
+    VersionFiles,
+    shown,
+)
+from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
+from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
@@ -149,7 +158,8 @@ class ArtifactLoader(Loader):
     def load(self, servable_id: ServableId) -> None:
         self._meter = LoadMeter()
         try:
-            self._load(servable_id, self._meter)
+            with importing_in_turns():
+                self._load(servable_id, self._meter)
         finally:
             self._meter = None
 
@@ -170,7 +180,8 @@ class ArtifactLoader(Loader):
         if servable is None or opened is None or not differ_in_instances_only(opened.request.settings, settings):
             return False
         try:
-            return self._resize(servable, opened, replace(opened.request, settings=settings))
+            with importing_in_turns():
+                return self._resize(servable, opened, replace(opened.request, settings=settings))
         except Exception as error:
             failure = load_failure(opened.request.id, error)
         memory.release_memory()
@@ -452,6 +463,8 @@ def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedMod
     found, settings = tuple(placements(request.settings, request.on_gpu)), request.settings
     if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
         return None
+    if isinstance(models[0], LanguageModel):
+        return None
     return _Opened(platform, request, tuple(models), found)
 
 
@@ -471,14 +484,8 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     return None if None in known else sum(size for size in known if size is not None)
 
 
-class _NonClosingModel:
+class _UnownedModel(OpenedModelAround):
     """The model, except that ``close`` leaves it open."""
-
-    def __init__(self, model: OpenedModel) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
     def close(self) -> None:
         """The owner closes the model."""
@@ -486,4 +493,4 @@ class _NonClosingModel:
 
 def unowned(model: OpenedModel) -> OpenedModel:
     """The model for a servable that closes its models but does not own this one."""
-    return cast(OpenedModel, _NonClosingModel(model))
+    return _UnownedModel(model)

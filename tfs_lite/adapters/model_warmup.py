@@ -61,11 +61,16 @@ def warm_models(models: Sequence[Model], request: OpenRequest) -> None:
 
 
 def _run(model: Model, inputs: Mapping[str, Array]) -> None:
-    if not model.has_item_steps:
-        model.run(DEFAULT_SIGNATURE, inputs, ())
-        return
-    prepared = model.preprocess(DEFAULT_SIGNATURE, inputs, None)
-    model.postprocess(DEFAULT_SIGNATURE, model.run(DEFAULT_SIGNATURE, prepared, ()), None)
+    """INTERNAL if it leaves out an output that its signature has."""
+    if model.has_item_steps:
+        prepared = model.preprocess(DEFAULT_SIGNATURE, inputs, None)
+        found = model.postprocess(DEFAULT_SIGNATURE, model.run(DEFAULT_SIGNATURE, prepared, ()), None)
+    else:
+        found = model.run(DEFAULT_SIGNATURE, inputs, ())
+    for name in find_signature(model.signatures, DEFAULT_SIGNATURE).output_names:
+        if name not in found:
+            text = f"it did not return output {name}; it returned: {', '.join(sorted(found))}"
+            raise ServingError(StatusCode.INTERNAL, text)
 
 
 def _inputs(model: Model, sample: ModelWarmup, request: OpenRequest) -> Mapping[str, Array]:

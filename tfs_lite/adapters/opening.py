@@ -24,7 +24,7 @@ from tfs_lite.adapters.measured import Measured
 from tfs_lite.config.model import ModelSettings, files_beside
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
-from tfs_lite.core.model import Model
+from tfs_lite.core.model import Model, ModelAround
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found, printable
 
@@ -168,6 +168,24 @@ class OpenedModel(Model, Protocol):
         """A further instance on ``device`` with the same weights, without the config's signatures. Each is closed by
         itself, and the weights go with the last. None where that is not possible, such as on another device."""
         return None
+
+
+class OpenedModelAround(ModelAround, OpenedModel):
+    """As :class:`~tfs_lite.core.model.ModelAround`, around an opened model."""
+
+    _inner: OpenedModel
+
+    def __init__(self, inner: OpenedModel) -> None:
+        super().__init__(inner)
+
+    def resident_bytes(self) -> int | None:
+        return self._inner.resident_bytes()
+
+    def measured_bytes(self) -> Measured:
+        return self._inner.measured_bytes()
+
+    def another(self, device: str) -> OpenedModel | None:
+        return self._inner.another(device)
 
 
 @dataclass(frozen=True, slots=True)

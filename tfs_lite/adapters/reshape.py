@@ -7,16 +7,15 @@ The model is opened as if the config had its real dimensions.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import cast
 
 import numpy as np
 
-from tfs_lite.adapters.measured import Measured
-from tfs_lite.adapters.opening import OpenedModel
+from tfs_lite.adapters.opening import OpenedModel, OpenedModelAround
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
-from tfs_lite.core.model import Model, WorkerStatus
+from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import Array
@@ -39,78 +38,59 @@ def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
     return ReshapedModel(model, settings) if _reshapes(settings) else model
 
 
-class ReshapedModel(Model):
+class ReshapedModel(OpenedModelAround):
     """An opened model with other dimensions for clients, in its signature ``serving_default``. Threads and errors are
-    the inner model's; in addition INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
+    the inner model's; in addition INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions.
+
+    Dimensions are exchanged in ``run``; or, if the model has them, in ``preprocess`` and ``postprocess``.
+    """
 
     def __init__(self, inner: OpenedModel, settings: ModelSettings) -> None:
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
         own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
         outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional)
-        self._inner = inner
+        super().__init__(inner)
         self._batched = settings.max_batch_size > 0
         self._signatures = {**inner.signatures, DEFAULT_SIGNATURE: outside}
         self._inward = {tensor.name: _shape(tensor) for tensor in settings.input if tensor.reshape is not None}
         self._outward = {tensor.name: tensor.dims for tensor in settings.output if tensor.reshape is not None}
 
     @property
-    def platform(self) -> str:
-        return self._inner.platform
-
-    @property
     def signatures(self) -> Mapping[str, Signature]:
         return self._signatures
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        if signature not in ("", DEFAULT_SIGNATURE):
+        if self.has_item_steps or not _is_default(signature):
             return self._inner.run(signature, inputs, outputs)
         return self._shaped(self._inner.run(signature, self._fed(inputs), outputs))
 
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
     ) -> Iterator[dict[str, Tensor]]:
-        for results in self._inner.parts(signature, self._fed(inputs), outputs):
-            yield self._shaped(results)
+        exchanged = _is_default(signature)
+        for results in self._inner.parts(signature, self._fed(inputs) if exchanged else inputs, outputs):
+            yield self._shaped(results) if exchanged else results
 
-    def resident_bytes(self) -> int | None:
-        return self._inner.resident_bytes()
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        """The inner model's memory, in the dimensions of clients."""
+        if self.has_item_steps or not _is_default(signature):
+            return self._inner.stage(signature, shapes)
+        inner = dict(shapes)
+        for name in self._inward.keys() & shapes.keys():
+            sizes, dtype = shapes[name]
+            inner[name] = self._resolved(sizes, self._inward[name]), dtype
+        memory = self._inner.stage(signature, inner)
+        if memory is None:
+            return None
+        return {name: np.reshape(cast(Array, array), shapes[name][0]) for name, array in memory.items()}
 
-    def measured_bytes(self) -> Measured:
-        return self._inner.measured_bytes()
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._inner.preprocess(signature, self._fed(inputs) if _is_default(signature) else inputs, deadline)
 
-    def another(self, device: str) -> OpenedModel | None:
-        return self._inner.another(device)
-
-    @property
-    def worker(self) -> WorkerStatus:
-        return self._inner.worker
-
-    @property
-    def merges_calls(self) -> bool:
-        return self._inner.merges_calls
-
-    @property
-    def captured_rows(self) -> tuple[int, ...]:
-        return self._inner.captured_rows
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        return self._inner.labels
-
-    @property
-    def concurrency(self) -> int:
-        return self._inner.concurrency
-
-    @property
-    def useful_threads(self) -> int:
-        return self._inner.useful_threads
-
-    def recover(self, give_up: threading.Event) -> bool:
-        return self._inner.recover(give_up)
-
-    def close(self) -> None:
-        self._inner.close()
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        results = self._inner.postprocess(signature, outputs, deadline)
+        return self._shaped(results) if _is_default(signature) else results
 
     def _fed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = dict(inputs)
@@ -139,10 +119,18 @@ class ReshapedModel(Model):
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Array:
         """ValueError if the elements do not fit."""
         array = cast(Array, tensor)
-        rows = array.shape[:1] if self._batched else ()
-        if not array.size:
-            shape = [0 if size == -1 else size for size in shape]
-        return np.reshape(array, (*rows, *shape))
+        return np.reshape(array, self._resolved(array.shape, shape))
+
+    def _resolved(self, sizes: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+        """``shape`` behind the batch of ``sizes``, with the size for -1 that fits best."""
+        rows = 1 if self._batched else 0
+        fixed = prod(size for size in shape if size != -1)
+        rest = prod(sizes[rows:]) // fixed if fixed else 0
+        return (*sizes[:rows], *(rest if size == -1 else size for size in shape))
+
+
+def _is_default(signature: str) -> bool:
+    return signature in ("", DEFAULT_SIGNATURE)
 
 
 def _reshapes(settings: ModelSettings) -> bool:

@@ -7,8 +7,7 @@ config names are the model's own, and classify and regress use the only output.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -16,12 +15,11 @@ import numpy as np
 
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.labels import read_labels
-from tfs_lite.adapters.measured import Measured
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest
+from tfs_lite.adapters.opening import OpenedModel, OpenedModelAround, OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import format_path, nearest
 from tfs_lite.config.signatures import CLASSES, OUTPUTS_OF_METHOD, SCORES, ModelSignature, short_method
-from tfs_lite.core.model import Shapes, WorkerStatus
+from tfs_lite.core.model import Shapes
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -61,16 +59,17 @@ class SignatureMapping:
         return tuple(dict.fromkeys(self.outputs.get(name, name) for name in wanted))
 
     def answer(self, results: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-        """The wanted outputs, or all of the results if that is empty, under the signature's names."""
+        """The wanted outputs that there are, or all of the results if none is named, under the signature's names."""
         if not wanted:
             return dict(results)
-        return {name: self._output(name, results[self.outputs.get(name, name)]) for name in wanted}
+        own = {name: self.outputs.get(name, name) for name in wanted}
+        return {name: self._output(name, results[of_model]) for name, of_model in own.items() if of_model in results}
 
     def _output(self, name: str, value: Tensor) -> Tensor:
         return value if self.labels is None or name != CLASSES else _labelled(value, self.labels)
 
 
-class SignedModel(OpenedModel):
+class SignedModel(OpenedModelAround):
     """An :class:`OpenedModel` with the signatures of its config. It owns the model.
 
     Names are exchanged in ``run``; or, if the model has them, in ``preprocess`` and ``postprocess``, and then ``run``
@@ -78,14 +77,10 @@ class SignedModel(OpenedModel):
     """
 
     def __init__(self, model: OpenedModel, servable_id: ServableId, mappings: Mapping[str, SignatureMapping]) -> None:
-        self._model = model
+        super().__init__(model)
         self._id = servable_id
         self._mappings = mappings
         self._signatures = {key: mapping.signature for key, mapping in mappings.items()}
-
-    @property
-    def platform(self) -> str:
-        return self._model.platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -94,10 +89,10 @@ class SignedModel(OpenedModel):
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """As every model; also INTERNAL if the number of classes in the scores is not that of the labels."""
         mapping = self._mapping(signature)
-        if self._model.has_item_steps:
-            return self._model.run(mapping.own, inputs, outputs)
+        if self._inner.has_item_steps:
+            return self._inner.run(mapping.own, inputs, outputs)
         wanted = outputs or mapping.signature.output_names
-        return self._answer(mapping, self._model.run(mapping.own, mapping.feed(inputs), mapping.needed(wanted)), wanted)
+        return self._answer(mapping, self._inner.run(mapping.own, mapping.feed(inputs), mapping.needed(wanted)), wanted)
 
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
@@ -105,56 +100,25 @@ class SignedModel(OpenedModel):
         """As every model; each answer has all wanted outputs."""
         mapping = self._mapping(signature)
         wanted = outputs or mapping.signature.output_names
-        for results in self._model.parts(mapping.own, mapping.feed(inputs), mapping.needed(wanted)):
+        for results in self._inner.parts(mapping.own, mapping.feed(inputs), mapping.needed(wanted)):
             yield self._answer(mapping, results, wanted)
-
-    @property
-    def merges_calls(self) -> bool:
-        return self._model.merges_calls
-
-    @property
-    def captured_rows(self) -> tuple[int, ...]:
-        return self._model.captured_rows
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        return self._model.labels
-
-    @property
-    def concurrency(self) -> int:
-        return self._model.concurrency
-
-    @property
-    def useful_threads(self) -> int:
-        return self._model.useful_threads
-
-    @property
-    def worker(self) -> WorkerStatus:
-        return self._model.worker
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
         mapping = self._mapping(signature)
-        if self._model.has_item_steps:
-            return self._model.stage(mapping.own, shapes)
+        if self._inner.has_item_steps:
+            return self._inner.stage(mapping.own, shapes)
         names = {mapping.inputs.get(name, name): name for name in shapes}
-        memory = self._model.stage(mapping.own, {own: shapes[name] for own, name in names.items()})
+        memory = self._inner.stage(mapping.own, {own: shapes[name] for own, name in names.items()})
         return None if memory is None else {names[own]: array for own, array in memory.items()}
-
-    def recover(self, give_up: threading.Event) -> bool:
-        return self._model.recover(give_up)
-
-    @property
-    def has_item_steps(self) -> bool:
-        return self._model.has_item_steps
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         mapping = self._mapping(signature)
-        return self._model.preprocess(mapping.own, mapping.feed(inputs), deadline)
+        return self._inner.preprocess(mapping.own, mapping.feed(inputs), deadline)
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         """As every model; also INTERNAL as ``run``."""
         mapping = self._mapping(signature)
-        results = self._model.postprocess(mapping.own, outputs, deadline)
+        results = self._inner.postprocess(mapping.own, outputs, deadline)
         return self._answer(mapping, results, mapping.signature.output_names)
 
     def _mapping(self, signature: str) -> SignatureMapping:
@@ -168,18 +132,6 @@ class SignedModel(OpenedModel):
             return mapping.answer(results, wanted)
         except ServingError as error:
             raise ServingError(error.code, f"{label_of(self._id)}: {error.status.message}") from None
-
-    def resident_bytes(self) -> int | None:
-        return self._model.resident_bytes()
-
-    def measured_bytes(self) -> Measured:
-        return self._model.measured_bytes()
-
-    def another(self, device: str) -> OpenedModel | None:
-        return self._model.another(device)
-
-    def close(self) -> None:
-        self._model.close()
 
 
 def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:

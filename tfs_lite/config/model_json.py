@@ -1,7 +1,8 @@
 """A model's config in JSON, as a request to load a model may bring it, to settings.
 
-The form is that of protobuf's JSON: names as in the file or in camel case, enums by name in any case or by number,
-64-bit integers as numbers or texts, null for what is not said.
+The form is that of protobuf's JSON as its C++ library reads it, which Triton uses: names as in the file or in camel
+case, enums by name in any case or by number, 64-bit integers as numbers or texts, null for what is not said, and a
+single element for a list of one.
 """
 
 from __future__ import annotations
@@ -62,9 +63,8 @@ class _Reader:
             return {key: self._value(entry, item, (*path, key)) for key, item in self._object(value, path).items()}
         if not field.is_repeated:
             return self._value(field, value, path)
-        items = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(items, list):
-            raise self._error(path, f"expected a list, got {value!r:.80}")
+        found = value.tolist() if isinstance(value, np.ndarray) else value
+        items = found if isinstance(found, list) else [found]
         return [self._value(field, item, (*path, index)) for index, item in enumerate(items)]
 
     def _value(self, field: FieldDescriptor, value: Json, path: FieldPath) -> Any:

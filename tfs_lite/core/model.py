@@ -8,6 +8,7 @@ whatever decides who runs next; it is what handles give out.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,9 +89,9 @@ class Model(Protocol):
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """Runs one request or batch. Inputs were checked against the signature; arrays may be read-only and must not
-        be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own.
-        Raises ServingError; WorkerLost means that nothing can be run until :meth:`recover` says so, WorkerBusy that
-        nothing was run this time."""
+        be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own;
+        code of a version may leave some out, and its scheduler decides what that means. Raises ServingError; WorkerLost
+        means that nothing can be run until :meth:`recover` says so, WorkerBusy that nothing was run this time."""
 
     def close(self) -> None:
         """Drops weights, threads and processes. Called once, after the last ``run``."""
@@ -158,6 +159,73 @@ class Model(Protocol):
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         """What the rows of a request become after the run. Raises ServingError."""
         return dict(outputs)
+
+
+class ModelAround(Model):
+    """A model around another one that it passes every call on to, and owns. One with an idea of its own overrides the
+    members that this is about; the model inside is ``_inner``."""
+
+    def __init__(self, inner: Model) -> None:
+        self._inner = inner
+
+    @property
+    def platform(self) -> str:
+        return self._inner.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._inner.signatures
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        return self._inner.run(signature, inputs, outputs)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        return self._inner.parts(signature, inputs, outputs)
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return self._inner.worker
+
+    @property
+    def merges_calls(self) -> bool:
+        return self._inner.merges_calls
+
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        return self._inner.captured_rows
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        return self._inner.labels
+
+    @property
+    def concurrency(self) -> int:
+        return self._inner.concurrency
+
+    @property
+    def useful_threads(self) -> int:
+        return self._inner.useful_threads
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        return self._inner.stage(signature, shapes)
+
+    def recover(self, give_up: threading.Event) -> bool:
+        return self._inner.recover(give_up)
+
+    @property
+    def has_item_steps(self) -> bool:
+        return self._inner.has_item_steps
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._inner.preprocess(signature, inputs, deadline)
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._inner.postprocess(signature, outputs, deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +323,8 @@ class ServableCall:
 class PredictCall(ServableCall):
     """A request for tensors. A language model takes a :class:`~tfs_lite.core.generation.GenerationCall` instead.
 
-    ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
+    ``sequence`` is for models with state. ``may_lack``: outputs that the model leaves out are left out of the answer,
+    too; otherwise the call fails. ``on_part``, for models with several answers to a request (``decoupled``), is
     called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs; it may block the
     model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
     ``cached``: the answer came from the response cache, and the model was not run. A scheduler that batches fills in
@@ -263,6 +332,7 @@ class PredictCall(ServableCall):
     """
 
     sequence: SequenceFlags | None = None
+    may_lack: bool = False
     on_part: Callable[[Mapping[str, Tensor]], None] | None = None
     part_seconds: list[float] | None = None
     cached: bool = False
@@ -289,8 +359,10 @@ class Traits:
     - ``keeps_sequences``: calls belong to sequences, and need ``sequence``.
     - ``has_item_steps``: each request is preprocessed and postprocessed on its own.
     - ``composing``: for an ensemble, the models of its steps, each once.
-    - ``versions``: tells which versions of other models an answer would depend on now, for an ensemble; raises
-      NOT_FOUND if one is missing.
+    - ``load``: the number of this load of the version, like that of no other in this process. What is kept for a
+      version beyond one request is kept for it: the same number of a version may be loaded from other files.
+    - ``loads``: tells, for an ensemble, which loads of other models an answer would depend on now; raises NOT_FOUND if
+      a model is missing.
     - ``stream_idle_timeout``: after how many seconds a client is given up that reads nothing of a stream. None leaves
       that to the protocol.
     """
@@ -303,7 +375,8 @@ class Traits:
     keeps_sequences: bool = False
     has_item_steps: bool = False
     composing: tuple[ModelAndVersion, ...] = ()
-    versions: Callable[[], tuple[ServableId, ...]] = tuple
+    load: int = field(default_factory=itertools.count(1).__next__, compare=False)
+    loads: Callable[[], tuple[int, ...]] = tuple
     stream_idle_timeout: float | None = None
 
 

@@ -132,6 +132,11 @@ class BatchMetrics:
         with self._guard:
             self._gone.version(servable_id)
 
+    def version_back(self, servable_id: ServableId) -> None:
+        """The version is loaded, perhaps again: its series stay."""
+        with self._guard:
+            self._gone.back(servable_id)
+
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""
         with self._guard:

@@ -133,6 +133,11 @@ class GenerationMetrics:
         with self._guard.lock:
             self._gone.version(servable_id)
 
+    def version_back(self, servable_id: ServableId) -> None:
+        """The version is loaded, perhaps again: its series stay."""
+        with self._guard.lock:
+            self._gone.back(servable_id)
+
     def model_gone(self, name: str) -> None:
         """The model is no longer served: drops all its series."""
         with self._guard.lock:

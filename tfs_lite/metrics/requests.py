@@ -249,6 +249,11 @@ class RequestMetrics:
         with self._guard:
             self._gone.version(servable_id)
 
+    def version_back(self, servable_id: ServableId) -> None:
+        """The version is loaded, perhaps again: its series stay."""
+        with self._guard:
+            self._gone.back(servable_id)
+
     def model_added(self, name: str) -> None:
         """The model is served from now on: the count of its refused requests is there."""
         with self._guard:

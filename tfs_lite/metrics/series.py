@@ -252,6 +252,12 @@ class GoneVersions:
         if len(gone) > KEPT_VERSIONS:
             self._drop(model=servable_id.name, version=gone.popleft())
 
+    def back(self, servable_id: ServableId) -> None:
+        """The version is loaded again: whatever is unloaded from now on, its series stay."""
+        gone, version = self._gone.get(servable_id.name, deque()), str(servable_id.version)
+        if version in gone:
+            gone.remove(version)
+
     def model(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""
         self._gone.pop(name, None)

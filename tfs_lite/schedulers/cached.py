@@ -15,7 +15,7 @@ from functools import partial
 
 from tfs_lite.core.model import JudgesCalls, Model, PredictCall, PredictServable
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, Status, queue_full
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.calls import Answer
@@ -50,7 +50,7 @@ class CachedServable(JudgesCalls):
         self._ordered = ordered
         self._order = Order() if ordered else None
         self._monotonic = monotonic
-        self._load_number = cache.open(servable_id)
+        cache.open(servable_id)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -76,13 +76,13 @@ class CachedServable(JudgesCalls):
                 call.on_done(self._full())
                 return
             self._order.keep(call)
-        versions = self._versions()
-        key = request_key(self.id, call, versions, (self._load_number, self._cache.renewals))
+        loads = self._loads()
+        key = request_key(self.id, call, loads)
         outputs = self._cache.lookup(key)
         seconds = self._monotonic() - started
         if outputs is None:
             self._cache.count(self.id, misses=1, seconds=seconds)
-            self._insert_when_done(call, key, versions)
+            self._insert_when_done(call, key, loads)
             self.inner.submit(call)
             return
         self._cache.count(self.id, hits=1, seconds=seconds)
@@ -101,14 +101,14 @@ class CachedServable(JudgesCalls):
         self.inner.close()
         self._cache.forget(self.id)
 
-    def _versions(self) -> tuple[ServableId, ...]:
-        """The answer of an ensemble depends on the versions of its models, too."""
+    def _loads(self) -> tuple[int, ...]:
+        """The answer of an ensemble depends on the loads of its models, too."""
         try:
-            return self.traits.versions()
+            return (self.traits.load, *self.traits.loads())
         except ServingError:
             return ()  # a model is missing, and the call will fail
 
-    def _insert_when_done(self, call: PredictCall, key: bytes, versions: Sequence[ServableId]) -> None:
+    def _insert_when_done(self, call: PredictCall, key: bytes, loads: Sequence[int]) -> None:
         """The answer is inserted before the caller gets it: an equal call that follows it is a hit."""
         in_parts: list[bool] = []
         on_part = call.on_part
@@ -119,20 +119,23 @@ class CachedServable(JudgesCalls):
                 pass_on(outputs)
 
             call.on_part = part
-        call.on_done = partial(self._done, key, versions, in_parts, call.on_done)
+        wanted = call.outputs or find_signature(self.signatures, call.signature).output_names
+        call.on_done = partial(self._done, key, loads, wanted, in_parts, call.on_done)
 
     def _done(
         self,
         key: bytes,
-        versions: Sequence[ServableId],
+        loads: Sequence[int],
+        wanted: Sequence[str],
         in_parts: Sequence[bool],
         on_done: Callable[[Answer], None],
         result: Answer,
     ) -> None:
-        """Keeps the answer, unless versions have changed meanwhile: then it is not known which of them gave it."""
+        """Keeps the answer, unless it lacks an output, which another call may need, or another load of a model has come
+        meanwhile: then it is not known which gave it."""
         if not isinstance(result, Status) and not in_parts:
             try:
-                if self._versions() == versions:
+                if self._loads() == loads and all(name in result for name in wanted):
                     self._insert(key, result)
             except Exception:
                 logger.exception("an answer of %s could not be kept", self.id)

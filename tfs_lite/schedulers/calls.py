@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from tfs_lite.core.model import BatchReport, OnBatch, ServableCall
+from tfs_lite.core.model import BatchReport, OnBatch, PredictCall, ServableCall
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 
@@ -22,6 +22,17 @@ def finish(call: ServableCall, answer: Answer, name: str) -> None:
         call.on_done(answer)
     except Exception:
         logger.exception("a caller of %s broke its contract: on_done must not raise", name)
+
+
+def complete(call: PredictCall, answer: Answer, wanted: Collection[str], name: str) -> Answer:
+    """The answer; INTERNAL if it lacks one of the ``wanted`` outputs, unless the call says that it may."""
+    if isinstance(answer, Status) or call.may_lack:
+        return answer
+    missing = next((output for output in wanted if output not in answer), None)
+    if missing is None:
+        return answer
+    found = ", ".join(sorted(answer))
+    return Status(StatusCode.INTERNAL, f"{name} did not return output {missing}; it returned: {found}")
 
 
 def rows_of(inputs: Mapping[str, Tensor]) -> int:

@@ -18,7 +18,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
-from tfs_lite.core.status import Status, StatusCode, queue_full
+from tfs_lite.core.status import Status, StatusCode, invalid_argument, queue_full
 from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish, rows_of
 
 MAX_TIMED_PARTS = 1000
@@ -54,7 +54,12 @@ class DecoupledServable(JudgesCalls):
         on_batch: OnBatch = ignore,
         traits: Traits | None = None,
     ) -> None:
-        """Takes the models over: closes them in the end. ``traits`` None: those of the platform alone."""
+        """Takes the models over: closes them in the end. ``traits`` None: those of the platform alone.
+        INVALID_ARGUMENT, with the models left to the caller, for models with item steps."""
+        if models[0].has_item_steps:
+            raise invalid_argument(
+                "model_transaction_policy.decoupled: a model with preprocess or postprocess answers once"
+            )
         self.traits = replace(traits or Traits(models[0].platform), decoupled=True)
         self._id = servable_id
         self._signatures = served(models[0].signatures, servable_id.name, self.traits.max_batch_size)

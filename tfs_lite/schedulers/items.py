@@ -23,7 +23,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
-from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
+from tfs_lite.schedulers.calls import CANCELLED, Answer, complete, finish
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000
@@ -264,6 +264,7 @@ class ItemServable(JudgesCalls):
             partial(self._inner_done, pending),
             priority=call.priority,
             timeout=call.timeout,
+            may_lack=True,  # its outputs may be for postprocess
         )
         refusal = self._mark_inside(pending, inner)
         if refusal is not None:
@@ -311,13 +312,11 @@ class ItemServable(JudgesCalls):
             self._finish(pending, late)
             return
         outputs = pending.model.postprocess(call.signature, pending.outputs, call.deadline)
-        missing = [name for name in call.outputs if name not in outputs]
-        if missing:
-            found = ", ".join(sorted(outputs))
-            text = f"{self._name} did not return output {missing[0]}; it returned: {found}"
-            self._finish(pending, Status(StatusCode.INTERNAL, text))
-            return
-        self._finish(pending, {name: outputs[name] for name in call.outputs} if call.outputs else outputs)
+        wanted = call.outputs or self.signatures[call.signature or DEFAULT_SIGNATURE].output_names
+        answer = complete(call, outputs, wanted, self._name)
+        if call.outputs and not isinstance(answer, Status):
+            answer = {name: answer[name] for name in call.outputs if name in answer}
+        self._finish(pending, answer)
 
     # Answers.
 

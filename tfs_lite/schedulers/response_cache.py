@@ -66,16 +66,13 @@ class _Entry:
     bytes: int
 
 
-def request_key(
-    servable_id: ServableId, call: PredictCall, others: Sequence[ServableId] = (), loaded: tuple[int, int] = (0, 0)
-) -> bytes:
+def request_key(servable_id: ServableId, call: PredictCall, loads: Sequence[int] = ()) -> bytes:
     """A digest of what the answer depends on: the model and its version, the signature, name, dtype, shape and values
-    of every input, whatever their order, which outputs are wanted, the versions of the ``others`` that take part, and
-    ``loaded``: which load of the version answers, and how often any was renewed. Priority, timeout and deadline do
-    not count."""
+    of every input, whatever their order, which outputs are wanted, and the ``loads`` of the version and of the others
+    that take part. Priority, timeout and deadline do not count."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    _add_texts(digest, (servable_id.name, str(servable_id.version), call.signature, *map(str, loaded)))
-    _add_texts(digest, [text for other in others for text in (other.name, str(other.version))])
+    _add_texts(digest, (servable_id.name, str(servable_id.version), call.signature))
+    _add_texts(digest, map(str, loads))
     _add_texts(digest, sorted(call.outputs))
     for name in sorted(call.inputs):
         array = np.asarray(cast(Array, call.inputs[name]))
@@ -86,10 +83,8 @@ def request_key(
 
 
 class ResponseCache:
-    """Any thread may call any method. ``open`` before the first call of a version, ``forget`` after its last.
-
-    ``renewals`` counts calls of :meth:`renew`; it is part of what an answer depends on.
-    """
+    """Any thread may call any method. ``open`` before the first call of a load of a version, ``forget`` after its
+    last."""
 
     def __init__(self, max_bytes: int) -> None:
         """``max_bytes`` is for all answers together, with what it costs to keep them."""
@@ -99,32 +94,25 @@ class ResponseCache:
         self._keys: dict[ServableId, set[bytes]] = {}
         self._counts: dict[ServableId, CacheCounts] = {}
         self._open: Counter[ServableId] = Counter()  # a version may be loaded again beside itself, to take its place
-        self._opened = 0
-        self.renewals = 0
         self._bytes = 0
         self._evictions = 0
 
-    def open(self, servable_id: ServableId) -> int:
-        """From now on the version is among those of :meth:`counts`. The number of this load of it, like no other."""
+    def open(self, servable_id: ServableId) -> None:
+        """From now on the version is among those of :meth:`counts`."""
         with self._lock:
             self._counts.setdefault(servable_id, CacheCounts())
             self._open[servable_id] += 1
-            self._opened += 1
-            return self._opened
 
-    def renew(self) -> None:
-        """A version was replaced by another load of it: no earlier answer is given any more, those of ensembles of it
-        included, nor any that is on its way."""
+    def replaced(self, servable_id: ServableId) -> None:
+        """Another load of the version has taken its place, and counts from zero. Nobody asks for earlier answers any
+        more: they go."""
+        self.flush(servable_id)
         with self._lock:
-            self.renewals += 1
-            gone = list(self._entries.values())
-            self._entries.clear()
-            self._keys.clear()
-            self._bytes = 0
-        del gone
+            if servable_id in self._counts:
+                self._counts[servable_id] = CacheCounts()
 
     def forget(self, servable_id: ServableId) -> None:
-        """The version is unloaded: its answers and its counts go."""
+        """A load of the version is unloaded: its answers go, and with the last load the counts."""
         self.flush(servable_id)
         with self._lock:
             self._open[servable_id] -= 1

@@ -80,10 +80,8 @@ class RequestServices:
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
-            traits = self._traits(event.id)
-            self.statistics.opened(
-                event.id, bool(traits.composing), self._load_seconds(event.id), has_rows=traits.max_batch_size > 0
-            )
+            self._open_statistics(event.id)
+            self.generation.version_back(event.id)
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:
@@ -94,7 +92,8 @@ class RequestServices:
     def version_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
         """Another load of the version has taken its place. ``old``: the servable that had it, if it still lives."""
         if self._cache is not None:
-            self._cache.renew()
+            self._cache.replaced(servable_id)
+        self._open_statistics(servable_id)
         self.routes.version_replaced(servable_id, old)
 
     def model_gone(self, name: str) -> None:
@@ -105,6 +104,11 @@ class RequestServices:
     def close(self) -> None:
         self.routes.close()
         self.settings.close()
+
+    def _open_statistics(self, servable_id: ServableId) -> None:
+        """Those of what serves now, from zero."""
+        traits, seconds = self._traits(servable_id), self._load_seconds(servable_id)
+        self.statistics.opened(servable_id, bool(traits.composing), seconds, has_rows=traits.max_batch_size > 0)
 
     def _load_seconds(self, servable_id: ServableId) -> float | None:
         attempt = self._journal.last(servable_id)

@@ -844,6 +844,11 @@ class ServerCore:
             self.states.remark(event.id, None)
         if event.state in (ManagerState.AVAILABLE, ManagerState.END) and self.options.follows_changes:
             self.clock.call_later(RECHECK_SECONDS, lambda: self.sources.wake({event.id.name}))
+        if event.state is ManagerState.AVAILABLE:
+            if self._cluster is not None:
+                self._cluster.version_back(event.id)
+            self.request_metrics.version_back(event.id)
+            self.batch_metrics.version_back(event.id)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
             if self._cluster is not None:

@@ -36,8 +36,8 @@ class RequestChannel:
         wanted: Sequence[str],
         deadline: float | None = None,
     ) -> dict[str, Array]:
-        """The answer, copied: the ``wanted`` tensors, or all if that is empty. Raises the process's ServingError,
-        ConnectionClosed, ProtocolError; RESOURCE_EXHAUSTED if the tensors are too large."""
+        """The answer, copied: the ``wanted`` tensors that there are, or all if none is named. Raises the process's
+        ServingError, ConnectionClosed, ProtocolError; RESOURCE_EXHAUSTED if the tensors are too large."""
         with self._calling:
             seconds = None if deadline is None else deadline - time.monotonic()
             self.detail, locations = self._exchange(what, signature, wanted, seconds, tensors)
@@ -142,10 +142,11 @@ class ChannelPool:
 
 
 def _in_order(locations: list[TensorLocation], wanted: Sequence[str]) -> list[TensorLocation]:
-    """The locations in the order of the wanted names. ProtocolError unless the names are exactly these."""
+    """The locations in the order of the wanted names, of which the model may have left some out. ProtocolError for any
+    other name."""
     if not wanted:
         return locations
     found = {location.name: location for location in locations}
-    if len(found) != len(wanted) or not all(name in found for name in wanted):
+    if not found.keys() <= set(wanted):
         raise ProtocolError("other outputs than were asked for")
-    return [found[name] for name in wanted]
+    return [found[name] for name in wanted if name in found]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
+from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.servers.platforms import write_python
 
@@ -35,8 +38,8 @@ def settings(dims, shape, batch=4, out=None, out_shape=None) -> ModelSettings:
 def opened(tmp_path, request_for):
     models = []
 
-    def open_one(wanted: ModelSettings):
-        directory = write_python(tmp_path, SOURCE, None)
+    def open_one(wanted: ModelSettings, source: str = SOURCE):
+        directory = write_python(tmp_path, source, None)
         inner = open_python(request_for(directory, seen_by_model(wanted), trusted=True))
         models.append(inner)
         return reshaped(inner, wanted)
@@ -83,3 +86,64 @@ def test_two_sizes_that_requests_choose_cannot_be_told_apart(opened):
     with pytest.raises(ServingError, match=r"input\[0\].reshape") as caught:
         opened(settings([-1, -1, 1], [-1, -1]))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+STEPS = """
+class Model:
+    def __init__(self, context): pass
+    def preprocess(self, item):
+        assert item["x"].shape == (6,), item["x"].shape
+        return {"x": item["x"].reshape(3, 2) * 10}
+    def predict(self, inputs):
+        assert inputs["x"].shape[1:] == (3, 2), inputs["x"].shape
+        return {"sums": inputs["x"].sum(2)}
+    def postprocess(self, row):
+        assert row["sums"].shape == (3,), row["sums"].shape
+        return {"y": row["sums"] + 1, "seen": row["sums"]}
+"""
+
+
+def test_steps_for_items_get_the_dimensions_of_the_model(opened):
+    wanted = settings([2, 3], [6], out=[1, 3], out_shape=[3])
+    wanted = wanted.model_copy(
+        update={"output": (wanted.output[0], wanted.output[1].model_copy(update={"dims": (3,)}))}
+    )
+    model = opened(wanted, STEPS)
+    assert model.has_item_steps
+    x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    prepared = model.preprocess("", {"x": x}, None)
+    answer = model.postprocess("", model.run("", prepared, ()), None)
+    assert answer["y"].tolist() == [[[11, 51, 91]], [[131, 171, 211]]]
+
+
+class Shared:
+    """A model with memory of its own, which was staged last."""
+
+    signatures: Mapping[str, Signature] = {"serving_default": Signature((), ())}
+    has_item_steps = False
+
+    def stage(self, signature, shapes):
+        self.staged = {name: np.zeros(*shape) for name, shape in shapes.items()}
+        return self.staged
+
+    def run(self, signature, inputs, outputs):
+        self.ran = inputs
+        return {}
+
+
+def test_batches_are_formed_in_the_memory_of_the_model():
+    inner = Shared()
+    model = reshaped(inner, settings([2, 3], [6]))
+    memory = model.stage("", {"x": ((4, 2, 3), np.dtype(np.float32)), "other": ((4, 1), np.dtype(np.int64))})
+    assert {name: array.shape for name, array in memory.items()} == {"x": (4, 2, 3), "other": (4, 1)}
+    model.run("", memory, ())
+    assert inner.ran["x"].shape == (4, 6)
+    assert all(np.shares_memory(inner.ran[name], inner.staged[name]) for name in memory)
+
+
+def test_other_signatures_are_the_models_own(opened):
+    model = opened(settings([2, 3], [6]))
+    with pytest.raises(ServingError, match="other"):
+        model.run("other", {"x": np.zeros((1, 2, 3), np.float32)}, ())
+    with pytest.raises(ServingError, match="other"):
+        list(model.parts("other", {"x": np.zeros((1, 2, 3), np.float32)}, ()))

@@ -42,6 +42,20 @@ def test_fields_are_those_of_the_file() -> None:
     )
 
 
+def test_a_single_element_stands_for_a_list_of_one() -> None:
+    single = """{
+      "input": {"name": "x", "data_type": "TYPE_FP32", "dims": 3},
+      "instance_group": {"count": 2, "kind": "KIND_CPU"},
+      "version_policy": {"specific": {"versions": "7"}}
+    }"""
+    listed = """{
+      "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+      "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
+      "version_policy": {"specific": {"versions": [7]}}
+    }"""
+    assert settings_of_json(single, "config of m") == settings_of_json(listed, "config of m")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -51,7 +65,8 @@ def test_fields_are_those_of_the_file() -> None:
         ("[]", "config of m: expected an object, got []"),
         ('{"max_batchsize": 1}', 'config of m: max_batchsize: unknown field; did you mean "max_batch_size"?'),
         ('{"input": [{"nam": "x"}]}', 'config of m: input[0].nam: unknown field; did you mean "name"?'),
-        ('{"input": {"name": "x"}}', "config of m: input: expected a list, got {'name': 'x'}"),
+        ('{"input": {"name": "x"}}', "config of m: input[0].data_type: is required"),
+        ('{"input": "x"}', "config of m: input[0]: expected an object, got 'x'"),
         ('{"input": ["x"]}', "config of m: input[0]: expected an object, got 'x'"),
         ('{"parameters": []}', "config of m: parameters: expected an object, got []"),
         ('{"parameters": {"a": "1"}}', "config of m: parameters.a: expected an object, got '1'"),
@@ -70,7 +85,7 @@ def test_fields_are_those_of_the_file() -> None:
         ("[" + "1," * 70000 + "1]", "config of m: expected an object, got "),
         ('{"input": [' + "1," * 70000 + "1]}", "config of m: input[0]: expected an object, got 1"),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_a_mistake_names_the_field(text: str, message: str) -> None:
     assert message in message_of(text)

@@ -116,6 +116,16 @@ def test_series_of_versions_that_are_gone_are_dropped_the_oldest_first(
         assert f'version="{version}"' in page(registry)
 
 
+def test_version_that_is_loaded_again_keeps_its_series_whatever_is_unloaded_then(
+    metrics: BatchMetrics, registry: CollectorRegistry
+) -> None:
+    for version in (1, *range(2, KEPT_VERSIONS + 4)):
+        metrics.on_batch(report(ServableId("m", version)))
+        metrics.version_gone(ServableId("m", version))
+        metrics.version_back(ServableId("m", 1))
+    assert [f'version="{version}"' in page(registry) for version in (1, 2, 3)] == [True, False, False]
+
+
 def test_model_that_is_gone_leaves_nothing_and_others_stay(metrics: BatchMetrics, registry: CollectorRegistry) -> None:
     for version in (1, 2):
         metrics.on_batch(report(ServableId("m", version)))

@@ -100,6 +100,14 @@ def test_state_of_an_unloaded_version_is_dropped_while_it_is_still_referenced(
     assert [value(registry, "running", version) for version in (1, 2)] == [1, 6]
 
 
+def test_series_of_a_version_that_is_loaded_again_stay(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
+    for version in range(1, KEPT_VERSIONS + 3):
+        metrics.on_text(text(version=version))
+        metrics.version_gone(ServableId("m", version))
+        metrics.version_back(M1)
+    assert [value(registry, "output_tokens_total", version) for version in (1, 2)] == [5, None]
+
+
 def test_series_of_old_versions_go(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
     for version in range(1, KEPT_VERSIONS + 3):
         metrics.on_text(text(version=version))

@@ -41,6 +41,17 @@ def test_starts_and_ways_are_timed_and_bytes_added_up(registry: CollectorRegistr
     assert value("tfs_lite_remote_bytes_total", labels) == 5096
 
 
+def test_series_of_a_version_that_is_loaded_again_stay(registry: CollectorRegistry) -> None:
+    metrics = ReplicaMetrics(registry)
+    for version in range(1, 12):
+        metrics.on_loss(ServableId("m", version), "signal 9")
+        metrics.version_gone(ServableId("m", version))
+        metrics.version_back(ServableId("m", 1))
+    for version, lost in ((1, 1), (2, None), (3, None)):
+        labels = {"model": "m", "version": str(version), "cause": "signal 9"}
+        assert registry.get_sample_value("tfs_lite_replica_losses_total", labels) == lost
+
+
 def test_series_of_unloaded_versions_are_bounded_and_those_of_a_model_go_with_it(registry: CollectorRegistry) -> None:
     metrics = ReplicaMetrics(registry)
     for version in range(1, 11):

@@ -85,6 +85,20 @@ def test_version_that_comes_and_goes_again_counts_once(metrics: RequestMetrics, 
     assert 'version="1"' in page(registry)
 
 
+def test_version_that_is_loaded_again_keeps_its_series_whatever_is_unloaded_then(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    serve(metrics, 1)
+    metrics.version_gone(ServableId("m", 1))
+    metrics.version_back(ServableId("m", 1))
+    for version in range(2, KEPT_VERSIONS + 4):
+        serve(metrics, version)
+        metrics.version_gone(ServableId("m", version))
+    assert [f'version="{version}"' in page(registry) for version in (1, 2, 3)] == [True, False, False]
+    metrics.version_gone(ServableId("m", 1))
+    assert 'version="4"' not in page(registry)
+
+
 def test_call_that_ended_unread_is_a_request_of_an_unknown_model(
     metrics: RequestMetrics, registry: CollectorRegistry
 ) -> None:

@@ -16,7 +16,7 @@ from tfs_lite.core.status import Reason, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.cached import CachedServable
-from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.schedulers.response_cache import CacheCounts, ResponseCache
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
@@ -296,15 +296,11 @@ def test_another_load_of_the_version_does_not_give_the_answers_of_the_first(make
     assert model.asked == [[2], [2]]
 
 
-def test_nothing_is_given_again_once_the_cache_is_renewed_not_even_what_was_on_its_way(make, model, cache):
-    servable = make()
-    ask(servable, 1)
-    model.open.clear()
-    late = submit(servable, 2)
-    cache.renew()
-    model.open.set()
-    late.wait()
-    ask(servable, 1)
-    ask(servable, 2)
-    assert model.asked == [[1], [2], [1], [2]]
-    assert cache.use.entries == 3
+def test_replaced_version_leaves_no_answers_and_counts_from_zero(make, model, cache):
+    first, second = make(), make()
+    ask(first, 1)
+    ask(first, 1)
+    cache.replaced(ID)
+    assert (cache.use.entries, cache.counts()[ID]) == (0, CacheCounts())
+    ask(second, 1)
+    assert model.asked == [[1], [1]]

@@ -15,6 +15,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Reason, StatusCode, invalid_argument
 from tfs_lite.schedulers.decoupled import DecoupledServable
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
 SIGNATURE = Signature(
@@ -91,6 +92,17 @@ def test_every_answer_comes_in_order_and_then_the_end(servable, n):
     request = submitted(servable, n)
     assert request.code is StatusCode.OK
     assert (numbers(request), request.answer, request.call.admitted) == (list(range(n)), {}, True)
+
+
+class Preparing(Counting):
+    has_item_steps = True
+
+
+def test_model_with_steps_for_items_is_refused_and_not_served_without_them(clock):
+    model = Preparing()
+    message = refusal(DecoupledServable, [model], ServableId("m", 1), clock=clock, code=StatusCode.INVALID_ARGUMENT)
+    assert "preprocess" in message
+    assert not model.closed
 
 
 def test_failure_after_some_answers_is_the_end(servable):

@@ -150,7 +150,6 @@ GARBAGE = {
     "less than no requests": lambda number: [number, ANSWER, "", [], [location()], [0, None, -1]],
     "no outcome": lambda number: [number, ANSWER, "", [], [location()], None],
     "no location": lambda number: answer_of(number, 0, [1]),
-    "too few outputs": lambda number: answer_of(number, 0, []),
     "another output": lambda number: answer_of(number, 0, [location("z")]),
     "one output too many": lambda number: answer_of(number, 0, [location(), location("z", offset=64)]),
     "an output twice": lambda number: answer_of(number, 0, [location(), location()]),
@@ -165,6 +164,14 @@ GARBAGE = {
         number, 0, [location(dtype=DataType.STRING, shape=(2,), nbytes=16)]
     ),
 }
+
+
+def test_outputs_that_the_model_leaves_out_are_left_out(child):
+    child.put(y=np.full(4, -1, np.int32))
+    for locations in ([], [location()]):
+        thread = child.answer(lambda number, locations=locations: answer_of(number, 0, locations))
+        assert list(child.server.call("run", "", {}, ("z", "y"))) == ["y"] * len(locations)
+        thread.join()
 
 
 @pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)

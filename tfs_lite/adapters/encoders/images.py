@@ -97,7 +97,7 @@ def open_processor(files: VersionFiles) -> Any:
     refuse_code(PROCESSOR, read_json(files.directory, PROCESSOR))
     try:
         from PIL import Image
-    except ImportError:
+    except ModuleNotFoundError:
         return None
     try:
         processor = load_library().AutoImageProcessor.from_pretrained(

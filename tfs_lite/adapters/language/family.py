@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config, shown
 from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.python.imports import importing_in_turns
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"}
 
 def load_library() -> Any:
     """Imports transformers, and lets it log errors only. UNIMPLEMENTED without the extra. Any thread, also for
-    the first time: the library replaces its own module while it is imported, so a plain ``import`` that waits for that
-    of another thread would return an empty module."""
+    the first time."""
     try:
-        transformers = importlib.import_module("transformers")
-        library_logging = importlib.import_module("transformers.utils.logging")
-    except ImportError:
+        with importing_in_turns():
+            transformers = importlib.import_module("transformers")
+            library_logging = importlib.import_module("transformers.utils.logging")
+    except ModuleNotFoundError:
         raise ServingError(StatusCode.UNIMPLEMENTED, MISSING, Reason.NEEDS_EXTRA) from None
     library_logging.disable_progress_bar()
     library_logging.disable_default_handler()

@@ -154,6 +154,8 @@ class ModuleModel(PythonModel):
 class PlainModel(PythonModel):
     """``Model`` is any other class. Its size is unknown; it may run TorchScript, so there is no inference mode."""
 
+    leaves_out = True
+
     def __init__(self, request: OpenRequest, source: ModuleType, make: Callable[[ModelContext], Any]) -> None:
         super().__init__(request, source, declared_signature(request.settings))
         identity = (request.id.name, request.id.version, request.files.directory)

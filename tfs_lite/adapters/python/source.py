@@ -22,7 +22,7 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 ARTEFACT = "model.py"
 _NO_NAME = re.compile(r"\W", re.ASCII)
 _numbers = itertools.count(1)
-_PERMANENT = (SyntaxError, ImportError, NameError, SystemExit)
+_PERMANENT = (SyntaxError, ModuleNotFoundError, NameError, SystemExit)
 """Errors that another import of the same source would raise again."""
 
 
@@ -35,7 +35,7 @@ class _FreshSource(importlib.machinery.SourceFileLoader):
 
 def import_model(servable_id: ServableId, directory: str) -> ModuleType:
     """Runs ``model.py``. Errors name the line: INVALID_ARGUMENT where only another source can help, otherwise
-    FAILED_PRECONDITION or RESOURCE_EXHAUSTED."""
+    FAILED_PRECONDITION (also for a library that cannot be imported this time) or RESOURCE_EXHAUSTED."""
     path = os.path.join(directory, ARTEFACT)
     label = _NO_NAME.sub("_", servable_id.name)
     name = f"tfs_lite_model_{label}_{servable_id.version}_{next(_numbers)}"

@@ -183,7 +183,8 @@ def _rows_of_each(
                 answer[name] = array[start:end]
         else:
             for name in call.outputs:
-                answer[name] = arrays[name][start:end]
+                if name in arrays:
+                    answer[name] = arrays[name][start:end]
         answers.append(answer)
         start = end
     return answers

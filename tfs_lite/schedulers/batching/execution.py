@@ -18,7 +18,7 @@ from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
-from tfs_lite.schedulers.calls import Answer, count_run, failure_of, finish
+from tfs_lite.schedulers.calls import Answer, complete, count_run, failure_of, finish
 
 
 class Execution:
@@ -67,7 +67,7 @@ class Execution:
         self._ended(queue, ended, report.rows, ended - started)
         for call, answer in zip(calls, answers, strict=True):
             call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
-            finish(call, answer, self._name)
+            finish(call, complete(call, answer, call.outputs or queue.outputs, self._name), self._name)
         return None
 
     def _attempt(

@@ -34,11 +34,13 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "usual_rows", "wake_rows"),
+        *("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "outputs", "rule", "settings", "usual_rows"),
+        "wake_rows",
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
         self.key = key
+        self.outputs = signature.output_names
         self.rule = rule_of(signature, settings) if settings.merges else None
         self.settings = self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0)
         self.jobs = JobQueue(self.settings, name)

@@ -74,6 +74,7 @@ class SplitCall:
                 partial(self._answered, index),
                 priority=call.priority,
                 timeout=call.timeout,
+                may_lack=call.may_lack,
                 trace=call.trace,
             )
             for index, each in enumerate(splits)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import ModelAndVersion
-from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.run import pin
@@ -95,11 +94,11 @@ def model_text(wanted: Wanted) -> str:
     return f"model {name}" if version is None else f"model {name} version {version}"
 
 
-def versions_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[ServableId, ...]:
-    """The version of each model that a call would get now; after that of an ensemble come those of its own models."""
-    found: list[ServableId] = []
+def loads_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[int, ...]:
+    """The load of each model that a call would get now; after that of an ensemble come those of its own models."""
+    found: list[int] = []
     for item in wanted:
         with resolve(*item) as handle:
-            found.append(handle.id)
-            found.extend(versions_of(handle.servable.traits.composing, resolve))
+            traits = handle.servable.traits
+        found += (traits.load, *loads_of(traits.composing, resolve))
     return tuple(found)

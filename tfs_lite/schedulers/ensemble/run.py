@@ -193,6 +193,7 @@ class EnsembleRun:
             outer.priority,
             outer.timeout,
             sequence=outer.sequence,
+            may_lack=True,
             arrived=self._now(),
             depth=self._depth,
             trace=None if outer.trace is None else CallTrace(),

@@ -23,9 +23,9 @@ from tfs_lite.schedulers.ensemble.models import (
     Resolve,
     Wanted,
     check_models,
+    loads_of,
     missing_of,
     model_text,
-    versions_of,
     wanted_by,
 )
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
@@ -90,7 +90,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             max_batch_size=self._graph.max_batch_size,  # 0: its tensors have no batch dimension
             labels=_Labels(self.origins, resolve),
             composing=composing,
-            versions=partial(versions_of, composing, resolve),
+            loads=partial(loads_of, composing, resolve),
         )
         self._interfaces: dict[Wanted, tuple[Signature, Interface]] = {}  # by the last version seen; a write is atomic
         self._plans: dict[tuple[str, ...], Plan] = {}  # like it

@@ -106,16 +106,21 @@ class DirectWorkers:
             with self._manager.lock:
                 if self._manager.closed:
                     return None
+                ended = self._manager.expire()
                 batch, wait_until = self._form(instance)
-                if batch:
-                    return batch
-                worker.idle = True
-                if wait_until < inf:
-                    delay = wait_until - self._manager.clock.monotonic()
-                    self._timers[instance] = self._manager.clock.call_later(
-                        delay, partial(self.wake, [Slot(0, instance)])
-                    )
+                if not batch:
+                    self._rest(instance, worker, wait_until)
+            self._manager.perform(ended)
+            if batch:
+                return batch
             worker.sleep(inf)
+
+    def _rest(self, instance: int, worker: WorkerThread, until: float) -> None:
+        """With the lock held: the worker is about to sleep, at the latest ``until`` then."""
+        worker.idle = True
+        if until < inf:
+            delay = until - self._manager.clock.monotonic()
+            self._timers[instance] = self._manager.clock.call_later(delay, partial(self.wake, [Slot(0, instance)]))
 
     def _form(self, instance: int) -> tuple[Batch, float]:
         """With the lock held: the next batch, or the time until which there is none."""
@@ -178,9 +183,7 @@ def _attempt(
     if failure is not None:
         return [(failure, each.state) for each in taken], lost
     rows = [(index, each) for index, each in enumerate(batch) if each is not None]
-    return [
-        each.request.item.plan.outcome(results, index, each.call.outputs, each.state) for index, each in rows
-    ], False
+    return [each.request.item.plan.outcome(results, index, each.call, each.state) for index, each in rows], False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Shapes, WorkerLost, WorkerStatus
-from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.model import BatchReport, Model, ModelAround, OnBatch, PredictCall, Shapes, WorkerLost
+from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
@@ -130,6 +130,7 @@ class OldestBatchers:
             plan.outputs([call]),
             call.deadline,
             partial(self._answered, taken, submitted),
+            may_lack=True,  # the plan tells what is missing
         )
 
     def _answered(self, taken: Taken, submitted: float, answer: Answer) -> None:
@@ -142,7 +143,7 @@ class OldestBatchers:
         call.queue_seconds = submitted - entry.enqueued + inner.queue_seconds
         call.run_seconds = inner.run_seconds
         if not isinstance(answer, Status):
-            answer, state = entry.plan.outcome(answer, 0, call.outputs, state)
+            answer, state = entry.plan.outcome(answer, 0, call, state)
         elif not inner.admitted or answer.code in NEVER_RAN:
             self._manager.end(entry, PREDECESSOR_DROPPED if answer.code in NEVER_RAN else answer)
         self._manager.answer(entry, answer)
@@ -169,7 +170,7 @@ class _Batcher(BatchingServable):
         self._recovered()
 
 
-class WatchedModel(Model):
+class WatchedModel(ModelAround):
     """A model with a batcher of its own, and so only one thread. ``lost`` is called when the worker has died, before
     any call of that run is answered.
 
@@ -180,9 +181,9 @@ class WatchedModel(Model):
     def __init__(
         self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool, name: str
     ) -> None:
+        super().__init__(model)
         self._name = name
         self._batched = batched
-        self._model = model
         self._lost = lost
         self._on_batch = on_batch
         self._repeatable = repeatable
@@ -194,20 +195,12 @@ class WatchedModel(Model):
         """A batch comes, in one run or more."""
         self._failure, self._reported = None, False
 
-    @property
-    def platform(self) -> str:
-        return self._model.platform
-
-    @property
-    def signatures(self) -> Mapping[str, Signature]:
-        return self._model.signatures
-
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         if self._failure is not None:
             raise self._failure
         try:
             self._generation.check(self._name)
-            results = self._model.run(signature, inputs, outputs)
+            results = self._inner.run(signature, inputs, outputs)
             self._generation.check(self._name)
             self._check_rows(inputs, results)
         except WorkerLost:
@@ -226,23 +219,24 @@ class WatchedModel(Model):
         self._reported = True
 
     @property
-    def worker(self) -> WorkerStatus:
-        return self._model.worker
+    def concurrency(self) -> int:
+        return 1
+
+    @property
+    def useful_threads(self) -> int:
+        return 1
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
         try:
-            return self._model.stage(signature, shapes)
+            return self._inner.stage(signature, shapes)
         except WorkerLost:
             self._lost()
             raise
 
     def recover(self, give_up: threading.Event) -> bool:
-        recovered = self._model.recover(give_up)
+        recovered = self._inner.recover(give_up)
         self._generation.lost()
         return recovered
-
-    def close(self) -> None:
-        self._model.close()
 
     def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
         """Checked here, so that a model with state is not run again for it."""

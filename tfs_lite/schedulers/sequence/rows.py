@@ -18,9 +18,10 @@ import numpy as np
 from tfs_lite.config.model import ModelSettings, hidden_outputs
 from tfs_lite.core.model import Model, PredictCall, SequenceFlags
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.schedulers.batching.assembly import batch_memory, rows_fault
+from tfs_lite.schedulers.calls import Answer, complete
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.states import States, Values
 
@@ -126,25 +127,23 @@ class RowPlan:
         return rows_fault(results, rows) if self.batched else None
 
     def outcome(
-        self, results: Mapping[str, Tensor], index: int, wanted: tuple[str, ...], before: Values
+        self, results: Mapping[str, Tensor], index: int, call: PredictCall, before: Values
     ) -> tuple[Mapping[str, Tensor] | Status, Values]:
         """What the request in row ``index`` is answered, and the state of its sequence after it. If the model did not
         give what was asked for, or wrote what is no state: INTERNAL, and the state from before."""
         try:
-            state = self._state(results, index, before)
-            return self._answer(results, index, wanted), state
+            state, answer = self._state(results, index, before), self._answer(results, index, call)
+            return answer, before if isinstance(answer, Status) else state
         except ServingError as error:
             return error.status, before
 
-    def _answer(self, results: Mapping[str, Tensor], index: int, wanted: tuple[str, ...]) -> Mapping[str, Tensor]:
+    def _answer(self, results: Mapping[str, Tensor], index: int, call: PredictCall) -> Answer:
         """Of the row what was asked for, and nothing that is hidden."""
         hidden = {*self.states.outputs} - {*self.visible.output_names}
-        names = wanted or [name for name in results if name not in hidden]
         arrays = cast("Mapping[str, Array]", results)
-        missing = next((name for name in names if name not in arrays), None)
-        if missing is not None:
-            raise ServingError(StatusCode.INTERNAL, f"{self.model} did not return output {missing}")
-        return {name: arrays[name][index : index + 1] if self.batched else arrays[name] for name in names}
+        names = [name for name in call.outputs or results if name in results and name not in hidden]
+        found = {name: arrays[name][index : index + 1] if self.batched else arrays[name] for name in names}
+        return complete(call, found, call.outputs or self.visible.output_names, self.model)
 
     def _state(self, results: Mapping[str, Tensor], index: int, before: Values) -> Values:
         if not self.states.states:

@@ -75,7 +75,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class _Effects:
+class Effects:
     """What is to be done without the lock. ``ready`` are slots that may have a request to run."""
 
     dropped: list[tuple[Entry, Status]] = field(default_factory=list)
@@ -124,21 +124,21 @@ class SequenceManager:
             effects = self._expire(now)
             refusal = self._check_call(now, call) or self._admit(entry, rows, now, effects)
             self._arm()
-        self._perform(effects)
+        self.perform(effects)
         if refusal is not None:
             finish(call, refusal, self.name)
 
     def cancel(self, entry: Entry) -> bool:
         """If the call waits, it is answered; its sequence ends, and all calls that wait there are answered too. Returns
         False if it was taken already."""
-        effects = _Effects()
+        effects = Effects()
         with self.lock:
             if entry.slot is not None:
                 entry.cancelled = True
                 return False
             self._end(entry, CANCELLED, PREDECESSOR_DROPPED, effects)
             self._settle(effects)
-        self._perform(effects)
+        self.perform(effects)
         return True
 
     @property
@@ -162,14 +162,20 @@ class SequenceManager:
         with self.lock:
             self.closed = True
             self.sequences.stop()
-            effects = _Effects([(item, STOPPING) for item in self.sequences.clear()])
+            effects = Effects([(item, STOPPING) for item in self.sequences.clear()])
             self._settle(effects)
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        self._perform(effects)
+        self.perform(effects)
 
     # What the runners of requests do.
+
+    def expire(self) -> Effects:
+        """With the lock held, before requests are chosen: ends what has waited too long, however late the clock's
+        thread is, so that what was freed has its next sequence. Call :meth:`perform` without the lock."""
+        now = self.clock.monotonic()
+        return self._expire(now) if self._next_end() <= now else Effects()
 
     def take(self, slot: Slot) -> Taken:
         """With the lock held: the slot's next request, which runs from now on. LookupError if there is none."""
@@ -202,11 +208,11 @@ class SequenceManager:
     def end(self, entry: Entry, status: Status) -> None:
         """The call was taken but will never run: its sequence ends, and its waiting calls are answered with
         ``status``."""
-        effects = _Effects()
+        effects = Effects()
         with self.lock:
             self._end(entry, status, status, effects)
             self._settle(effects)
-        self._perform(effects)
+        self.perform(effects)
 
     def worker_lost(self, instance: int) -> None:
         """The worker of an instance has died, and with it what the model knew of the sequences there: they end. When no
@@ -217,13 +223,13 @@ class SequenceManager:
             items = self.sequences.drop_instance(instance)
             if len(self._lost) == self._instances:
                 items += self.sequences.clear()
-            effects = _Effects([(item, status) for item in items])
+            effects = Effects([(item, status) for item in items])
             self._settle(effects)
             for id in effects.forgotten:
                 self._lost_sequences[id] = None
             while len(self._lost_sequences) > MAX_LOST_SEQUENCES:
                 del self._lost_sequences[next(iter(self._lost_sequences))]
-        self._perform(effects)
+        self.perform(effects)
 
     def worker_recovered(self, instance: int) -> None:
         """After ``worker_lost``: it runs again."""
@@ -251,7 +257,7 @@ class SequenceManager:
             return self.unavailable("has lost its worker process, which is being started again; try again later")
         return None
 
-    def _admit(self, entry: Entry, rows: int, now: float, effects: _Effects) -> Status | None:
+    def _admit(self, entry: Entry, rows: int, now: float, effects: Effects) -> Status | None:
         call = entry.call
         admitted = self.sequences.admit(entry, call.sequence, rows, call.timeout, now)
         flags = call.sequence
@@ -268,19 +274,19 @@ class SequenceManager:
         effects.forgotten += self.sequences.forgotten()
         return None
 
-    def _expire(self, now: float) -> _Effects:
+    def _expire(self, now: float) -> Effects:
         """Ends what has waited too long, with the calls behind it in its sequence."""
-        effects = _Effects(self.sequences.expire(now))
+        effects = Effects(self.sequences.expire(now))
         for entry in self._deadlines.pop_due(now):
             self._end(entry, self._deadline_exceeded(), PREDECESSOR_DROPPED, effects)
         self._settle(effects)
         return effects
 
-    def _end(self, entry: Entry, status: Status, others: Status, effects: _Effects) -> None:
+    def _end(self, entry: Entry, status: Status, others: Status, effects: Effects) -> None:
         for item in self.sequences.cancel(entry):
             effects.dropped.append((item, status if item is entry else others))
 
-    def _settle(self, effects: _Effects) -> None:
+    def _settle(self, effects: Effects) -> None:
         """After sequences may have ended: drops their states; others may have come from the backlog to any slot."""
         for entry, _ in effects.dropped:
             self._deadlines.drop(entry)
@@ -304,13 +310,17 @@ class SequenceManager:
         ]
 
     def _arm(self) -> None:
-        due = min(self.sequences.next_expiry, self._deadlines.next)
+        due = self._next_end()
         if due >= self._timer_due or self.closed:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
         self._timer = self.clock.call_later(due - self.clock.monotonic(), self._sweep)
+
+    def _next_end(self) -> float:
+        """When something has waited too long next."""
+        return min(self.sequences.next_expiry, self._deadlines.next)
 
     # Without it.
 
@@ -321,9 +331,10 @@ class SequenceManager:
             if self.closed:
                 return
             effects = self._expire(self.clock.monotonic())
-        self._perform(effects)
+        self.perform(effects)
 
-    def _perform(self, effects: _Effects) -> None:
+    def perform(self, effects: Effects) -> None:
+        """What follows from a decision: answers, forgotten ids, who may have work now."""
         now = self.clock.monotonic() if effects.dropped else 0.0
         for entry, status in effects.dropped:
             entry.call.ticket = None

@@ -158,6 +158,10 @@ class Cluster:
         self.give_up(servable_id)
         self._metrics.version_gone(servable_id)
 
+    def version_back(self, servable_id: ServableId) -> None:
+        """The version is available."""
+        self._metrics.version_back(servable_id)
+
     def give_up(self, servable_id: ServableId) -> None:
         """No load of the version is tried any more. What waits for room is given back, without waiting for what it
         takes to close it; what serves goes on."""

@@ -133,8 +133,8 @@ class _Version:
 
 
 class InferenceStatistics:
-    """Any thread may call any method. Order for a version: ``opened`` -> counts -> ``closed``, after which it counts
-    from zero."""
+    """Any thread may call any method. Order for a version: ``opened`` -> counts -> ``opened`` again when another load
+    takes its place, which counts from zero -> ``closed``."""
 
     def __init__(
         self,

@@ -73,6 +73,12 @@ class VirtualClock:
         with self._lock:
             self._now = max(self._now, end)
 
+    def slip(self, seconds: float) -> None:
+        """Moves the time forward and runs nothing, as if the thread of a real clock were late. What is due runs inside
+        the next :meth:`advance`."""
+        with self._lock:
+            self._now += seconds
+
     def _pop_due(self, end: float) -> Callable[[], None] | None:
         with self._lock:
             while self._heap and self._heap[0].due <= end:

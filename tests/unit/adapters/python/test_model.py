@@ -234,6 +234,7 @@ def test_failed_warmup_closes_what_was_made(opened, tmp_path):
         (PLAIN.replace("self.context = context", "1 / 0"), "model.py line 4: ZeroDivisionError: division by zero"),
         (PLAIN.replace("self.context = context", "import nothing_like_this"), "model.py line 4: ModuleNotFoundError"),
         ("raise MemoryError\n", "model.py line 1: MemoryError"),
+        ("from torch import nothing_like_this\n", "model.py line 1: ImportError: cannot import name"),
     ],
 )
 def test_source_that_fails_names_the_line_but_no_path(opened, tmp_path, source, message):
@@ -249,7 +250,6 @@ def test_source_that_fails_names_the_line_but_no_path(opened, tmp_path, source, 
         ("x = (", "model.py line 1: SyntaxError: '(' was never closed"),
         ("\n\nimport nothing_like_this\n", "model.py line 3: ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("from .helper import x\n", "model.py line 1: ModuleNotFoundError"),
-        ("from torch import nothing_like_this\n", "model.py line 1: ImportError"),
         ("x = undefined\n", "model.py line 1: NameError: name 'undefined' is not defined"),
         ("import sys\nsys.exit(3)\n", "model.py line 2: SystemExit: 3"),
         ("x = 1\n", "model.py defines no class Model"),
@@ -341,13 +341,21 @@ def test_source_is_read_anew_and_nothing_is_written_beside_it(tmp_path, request_
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
 
 
+def test_output_that_predict_leaves_out_is_left_out_and_logged_once(opened, caplog):
+    outputs = (X.model_copy(update={"name": "y"}), X.model_copy(update={"name": "z"}))
+    model = opened(*plain("return {'z': inputs['x'], 'other': 1}", outputs=outputs))
+    for wanted in ((), ("y",), ("z", "y")):
+        assert list(model.run("", {"x": ROW}, wanted)) == [name for name in (wanted or ("y", "z")) if name != "y"]
+    (record,) = [record for record in caplog.records if "did not return" in record.getMessage()]
+    assert record.getMessage().endswith("did not return output y; it returned: other, z")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
         ("yield {'y': 1}", StatusCode.UNIMPLEMENTED, "decoupled: true"),
         ("return iter([])", StatusCode.UNIMPLEMENTED, "decoupled: true"),
         ("return [1]", StatusCode.INTERNAL, "predict() of model m returned list, expected a dict"),
-        ("return {'z': inputs['x']}", StatusCode.INTERNAL, "did not return output y; it returned: z"),
         ("return {'y': inputs['x'].long()}", StatusCode.INTERNAL, "returned output y as int64[1,3], expected float"),
         ("return {'y': inputs['x'][:, :2]}", StatusCode.INTERNAL, "returned output y as float[1,2], expected float"),
         ("return {'y': inputs['x'][:1, :1].expand(2**40, 2**20)}", StatusCode.INTERNAL, "returned output y as float"),

@@ -289,3 +289,29 @@ def test_caller_that_raises_is_logged_and_others_answered(
     with caplog.at_level(logging.ERROR):
         finish(first, Status(StatusCode.CANCELLED, "gone"), "m-7")
     assert caplog.text.count("a caller of m-7 broke its contract") == 2
+
+
+@pytest.mark.parametrize("parts", [([1],), ([1], [2, 3])])
+def test_output_that_the_model_leaves_out_fails_the_calls_that_need_it_and_no_run_again(
+    parts: Sequence[Sequence[int]],
+) -> None:
+    fixture = ExecutionFixture()
+    fixture.model.result = lambda x: {"other": x}
+    fixture.run(*parts)
+    text = "m-7 did not return output y; it returned: other"
+    assert [fixture.of(number) for number in range(len(parts))] == [Status(StatusCode.INTERNAL, text)] * len(parts)
+    assert len(fixture.model.runs) == 1
+
+
+def test_call_that_may_lack_outputs_gets_those_that_there_are_beside_one_that_may_not() -> None:
+    fixture = ExecutionFixture()
+    fixture.model.result = lambda x: {"other": x}
+    calls = [fixture.call(0, 1), fixture.call(1, 2)]
+    calls[0].may_lack = True
+    calls[0].outputs = calls[1].outputs = ("y", "other")
+    fixture.execution.run(fixture.model, fixture.queue, [Job(call, 1, None, 0.0, 1) for call in calls])
+    lenient, strict = fixture.of(0), fixture.of(1)
+    assert not isinstance(lenient, Status)
+    assert {name: np.asarray(array).tolist() for name, array in lenient.items()} == {"other": [1]}
+    assert isinstance(strict, Status)
+    assert strict.code is StatusCode.INTERNAL

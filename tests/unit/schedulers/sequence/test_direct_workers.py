@@ -67,6 +67,49 @@ def test_successor_of_an_ended_sequence_comes_in_the_next_run(make: Make) -> Non
     assert fixture.model.column("CORRID") == [[1], [1], [2]]
 
 
+PLAN = {1: 3, 2: 2, 3: 2, 4: 3, 5: 1, 6: 1}
+"""The number of requests of each sequence; there are slots for four of them."""
+
+
+def test_backlog_has_the_slots_of_ended_sequences_before_the_next_batch_is_formed(make: Make) -> None:
+    fixture = make(sum_settings(4))
+    fixture.ask_held(1, 99, start=True, end=True)
+    requests = [
+        fixture.ask(1, id, start=number == 0, end=number == count - 1)
+        for id, count in PLAN.items()
+        for number in range(count)
+    ]
+    fixture.open()
+    for request in requests:
+        request.wait()
+    assert fixture.model.column("CORRID") == [[99], [1, 2, 3, 4], [1, 2, 3, 4], [1, 5, 6, 4]]
+    assert [(report.rows, report.padding) for report in fixture.reports] == [(1, 0), (4, 0), (4, 0), (4, 0)]
+
+
+def test_slot_of_a_sequence_that_was_idle_too_long_is_handed_over_even_if_the_clock_is_late(make: Make) -> None:
+    fixture = make(sum_settings(2))
+    fixture.start(1)
+    fixture.ask_held(1, 2, start=True)
+    second = fixture.ask(1, 2, end=True)
+    waits = fixture.ask(5, 3, start=True, end=True)
+    fixture.clock.slip(1.5)
+    fixture.open()
+    assert (second.sum, waits.sum) == (2, 5)
+    assert fixture.model.column("CORRID") == [[1], [0, 2], [3, 2]]
+    assert fixture.forgotten == [2, 3, 1]
+
+
+def test_deadline_that_passes_during_a_run_counts_before_the_next_even_if_the_clock_is_late(make: Make) -> None:
+    fixture = make(sum_settings(1))
+    fixture.ask_held(1, 1, start=True)
+    late = fixture.ask(1, 1, deadline=fixture.clock.monotonic() + 0.5)
+    other = fixture.ask(7, 2, start=True, end=True)
+    fixture.clock.slip(0.75)
+    fixture.open()
+    assert (late.code, other.sum) == (StatusCode.DEADLINE_EXCEEDED, 7)
+    assert fixture.model.column("CORRID") == [[1], [2]]
+
+
 def test_request_whose_shape_differs_from_the_lowest_row_waits_and_its_row_is_a_null_row(make: Make) -> None:
     fixture = make(sum_settings(4, dims=-1))
     numbers = {1: [1, 1], 2: [2, 2], 3: [3], 4: [4, 4, 4]}

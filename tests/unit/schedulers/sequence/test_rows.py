@@ -49,6 +49,10 @@ FIRST = row([b"a", b"b\0"], [1.5], "one", [True])
 SECOND = row([b"c", b""], [2.0], "two", [False], ("y",))
 
 
+def call_for(*outputs: str) -> PredictCall:
+    return PredictCall("", {}, outputs, None, lambda answer: None)
+
+
 def test_rows_are_stacked_and_null_rows_are_zeros_and_empty_texts() -> None:
     arrays = PLAN.assemble(MODEL, [None, FIRST, SECOND])
     assert {name: array.tolist() for name, array in arrays.items()} == {
@@ -79,7 +83,7 @@ def test_model_is_asked_for_what_calls_want_and_for_states() -> None:
 def test_answer_has_its_row_without_the_state_which_is_kept() -> None:
     out = np.array([[True, False], [False, True]])
     results: dict[str, Any] = {"y": np.array([[b"a", b"b"], [b"c", b"d"]], object), "out": out}
-    answer, state = PLAN.outcome(results, 1, (), FIRST.state)
+    answer, state = PLAN.outcome(results, 1, call_for(), FIRST.state)
     assert not isinstance(answer, Status)
     assert {name: np.asarray(array).tolist() for name, array in answer.items()} == {"y": [[b"c", b"d"]]}
     out.fill(True)
@@ -87,7 +91,7 @@ def test_answer_has_its_row_without_the_state_which_is_kept() -> None:
 
 
 def test_output_that_is_missing_is_an_error_and_the_state_stays() -> None:
-    answer, state = PLAN.outcome({"out": np.array([[True]])}, 0, ("y",), FIRST.state)
+    answer, state = PLAN.outcome({"out": np.array([[True]])}, 0, call_for("y"), FIRST.state)
     assert isinstance(answer, Status)
     assert "did not return output y" in answer.message
     assert state is FIRST.state

@@ -150,7 +150,8 @@ HALF = {
     "half a head": answer(0.5)[:-3],
     "tensors that do not come": answer(0.5, tensors=[["y", 4, [1000], 1000]]) + b"x" * 500,
 }
-RUNS = {**GARBAGE, "other outputs": answer(0.5), "no duration": answer(None, tensors=[["y", 1, [], 4]]) + bytes(64)}
+RUNS = {**GARBAGE, "other outputs": answer(0.5, tensors=[["z", 1, [], 4]]) + bytes(64)}
+RUNS["no duration"] = answer(None, tensors=[["y", 1, [], 4]]) + bytes(64)
 OPENINGS = {
     **GARBAGE,
     "no description": answer(5),
