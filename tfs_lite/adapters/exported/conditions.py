@@ -312,9 +312,9 @@ def _conditions(tree: ast.expr) -> Iterator[str]:
             return
         case ast.Compare(left, [ast.Eq()], [right]) if ast.dump(left) == ast.dump(right):
             return
-    text = ast.unparse(tree)
-    check_condition(text)
     if any(isinstance(node, ast.Name) and node.id not in FUNCTIONS for node in ast.walk(tree)):
+        text = ast.unparse(tree)
+        check_condition(text)
         yield text
 
 
