@@ -51,10 +51,7 @@ class ReshapedModel(Model):
         # the model checks its conditions, which are about other shapes, on each run: its calls run alone
         conditions = None if own.conditions is None else read_conditions((), (), complete=False)
         outside = Signature(
-            declared.inputs or own.inputs,
-            declared.outputs or own.outputs,
-            optional=own.optional,
-            conditions=conditions,
+            declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional, conditions=conditions
         )
         self._inner = inner
         self._batched = settings.max_batch_size > 0

@@ -46,9 +46,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """What a text may call."""
 
 
-def read_conditions(
-    axes: Sequence[tuple[str, int]], texts: Sequence[str], complete: bool = True
-) -> SizeConditions:
+def read_conditions(axes: Sequence[tuple[str, int]], texts: Sequence[str], complete: bool = True) -> SizeConditions:
     """The conditions of these texts on the sizes in ``axes``. ValueError if one is no condition."""
     if len(texts) > MAX_CONDITIONS:
         raise ValueError(f"there are {len(texts)} conditions, at most {MAX_CONDITIONS} are read")

@@ -2,9 +2,10 @@
 
     python -m tfs_lite.testing.exported.sized_programs --seeds 0:2000
 
-A program takes one to three inputs. Their sizes are fixed, a ``Dim`` with bounds, a multiple of one, one and a constant,
-or whatever the exporter finds (``Dim.AUTO``), some of them shared. Its steps look at sizes: they branch, check, reshape,
-slice, join, interpolate, pool. Each program is asked at sizes that are right by its declaration, and at others.
+A program takes one to three inputs. Their sizes are fixed, a ``Dim`` with bounds, a multiple of one, one and a
+constant, or whatever the exporter finds (``Dim.AUTO``), some of them shared. Its steps look at sizes: they branch,
+check, reshape, slice, join, interpolate, pool. Each program is asked at sizes that are right by its declaration, and at
+others.
 """
 
 # mypy: allow-untyped-calls
@@ -134,10 +135,7 @@ class SizedProgram:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.export.export(
-                self.module,
-                args,
-                dynamic_shapes=dynamic,
-                prefer_deferred_runtime_asserts_over_guards=self._deferred,
+                self.module, args, dynamic_shapes=dynamic, prefer_deferred_runtime_asserts_over_guards=self._deferred
             )
             torch.export.save(program, path)
 

@@ -23,6 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,9 +62,9 @@ def collected(samples: int) -> Iterator[Collected]:
         for kind, database in (("hop", hop_db), ("op", op_db)):
             for index, op in enumerate(database):
                 label = f"{kind} {index} {op.name}.{op.variant_test_name}".rstrip(".")
-                yield Collected(f"{label} {number}", lambda op=op, number=number: _of_op(op, number))
+                yield Collected(f"{label} {number}", partial(_of_op, op, number))
         for index, info in enumerate(module_db):
-            yield Collected(f"module {index} {info.name} {number}", lambda i=info, n=number: _of_module(i, n))
+            yield Collected(f"module {index} {info.name} {number}", partial(_of_module, info, number))
 
 
 def _of_the_exporter() -> Iterator[Collected]:
@@ -129,7 +130,7 @@ def tensors_only(function: Any, args: Any, kwargs: Any) -> tuple[nn.Module, list
     names = [f"x{number}" for number in range(len(places))]
     scope: dict[str, Any] = {}
     exec(f"def forward(self, {', '.join(names)}): return self.call({', '.join(names)})", scope)
-    OnlyTensors.forward = scope["forward"]  # type: ignore[method-assign]
+    OnlyTensors.forward = scope["forward"]
     tensors = [leaves[place].detach().resolve_conj().resolve_neg().clone().contiguous() for place in places]
     return OnlyTensors().eval(), tensors
 
@@ -173,7 +174,7 @@ def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def run(program: Collected, way: str) -> Tally:
     """Exports, loads and compares. Raises Missing, and what torch raises."""
     module, tensors = program.make()
-    dynamic = [{axis: Dim.AUTO for axis in range(tensor.dim())} or None for tensor in tensors]
+    dynamic = [dict.fromkeys(range(tensor.dim()), Dim.AUTO) or None for tensor in tensors]
     with tempfile.TemporaryDirectory(prefix="collected-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The conditions that are read from an archive: of ranges, of sizes that follow from others, of guards, of assertions."""
+"""The conditions that are read from an archive: ranges, sizes that follow from others, guards, assertions."""
 
 from __future__ import annotations
 
@@ -188,7 +188,9 @@ def test_guards_that_cannot_be_read_are_checked_by_torch_and_its_calls_run_alone
     assert BatchRule.of(model.signatures[DEFAULT_SIGNATURE], BatchSettings(max_batch_size=8)) is None
 
 
-@pytest.mark.parametrize("guard", [UNREAD, "__import__('os').system('true')", "L['z'].size()[0] == 1", "L['x'] == (", ""])
+@pytest.mark.parametrize(
+    "guard", [UNREAD, "__import__('os').system('true')", "L['z'].size()[0] == 1", "L['x'] == (", ""]
+)
 def test_guards_that_cannot_be_read_are_refused_without_trust(tmp_path: Path, request_for: Any, guard: str) -> None:
     """torch would run them as Python."""
     with_guard(saved(tmp_path, lambda x: x * 2, torch.ones(4, 3), dynamic=[{0: AUTO}]), guard)
@@ -213,9 +215,7 @@ def test_inputs_are_contiguous_and_known_by_name_or_place(tmp_path: Path, reques
 @pytest.mark.parametrize(
     "seeds", [range(8), pytest.param(range(8, 2000), marks=pytest.mark.load)], ids=["few", "two thousand"]
 )
-def test_random_programs_with_conditions_answer_and_refuse_as_torchs_loader_does(
-    tmp_path: Path, seeds: range
-) -> None:
+def test_random_programs_with_conditions_answer_and_refuse_as_torchs_loader_does(tmp_path: Path, seeds: range) -> None:
     found = [check(Random(seed), tmp_path, f"seed {seed}") for seed in seeds]
     assert [line for tally in found for line in tally.differences] == []
     assert sum(tally.counts["programs: direct"] for tally in found) > len(seeds) / 3
