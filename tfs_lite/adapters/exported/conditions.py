@@ -28,7 +28,7 @@ from tfs_lite.adapters.exported.expression import (
     symbol_of,
 )
 from tfs_lite.core.signature import SizeConditions
-from tfs_lite.protocols.conditions import FUNCTIONS, check_condition, read_conditions
+from tfs_lite.protocols.conditions import FUNCTIONS, MAX_CONDITIONS, check_condition, read_conditions
 
 EXPORTER_MINIMUM = 2
 ASSERTION = "torch.ops.aten._assert_scalar.default"
@@ -40,9 +40,8 @@ def conditions_of(document: Document, inputs: Mapping[str, Sequence[Any]]) -> Si
     the schema says."""
     reader = _Reader(document, inputs)
     texts = list(dict.fromkeys((*reader.sizes(), *reader.guards(), *reader.assertions())))
-    if not texts and not reader.unread:
-        return None
-    return read_conditions(list(reader.axes), texts, complete=not reader.unread)
+    complete = reader.complete and len(texts) <= MAX_CONDITIONS
+    return read_conditions(list(reader.axes), texts[:MAX_CONDITIONS], complete) if texts or not complete else None
 
 
 def bounds_of(document: Document, expression: str) -> Mapping[str, int | None]:
@@ -60,7 +59,8 @@ class _Reader:
 
     def __init__(self, document: Document, inputs: Mapping[str, Sequence[Any]]) -> None:
         self.axes: dict[tuple[str, int], int] = {}
-        self.unread = list[str]()
+        self.complete = True
+        """Whether all could be read."""
         self._document = document
         self._inputs = inputs
         self._known: dict[str, ast.expr] = {}
@@ -86,8 +86,8 @@ class _Reader:
         for text in self._document.program.get("guards_code") or ():
             try:
                 yield from _conditions(rebuilt(parsed(text), self._guarded))
-            except (Unreadable, ValueError, IndexError):
-                self.unread.append(str(text))
+            except (ValueError, IndexError):
+                self.complete = False
 
     def assertions(self) -> Iterator[str]:
         """Assertions of the graph that follow from sizes alone. Others are checked as it runs."""
@@ -100,7 +100,7 @@ class _Reader:
             if value and "as_expr" in value:
                 try:
                     yield from _conditions(rebuilt(parsed(value["as_expr"]["expr_str"]), self._symbol))
-                except (Unreadable, ValueError):
+                except ValueError:
                     continue
 
     def _range(self, size: ast.expr, expression: str) -> Iterator[str]:
@@ -115,7 +115,10 @@ class _Reader:
         """For a size such as ``8*s79``. A symbol that is no size itself is what makes the first such size right."""
         hidden = {symbol for node in ast.walk(tree) if (symbol := symbol_of(node))} - self._known.keys()
         if not hidden:
-            yield from _conditions(compared(size, ast.Eq(), rebuilt(tree, self._symbol)))
+            try:
+                yield from _conditions(compared(size, ast.Eq(), rebuilt(tree, self._symbol)))
+            except ValueError:
+                self.complete = False
         elif len(hidden) == 1 and (line := line_of(tree)) is not None:
             (symbol,), (factor, constant) = hidden, line
             rest = ast.BinOp(size, ast.Sub(), ast.Constant(constant)) if constant else size

@@ -167,7 +167,7 @@ _CALLS: Mapping[str, str] = {
 """Functions of sympy and torch -> those of a condition."""
 
 
-class Unreadable(Exception):
+class Unreadable(ValueError):
     """A text is no arithmetic on sizes."""
 
 
