@@ -44,8 +44,7 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        rule = queue.rule
-        if rule is not None and len(calls) > 1 and not rule.takes([call.inputs for call in calls], sum(sizes)):
+        if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
             return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
