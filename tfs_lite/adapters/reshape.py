@@ -18,6 +18,7 @@ from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
 
 
@@ -49,7 +50,11 @@ class ReshapedModel(OpenedModelAround):
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
         own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
-        outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional)
+        # the model checks its conditions, which are about other shapes, on each run: its calls run alone
+        conditions = None if own.conditions is None else read_conditions((), (), complete=False)
+        outside = Signature(
+            declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional, conditions=conditions
+        )
         super().__init__(inner)
         self._batched = settings.max_batch_size > 0
         self._signatures = {**inner.signatures, DEFAULT_SIGNATURE: outside}

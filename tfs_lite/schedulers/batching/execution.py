@@ -1,7 +1,8 @@
 """Runs one batch through a model, and answers every call of it, unless the worker's process was lost.
 
 calls -> assemble -> Model.run -> split_outputs -> on_done of each call
-                      failed, and there were several: each half on its own, until the call at fault is alone
+                      failed, and there were several: each half on its own, until the call at fault is alone;
+                      the same, and without a run, for calls that the model takes alone and not together
                       the process was lost, or busy: a Loss, and no answer
 """
 
@@ -43,6 +44,8 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
+        if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
+            return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
         ended = self._clock.monotonic()
@@ -63,6 +66,8 @@ class Execution:
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:
+            for call in calls:
+                call.halved = True
             return self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)
         for call, answer in zip(calls, answers, strict=True):
@@ -90,8 +95,6 @@ class Execution:
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2
-        for job in jobs:
-            job.call.halved = True
         loss = self.run(model, queue, jobs[:middle])
         if loss is not None:
             return replace(loss, behind=[*loss.behind, *jobs[middle:]])

@@ -108,3 +108,10 @@ def test_sparse_result_is_called_sparse():
         ServingError, match=r"output y is a sparse tensor of layout torch\.sparse_coo; expected a dense"
     ):
         to_arrays({"y": torch.eye(2).to_sparse()}, CPU)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_tensor_without_numbers_has_torchs_strides(dtype):
+    """numpy's are 0, and programs look at them: torch.view_as_complex wants the last one to be 1."""
+    for share in (True, False):
+        assert to_tensor(np.zeros((0, 2), dtype), CPU, share).stride() == (2, 1)
