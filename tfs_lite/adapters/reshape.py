@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -47,7 +48,7 @@ class ReshapedModel(Model):
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
         own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
-        outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional)
+        outside = replace(own, inputs=declared.inputs or own.inputs, outputs=declared.outputs or own.outputs)
         self._inner = inner
         self._batched = settings.max_batch_size > 0
         self._signatures = {**inner.signatures, DEFAULT_SIGNATURE: outside}

@@ -159,17 +159,19 @@ def _plain_signature(signature: Signature) -> list[object]:
         signature.method_name,
         {name: _plain_tensor(value) for name, value in signature.defaults.items()},
         sorted(signature.optional),
+        signature.loose,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional = raw
+    inputs, outputs, method_name, defaults, optional, loose = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
         _text(method_name),
         {_text(name): _read_tensor(value) for name, value in defaults.items()},
         frozenset(map(_text, optional)),
+        loose is True,
     )
 
 

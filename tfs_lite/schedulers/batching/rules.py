@@ -49,6 +49,9 @@ class BatchRule:
     length that the call itself had."""
     too_deep: str = ""
     """An input that would have to be filled up, but has too many dimensions for that."""
+    outputs: tuple[str, ...] = ()
+    """All outputs, in the signature's order, where nothing but the runs themselves shows that they have a row for each
+    row; empty where the model holds its results against the signature."""
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> BatchRule | None:
@@ -75,6 +78,7 @@ class BatchRule:
             padded=padded,
             trims=tuple(_trims(signature, sizes)) if fill else (),
             too_deep=next(deep, ""),
+            outputs=signature.output_names if signature.loose else (),
         )
 
     def rows(self, inputs: Mapping[str, Tensor]) -> int:
