@@ -162,9 +162,9 @@ def _hint(kind: str, value: Value) -> str:
             f": requests and answers have tensors only. Make its tensors {where} in the graph (SequenceAt, Concat...)"
         )
     if value.kind == "an optional value":
-        return f": make it a tensor that is always there; {kind}s of requests that may be missing need a default"
+        return ": make it a tensor that is always there"
     if value.kind == "tensor" and value.dtype in _NOT_SERVED:
-        return ": add a Cast to a type of at least 8 bits in the graph"
+        return ": add a Cast to float or int8 in the graph"
     return ""
 
 

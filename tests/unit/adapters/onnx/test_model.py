@@ -204,7 +204,7 @@ def _tensor(number):
     ("kind", "words"),
     [
         (helper.make_sequence_type_proto(_tensor(TensorProto.FLOAT)), ("a sequence of tensors", "build the sequence")),
-        (helper.make_optional_type_proto(_tensor(TensorProto.FLOAT)), ("an optional value", "default")),
+        (helper.make_optional_type_proto(_tensor(TensorProto.FLOAT)), ("an optional value", "always there")),
         (_tensor(TensorProto.INT4), ("a tensor of int4", "Cast")),
         (_tensor(TensorProto.COMPLEX64), ("a tensor of complex64",)),
     ],
