@@ -20,6 +20,10 @@ _SCRIPT_STACK = "The following operation failed in the TorchScript interpreter."
 _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
 
 
+class RefusedInputs(RuntimeError):
+    """The model itself refuses what it was given; the message says what does not hold."""
+
+
 def sentence(error: BaseException) -> str:
     """One line without paths: the error's first, or the last of a TorchScript error, which holds the reason."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
@@ -54,10 +58,15 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
     Its inputs were checked against the signature. A signature that declares everything leaves the model to blame:
     INTERNAL. If a dtype or shape is undeclared, an error about values may well be the request's fault:
     INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit. A GPU that has failed is
-    neither's fault, and another server may answer: UNAVAILABLE.
+    neither's fault, and another server may answer: UNAVAILABLE. A model that refuses its inputs is right:
+    INVALID_ARGUMENT.
     """
     if isinstance(error, ServingError):
         return error
+    if isinstance(error, RefusedInputs):
+        return ServingError(
+            StatusCode.INVALID_ARGUMENT, f"{label_of(servable_id)} refuses the inputs: {sentence(error)}"
+        )
     if gpu_failure(error):
         code = StatusCode.UNAVAILABLE
     elif out_of_memory(error):

@@ -20,6 +20,7 @@ from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
 
 
@@ -48,7 +49,14 @@ class ReshapedModel(Model):
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
         own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
-        outside = replace(own, inputs=declared.inputs or own.inputs, outputs=declared.outputs or own.outputs)
+        # the model checks its conditions, which are about other shapes, on each run: its calls run alone
+        conditions = None if own.conditions is None else read_conditions((), (), complete=False)
+        outside = replace(
+            own,
+            inputs=declared.inputs or own.inputs,
+            outputs=declared.outputs or own.outputs,
+            conditions=conditions,
+        )
         self._inner = inner
         self._batched = settings.max_batch_size > 0
         self._signatures = {**inner.signatures, DEFAULT_SIGNATURE: outside}

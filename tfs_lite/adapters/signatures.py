@@ -272,6 +272,7 @@ def _mapping(
         declared.method_name,
         _defaults(taken, declared, field),
         frozenset(names[name] for name in own.optional),
+        own.conditions and own.conditions.renamed(names),
         own.loose,
     )
     return SignatureMapping(signature, inputs, outputs, labels, base)

@@ -1,13 +1,14 @@
 """What a model takes and gives: dtypes, tensor specs, signatures, and the check of a request against them.
 
-The dtype numbers and texts are those of ``tensorflow.DataType``. Exported programs run here without their own
-guards, so :func:`check_inputs` is the only thing between a request and the model's kernels.
+The dtype numbers and texts are those of ``tensorflow.DataType``. Exported programs run here without torch's guards:
+what those say about sizes is in the signature, as shapes and as :class:`SizeConditions`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -71,8 +72,7 @@ class Tensor(Protocol):
 class SymbolicDim:
     """A dimension whose size a request chooses. Equal symbols in one request must have equal sizes.
 
-    ``maximum`` is inclusive; None means unbounded. There is no minimum: exported ranges start at 2 for reasons
-    of the exporter, and sizes 0 and 1 run.
+    ``maximum`` is inclusive; None means unbounded. A minimum is one of the signature's ``conditions``.
     """
 
     symbol: str
@@ -102,6 +102,56 @@ class TensorSpec:
         return first.symbol if isinstance(first, SymbolicDim) else None
 
 
+_SIZE = re.compile(r"\bn(\d+)\b")
+_AT_LEAST = re.compile(r"n\d+ >= (\d+)")
+_MULTIPLE = re.compile(r"n\d+ % (\d+) == 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeConditions:
+    """What the sizes of one run have to be beside what the shapes of its inputs say. Made by
+    :func:`~tfs_lite.protocols.conditions.read_conditions`.
+
+    ``axes`` are the (input, dimension) of the sizes ``n0``, ``n1``, ... of which the ``texts`` speak: ``n0 % 8 == 0``.
+    ``failing`` returns the number of the first text that does not hold for these sizes, None if all hold; any thread.
+    ``complete`` is False if the program has more conditions, which it checks itself, run by run.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    texts: tuple[str, ...]
+    failing: Callable[[tuple[int, ...]], int | None] = field(compare=False, repr=False)
+    complete: bool = True
+
+    def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
+        """Which condition inputs of these shapes break, for a message; empty if they break none. Ranks were
+        checked."""
+        sizes = tuple([shapes[name][axis] for name, axis in self.axes])
+        number = self.failing(sizes)
+        return "" if number is None else self._fault(self.texts[number], sizes)
+
+    def renamed(self, names: Mapping[str, str]) -> SizeConditions:
+        """The same for inputs with other names."""
+        return replace(self, axes=tuple((names[name], axis) for name, axis in self.axes))
+
+    def shown(self) -> tuple[str, ...]:
+        """The conditions for people: ``x.shape[0] >= 5``."""
+        return tuple(_SIZE.sub(self._place, text) for text in self.texts)
+
+    def _place(self, size: re.Match[str]) -> str:
+        name, axis = self.axes[int(size[1])]
+        return f"{name}.shape[{axis}]"
+
+    def _fault(self, text: str, sizes: tuple[int, ...]) -> str:
+        used = dict.fromkeys(_SIZE.findall(text))
+        (name, axis), size = self.axes[int(next(iter(used)))], sizes[int(next(iter(used)))]
+        if found := _AT_LEAST.fullmatch(text):
+            return f"input {name} has size {size} in dimension {axis}, at least {found[1]} is needed"
+        if found := _MULTIPLE.fullmatch(text):
+            return f"input {name} has size {size} in dimension {axis}, which has to be a multiple of {found[1]}"
+        values = [f"{_SIZE.sub(self._place, f'n{number}')} is {sizes[int(number)]}" for number in used]
+        return f"the sizes do not fit: {_SIZE.sub(self._place, text)} is needed, {' and '.join(values)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned.
@@ -110,8 +160,10 @@ class Signature:
     default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
     input in ``optional`` may be left out as well, and then the model does not get it.
 
-    ``loose``: the shapes of outputs are hints, and nothing holds results against them. ``model`` is who has it, for
-    messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
+    ``conditions`` are what an exported program says of its sizes beyond the shapes. ``loose``: the shapes of outputs
+    are hints, and nothing holds results against them.
+
+    ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
     every input is the batch. Both are set by :func:`served`.
     """
 
@@ -120,6 +172,7 @@ class Signature:
     method_name: str = PREDICT_METHOD
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
+    conditions: SizeConditions | None = None
     loose: bool = field(default=False, compare=False)
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
@@ -241,7 +294,7 @@ def check_rows(signature: Signature, shapes: Iterable[tuple[int, ...]]) -> None:
 
 
 def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:
-    """INVALID_ARGUMENT unless dtype, rank and every dimension of every input fit; names were checked before.
+    """INVALID_ARGUMENT unless dtype, rank and every size of every input fit; names were checked before.
 
     ``sent`` maps each input's name to its dtype and shape.
     """
@@ -256,6 +309,10 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
             )
         if spec.shape is not None:
             _check_shape(spec.name, spec.shape, shape, sizes)
+    if signature.conditions is not None:
+        fault = signature.conditions.fault({name: shape for name, (_, shape) in sent.items()})
+        if fault:
+            raise invalid_argument(fault)
 
 
 def _check_shape(
@@ -285,6 +342,18 @@ def _check_shape(
                 f"input {name} has size {size} in dimension {axis}, but input {other} has {known} in dimension {where}"
                 f", and these have to be equal{called}"
             )
+
+
+def example_shapes(signature: Signature, size: int) -> dict[str, tuple[int, ...]] | None:
+    """Shapes for made-up inputs, in which every size that requests choose is ``size``, or the largest that is allowed.
+    None if the signature takes no such inputs."""
+    shapes = {
+        spec.name: tuple(
+            min(dim.maximum or size, size) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape or ()
+        )
+        for spec in signature.inputs
+    }
+    return None if signature.conditions is not None and signature.conditions.fault(shapes) else shapes
 
 
 def format_shape(shape: tuple[Dim, ...] | None) -> str:

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from tfs_lite.core.model import Model
-from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.signature import DataType, Dim, Signature, SizeConditions, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import read_dtype
@@ -159,20 +160,34 @@ def _plain_signature(signature: Signature) -> list[object]:
         signature.method_name,
         {name: _plain_tensor(value) for name, value in signature.defaults.items()},
         sorted(signature.optional),
+        _plain_conditions(signature.conditions),
         signature.loose,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional, loose = raw
+    inputs, outputs, method_name, defaults, optional, conditions, loose = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
         _text(method_name),
         {_text(name): _read_tensor(value) for name, value in defaults.items()},
         frozenset(map(_text, optional)),
+        _read_conditions(conditions),
         loose is True,
     )
+
+
+def _plain_conditions(conditions: SizeConditions | None) -> list[object] | None:
+    return None if conditions is None else [conditions.axes, conditions.texts, conditions.complete]
+
+
+def _read_conditions(raw: Any) -> SizeConditions | None:
+    if raw is None:
+        return None
+    axes, texts, complete = raw
+    places = [(_text(name), _size(axis)) for name, axis in axes]
+    return read_conditions(places, list(map(_text, texts)), complete is True)
 
 
 def _plain_spec(spec: TensorSpec) -> list[object]:

@@ -18,7 +18,7 @@ from tfs_lite.adapters.aoti.machine import check_machine, read_metadata
 from tfs_lite.adapters.exported.document import COMPILED, CONSTANTS, FILES, PROGRAM, WEIGHTS, Document, read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, check_schema
-from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
+from tfs_lite.adapters.exported.signature import signature_of
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, check_members, damaged, open_archive
 from tfs_lite.adapters.memory import tensor_bytes
@@ -115,15 +115,15 @@ def _signature(document: Document, settings: ModelSettings) -> Signature:
     """What the program says. The code checks nothing itself, so the signature has to describe every size."""
     try:
         check_schema(document)
-        signature, plain = signature_of(document), has_only_plain_sizes(document)
+        signature = signature_of(document)
     except UnsupportedProgram as error:
         raise failed_precondition(f"the program in {document.file} cannot be read: {error}; save it again") from None
     except MISREAD:
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
-    if not plain:
+    if signature.conditions is not None and not signature.conditions.complete:
         raise failed_precondition(
-            f"{document.file} takes only some sizes of a dimension (such as multiples of 8), which compiled code does "
-            "not check: save it without compile"
+            f"{document.file} has guards that are no plain arithmetic on sizes, which compiled code does not check: "
+            "save it without compile"
         )
     check_declared(signature, settings)
     return signature

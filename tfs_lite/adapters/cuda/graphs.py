@@ -60,7 +60,16 @@ def graph_shapes(signature: Signature, rows: Iterable[int]) -> list[list[Shape]]
     most = min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
     fixed = not any(isinstance(dim, SymbolicDim) for dim in firsts)
     counts = {0} if fixed else {min(count, most) if most else count for count in rows}
-    return [[_shape(spec, count) for spec in signature.inputs] for count in sorted(counts, reverse=True)]
+    found = [[_shape(spec, count) for spec in signature.inputs] for count in sorted(counts, reverse=True)]
+    return [shapes for shapes in found if not _fault(signature, shapes)]
+
+
+def _fault(signature: Signature, shapes: Sequence[Shape]) -> str:
+    if signature.conditions is None:
+        return ""
+    return signature.conditions.fault(
+        {spec.name: shape for spec, (shape, _) in zip(signature.inputs, shapes, strict=True)}
+    )
 
 
 def _shape(spec: TensorSpec, rows: int) -> Shape:

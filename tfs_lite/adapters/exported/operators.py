@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from tfs_lite.adapters.failures import RefusedInputs
+
 MAX_BITS = 64
 """Sizes are whole numbers of 64 bits. Longer ones are no sizes, and their powers would fill the memory."""
 _OVERLOAD = re.compile(r"torch\.ops\.(aten|prims|quantized_decomposed)\.(\w+)\.([a-zA-Z]\w*)", re.ASCII)
@@ -86,11 +88,40 @@ def _dispatch_name(overload: OpOverload[..., Any]) -> str:
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
+_ASSERTION = re.compile(r"Runtime assertion failed for expression (.+) on node '\w+'", re.DOTALL)
+
+
+def refusal(message: str) -> RefusedInputs:
+    """What a program's own assertion raises."""
+    found = _ASSERTION.fullmatch(message)
+    if found is None:
+        return RefusedInputs(message)
+    computed = " and ".join(dict.fromkeys(re.findall(r"\bu\d+\b", found[1])))
+    where = f", where {computed} is what it computes from them" if computed else ""
+    return RefusedInputs(f"{found[1]} does not hold{where}")
+
+
+def _assert_scalar(value: Any, message: str) -> None:
+    if not value:
+        raise refusal(message)
+
+
+def _assert_tensor(value: torch.Tensor, message: str) -> None:
+    """On a GPU nobody waits for the value."""
+    if not value.is_cpu:
+        torch.ops.aten._assert_async.msg(value, message)
+    elif not value:
+        raise refusal(message)
+
+
 _METHODS: Mapping[str, Call] = {
     "torch.ops.aten.sym_size.int": torch.Tensor.size,
     "torch.ops.aten.sym_stride.int": torch.Tensor.stride,
+    "torch.ops.aten._assert_scalar.default": _assert_scalar,
+    "torch.ops.aten._assert_async.msg": _assert_tensor,
 }
-"""Methods of tensors that do the same as the operator and take a tenth of the time."""
+"""What does the same as the operator: methods of tensors take a tenth of the time, and a failed assertion is the fault
+of the request."""
 
 
 def _bounded(function: Callable[[Any, Any], Any]) -> Call:

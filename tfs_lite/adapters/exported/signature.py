@@ -1,19 +1,19 @@
 """The signature of an exported program: the names, dtypes and shapes of its inputs and results.
 
 Names of inputs are those of ``forward``'s parameters, first those by position, then those by keyword. Results are named
-by the keys of a dict or the fields of a named tuple, otherwise numbered. Lower bounds of dynamic dimensions are not
-checked: the exporter reports 2 for sizes that run with 0 and 1 as well.
+by the keys of a dict or the fields of a named tuple, otherwise numbered. What the program says of sizes beyond shapes
+and maxima are the signature's conditions.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from tfs_lite.adapters.exported.arguments import DTYPES, union
+from tfs_lite.adapters.exported.conditions import bounds_of, conditions_of
 from tfs_lite.adapters.exported.document import Document
 from tfs_lite.adapters.exported.expression import format_expression
 from tfs_lite.adapters.pytorch.tensors import DATA_TYPES
@@ -21,23 +21,24 @@ from tfs_lite.adapters.results import numbered
 from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, failed_precondition
 
-_EXPORTER_MINIMUM = 2
-_SYMBOL = re.compile(r"[a-z]+\d+")
-
 
 def signature_of(document: Document) -> Signature:
     """Names, dtypes and shapes as exported. FAILED_PRECONDITION if an input or a result is no plain tensor."""
     module = document.program["graph_module"]
-    specs, call = module["signature"], module["module_call_graph"][0]["signature"]
-    inputs = [
-        _spec(name, _tensor_name(_content(spec), f"input {name}"), document)
+    specs, call, metas = module["signature"], module["module_call_graph"][0]["signature"], module["graph"]["tensor_values"]
+    taken = {
+        name: metas[_tensor_name(_content(spec), f"input {name}")]
         for name, spec in zip(_input_names(call), user_inputs(specs), strict=True)
-    ]
-    outputs = [
-        _spec(name, _tensor_name(spec["user_output"]["arg"], f"result {name}"), document)
+    }
+    given = {
+        name: metas[_tensor_name(spec["user_output"]["arg"], f"result {name}")]
         for name, spec in zip(_output_names(call, module), user_outputs(specs), strict=True)
-    ]
-    return Signature(tuple(inputs), tuple(outputs))
+    }
+    return Signature(
+        tuple(_spec(name, meta, document) for name, meta in taken.items()),
+        tuple(_spec(name, meta, document) for name, meta in given.items()),
+        conditions=conditions_of(document, {name: meta["sizes"] for name, meta in taken.items()}),
+    )
 
 
 def user_inputs(specs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -46,19 +47,6 @@ def user_inputs(specs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def user_outputs(specs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [spec for spec in specs["output_specs"] if "user_output" in spec]
-
-
-def has_only_plain_sizes(document: Document) -> bool:
-    """Whether the signature describes all sizes: none is computed from another, and none has a minimum of its own."""
-    graph = document.program["graph_module"]["graph"]
-    values = graph["tensor_values"]
-    names = [content["name"] for kind, content in map(union, graph["inputs"]) if kind == "as_tensor"]
-    dims = [_dim(size, document) for name in names for size in values[name]["sizes"]]
-    if any(isinstance(dim, SymbolicDim) and not _SYMBOL.fullmatch(dim.symbol) for dim in dims):
-        return False
-    return all(
-        (bounds["min_val"] or 0) <= _EXPORTER_MINIMUM for bounds in document.program["range_constraints"].values()
-    )
 
 
 def _content(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,8 +112,7 @@ def _refusal(what: str, found: str) -> ServingError:
     return failed_precondition(f"{what} is {found}; export the model so that it takes and returns only tensors")
 
 
-def _spec(name: str, value: str, document: Document) -> TensorSpec:
-    meta = document.program["graph_module"]["graph"]["tensor_values"][value]
+def _spec(name: str, meta: Mapping[str, Any], document: Document) -> TensorSpec:
     dtype = DTYPES.get(meta["dtype"])
     if dtype is None or dtype not in DATA_TYPES:
         raise failed_precondition(f"{name} is of type {dtype}, which cannot be sent")
@@ -139,5 +126,4 @@ def _dim(size: Mapping[str, Any], document: Document) -> Dim:
     expression = format_expression(content["expr_str"])
     if expression.isdecimal():
         return int(expression)
-    bounds = document.program["range_constraints"].get(expression)
-    return SymbolicDim(expression, bounds["max_val"] if bounds is not None else None)
+    return SymbolicDim(expression, bounds_of(document, content["expr_str"]).get("max_val"))

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.document import CONSTANTS, SAMPLES, WEIGHTS, Document
-from tfs_lite.adapters.exported.operators import HIGHER_ORDER, Operator
+from tfs_lite.adapters.exported.operators import HIGHER_ORDER, Operator, refusal
 from tfs_lite.adapters.exported.program import Program
 from tfs_lite.adapters.exported.weights import read_members
 from tfs_lite.adapters.inspect.archive import Archive
@@ -33,9 +33,12 @@ _READING = threading.Lock()
 """torch keeps the program that it reads in a global variable, so two threads must not read programs at once."""
 
 
-def load_program(archive: Archive, document: Document, device: torch.device, pool: Pool | None = None) -> Program:
+def load_program(
+    archive: Archive, document: Document, device: torch.device, pool: Pool | None = None, guards: bool = False
+) -> Program:
     """The program of an archive, whose ``document`` has been checked, on ``device``; ``pool`` gets the weights on a
-    GPU. May raise anything."""
+    GPU. With ``guards`` torch checks every run by the program's guards, which are Python: only for trusted files. May
+    raise anything."""
     with _READING, _generated_code_forgotten():
         reader: Any = ArchiveReader(archive)
         program = _load_exported_programs(reader, reader.get_file_names(), None)["model"]
@@ -47,12 +50,12 @@ def load_program(archive: Archive, document: Document, device: torch.device, poo
         writes = len(signature.user_outputs) < len(signature.output_specs) or any(
             operator.writes or operator.keeps_statistics(arguments) for operator, arguments in calls
         )
-        forward = flat_forward(program) if writes else plain_forward(program)
+        forward = flat_forward(program, guards) if writes or guards else plain_forward(program)
         weights = (*program.state_dict.values(), *program.constants.values())
         tensors = [value for value in weights if isinstance(value, torch.Tensor)]
         # torch may compile the graphs of its higher-order operators when they run.
         reentrant = not writes and not any(operator.branches for operator in operators)
-        return Program(forward, tensors, writes, reentrant, operators)
+        return Program(_refusing(forward), tensors, writes, reentrant, operators)
 
 
 def _moved(program: ExportedProgram, device: torch.device, pool: Pool | None) -> ExportedProgram:
@@ -80,10 +83,28 @@ def plain_forward(program: ExportedProgram) -> Callable[..., Sequence[torch.Tens
     return forward
 
 
-def flat_forward(program: ExportedProgram) -> Callable[..., Sequence[Any]]:
-    """The same for a program that writes: torch's module between flat inputs and flat results."""
-    forward, spec = program.module(check_guards=False).forward, program.call_spec.in_spec
+def _refusing(forward: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """The same, whose failed guards and assertions are RefusedInputs."""
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        try:
+            return forward(*inputs)
+        except (RuntimeError, AssertionError) as error:
+            if isinstance(error, AssertionError) or str(error).startswith("Runtime assertion failed"):
+                raise refusal(str(error)) from error
+            raise
+
+    return call
+
+
+def flat_forward(program: ExportedProgram, guards: bool = False) -> Callable[..., Sequence[Any]]:
+    """The same for a program that writes, or with its ``guards``: torch's module between flat inputs and flat
+    results."""
+    spec = program.call_spec.in_spec
     assert spec is not None
+    if guards:  # torch makes them for programs with examples only, of which it needs the tree
+        program.example_inputs = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    forward = program.module(check_guards=guards).forward
 
     def call(*inputs: Any) -> Sequence[Any]:
         arguments, keywords = pytree.tree_unflatten(inputs, spec)

@@ -23,7 +23,7 @@ from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.inspect.archive import Archive
 from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, SymbolicDim
+from tfs_lite.core.signature import Signature, example_shapes
 from tfs_lite.core.status import invalid_argument
 
 LAYOUT, DTYPE = "cpu_layout", "cpu_dtype"
@@ -31,6 +31,7 @@ BFLOAT16 = "bfloat16"
 TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2
 """Of the largest number in an answer."""
 _ROWS = 2
+_MOST_ROWS = 65
 _KNOWN = (PLAIN, CHANNELS_LAST, PACKED, AUTO)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of ``/proc/cpuinfo``: processors that multiply numbers of that type."""
@@ -81,7 +82,7 @@ def build_in_form(
         logger.info("%s: %s changes nothing", servable_id, wanted)
         return plain
     inputs = _made_up(signature)
-    expected, problem = _run(plain, inputs)
+    expected, problem = _run(plain, inputs) if inputs else ((), "none are of sizes that it takes")
     del plain
     if problem:
         problem = f"on made-up inputs it fails: {problem}"
@@ -114,12 +115,16 @@ def _run(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Sequence[obj
 
 
 def _made_up(signature: Signature) -> list[torch.Tensor]:
-    """Inputs that most models take: random numbers between 0 and 1, integers and truth values of 1."""
+    """Inputs that most models take: random numbers between 0 and 1, integers and truth values of 1. None at all if no
+    size that is tried fits the signature."""
     generator = torch.Generator().manual_seed(0)
+    tried = (example_shapes(signature, size) for size in (_ROWS, *range(1, _MOST_ROWS)))
+    shapes = next(filter(None, tried), None)
+    if shapes is None:
+        return []
     inputs = []
     for spec in signature.inputs:
-        shape = [min(dim.maximum or _ROWS, _ROWS) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape or ()]
-        dtype = TORCH_DTYPES[spec.dtype]
+        shape, dtype = shapes[spec.name], TORCH_DTYPES[spec.dtype]
         value = (
             torch.rand(shape, generator=generator) if dtype.is_floating_point or dtype.is_complex else torch.ones(shape)
         )

@@ -2,8 +2,8 @@
 
 Loading needs no code of the model, and the program itself has names, dtypes and shapes. Programs are built directly
 from the archive (``exported.program``); those that this builder does not know are for torch's own loader, in a process
-of the model. A program's own guards are off (they cost more than a small model); requests are checked against the
-signature instead.
+of the model. torch's guards are off (they cost more than a small model): what they say is in the signature, against
+which every run is checked. Guards that cannot be read are torch's to check, and then every call runs alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.exported.document import COMPILED, Document, read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, Program, build_program
-from tfs_lite.adapters.exported.signature import has_only_plain_sizes, signature_of
-from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive
+from tfs_lite.adapters.exported.signature import signature_of
+from tfs_lite.adapters.failures import RefusedInputs
+from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive, unsafe
 from tfs_lite.adapters.measured import bytes_parameter
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
@@ -31,7 +32,7 @@ from tfs_lite.adapters.pytorch.tensors import to_tensor
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, SizeConditions
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array
 
@@ -48,19 +49,16 @@ class ExportedModel(DeviceModel):
         self,
         request: OpenRequest,
         signature: Signature,
-        plain_sizes: bool,
         program: Program,
         pool: Pool | None = None,
         sharing: list[ExportedModel] | None = None,
     ) -> None:
-        """``plain_sizes``: the signature describes all sizes that the program takes. ``sharing``: the open instances
-        with this program, of which the first counts its weights."""
+        """``sharing``: the open instances with this program, of which the first counts its weights."""
         streams = open_streams(torch.device(request.device))
         super().__init__(request, NAME, signature, reentrant=program.reentrant, streams=streams, pool=pool)
         self._request = replace(request, beside=())
         self._program = program
         self._sharing = [] if sharing is None else sharing
-        self._shapes_were_checked = plain_sizes
         self._share_inputs = not program.writes
         self._resident = tensor_bytes(program.weights)
         self._forward = program.forward
@@ -73,9 +71,7 @@ class ExportedModel(DeviceModel):
             return None
         (signature,), pool = self.signatures.values(), None if self._pool is None else self._pool.share()
         try:
-            return ExportedModel(
-                self._request, signature, self._shapes_were_checked, self._program, pool, self._sharing
-            )
+            return ExportedModel(self._request, signature, self._program, pool, self._sharing)
         except BaseException:
             if pool is not None:
                 pool.drop()
@@ -98,12 +94,20 @@ class ExportedModel(DeviceModel):
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
         arrays = [inputs[spec.name] for spec in declared.inputs]
+        if declared.conditions is not None:
+            self._check_sizes(declared.conditions, inputs)
         with torch.inference_mode():
             stream = self.stream
             if stream is not None:
                 return by_name(stream.forward(arrays, self._forward), declared.output_names)
             tensors = [to_tensor(array, self._device, self._share_inputs) for array in arrays]
             return by_name(self._forward(*tensors), declared.output_names)
+
+    def _check_sizes(self, conditions: SizeConditions, inputs: Mapping[str, Array]) -> None:
+        """Requests were checked as they came; what runs may be of several of them, or in another shape."""
+        fault = conditions.fault({name: array.shape for name, array in inputs.items()})
+        if fault:
+            raise RefusedInputs(fault)
 
     @property
     def counts_weights(self) -> bool:
@@ -121,10 +125,14 @@ def open_exported(request: OpenRequest) -> ExportedModel:
     """NeedsProcess if only torch's own loader can build the program."""
     wanted = wanted_form(request.settings.parameters)
 
-    def build(archive: Archive, document: Document, device: torch.device, pool: Pool | None) -> Program:
+    def build(
+        archive: Archive, document: Document, signature: Signature, device: torch.device, pool: Pool | None
+    ) -> Program:
+        if not _is_complete(signature):
+            raise UnsupportedProgram("it has guards that are no plain arithmetic on sizes")
         if wanted.is_plain or request.on_gpu:
             return build_program(archive, document, device, pool)
-        return build_in_form(archive, document, signature_of(document), wanted, request.id)
+        return build_in_form(archive, document, signature, wanted, request.id)
 
     try:
         return _open(request, build)
@@ -136,7 +144,12 @@ def open_by_torch(request: OpenRequest) -> ExportedModel:
     """The same by torch's own loader, which holds the interpreter's lock for most of a second."""
     from tfs_lite.adapters.exported.torch_loader import load_program
 
-    return _open(request, load_program)
+    def build(
+        archive: Archive, document: Document, signature: Signature, device: torch.device, pool: Pool | None
+    ) -> Program:
+        return load_program(archive, document, device, pool, guards=not _is_complete(signature))
+
+    return _open(request, build)
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:
@@ -144,34 +157,40 @@ def check_config(directory: str, settings: ModelSettings) -> Signature:
     refuses one that needs trust: PERMISSION_DENIED."""
     wanted_form(settings.parameters)
     with open_archive(os.path.join(directory, ARTEFACT), ARTEFACT) as archive:
-        signature, _ = _described(read_document(archive, trusted=False), settings)
-    return signature
+        return _described(read_document(archive, trusted=False), settings, trusted=False)
 
 
 def _open(
-    request: OpenRequest, build: Callable[[Archive, Document, torch.device, Pool | None], Program]
+    request: OpenRequest, build: Callable[[Archive, Document, Signature, torch.device, Pool | None], Program]
 ) -> ExportedModel:
     with open_archive(os.path.join(request.files.directory, ARTEFACT), ARTEFACT, request.meter) as archive:
         document = read_document(archive, request.trusted)
-        signature, plain_sizes = _described(document, request.settings)
+        signature = _described(document, request.settings, request.trusted)
         device = torch.device(request.device)
         pool = open_pool(device)
         try:
-            return ExportedModel(request, signature, plain_sizes, build(archive, document, device, pool), pool)
+            return ExportedModel(request, signature, build(archive, document, signature, device, pool), pool)
         except BaseException:
             if pool is not None:
                 pool.drop()
             raise
 
 
-def _described(document: Document, settings: ModelSettings) -> tuple[Signature, bool]:
-    """The signature, and whether it describes all sizes that the program takes."""
+def _described(document: Document, settings: ModelSettings, trusted: bool) -> Signature:
+    """The signature. PERMISSION_DENIED for guards that cannot be read, unless the file is trusted."""
     try:
-        signature, plain_sizes = signature_of(document), has_only_plain_sizes(document)
+        signature = signature_of(document)
     except MISREAD:
         raise damaged(f"{document.file} has inputs or outputs that cannot be read") from None
+    if not (trusted or _is_complete(signature)):
+        raise unsafe(f"{document.file} has a guard that is no plain arithmetic on sizes, which torch runs as Python")
     check_declared(signature, settings)
-    return signature, plain_sizes
+    return signature
+
+
+def _is_complete(signature: Signature) -> bool:
+    """Whether the signature says all that the program's guards say."""
+    return signature.conditions is None or signature.conditions.complete
 
 
 def _recognises(files: VersionFiles) -> bool:

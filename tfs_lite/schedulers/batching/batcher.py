@@ -39,6 +39,8 @@ PATIENCE = 1.0
 """Seconds for which calls wait when every worker has lost its process."""
 BUSY_SECONDS = 0.01
 """So long a worker pauses whose process takes no more requests."""
+MOST_SHOWN = 4
+"""Conditions of a model that a message names."""
 logger = logging.getLogger(__name__)
 
 
@@ -254,12 +256,20 @@ class BatchingServable:
 
     def _submit_large(self, queue: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
         """Splits a call: all splits are queued, or none is."""
-        largest, workers, now = queue.settings.max_batch_size, [], job.enqueued
+        rule, workers, now = queue.rule, list[WorkerThread](), job.enqueued
+        largest = queue.settings.max_batch_size if rule is None else rule.part_rows(call.inputs, job.rows)
+        if not largest:
+            shown = "; ".join(rule.conditions.shown()[:MOST_SHOWN]) if rule is not None and rule.conditions else ""
+            return Status(
+                StatusCode.INVALID_ARGUMENT,
+                f"{job.rows} rows cannot be split into runs of at most {queue.settings.max_batch_size} that "
+                f"{self._name} takes ({shown})",
+            )
         with self._lock:
             refusal = self._check_capacity(queue, job)
             if refusal is not None:
                 return refusal
-            room = -queue.jobs.rows % largest
+            room = -queue.jobs.rows % largest if rule is None or rule.conditions is None else 0
             if self._order is not None:
                 self._order.keep(call)
             whole = SplitCall(call, split(call, job.rows, room, largest), self._cancel_all)

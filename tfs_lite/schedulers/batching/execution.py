@@ -1,7 +1,8 @@
 """Runs one batch through a model, and answers every call of it, unless the worker's process was lost.
 
 calls -> assemble -> Model.run -> split_outputs -> on_done of each call
-                      failed, and there were several: each half on its own, until the call at fault is alone
+                      failed, and there were several: each half on its own, until the call at fault is alone;
+                      the same, and without a run, for calls that the model takes alone and not together
                       the outputs have no row for each row: every call alone, then and ever after
                       the process was lost, or busy: a Loss, and no answer
 """
@@ -44,8 +45,11 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        if len(jobs) > 1 and not self._may_share(queue, calls, sizes):
+        rule = queue.rule
+        if len(calls) > 1 and not self._may_share(queue, calls, sizes):
             return self._run_alone(model, queue, jobs)
+        if rule is not None and len(calls) > 1 and not rule.takes([call.inputs for call in calls], sum(sizes)):
+            return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
         ended = self._clock.monotonic()
@@ -66,8 +70,8 @@ class Execution:
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:
-            for job in jobs:
-                job.call.halved = True
+            for call in calls:
+                call.halved = True
             alone = queue.evidence is not None and queue.evidence.may_share is False
             return self._run_alone(model, queue, jobs) if alone else self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)

@@ -7,11 +7,11 @@ the same symbolic first dimension, and that symbol decides no other dimension (r
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.signature import DataType, Signature, SizeConditions, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import rows_of
@@ -49,6 +49,8 @@ class BatchRule:
     length that the call itself had."""
     too_deep: str = ""
     """An input that would have to be filled up, but has too many dimensions for that."""
+    conditions: SizeConditions | None = None
+    """What the sizes of every run have to be, of the rows too."""
     outputs: tuple[str, ...] = ()
     """All outputs, in the signature's order, where nothing but the runs themselves shows that they have a row for each
     row; empty where the model holds its results against the signature."""
@@ -78,6 +80,7 @@ class BatchRule:
             padded=padded,
             trims=tuple(_trims(signature, sizes)) if fill else (),
             too_deep=next(deep, ""),
+            conditions=signature.conditions,
             outputs=signature.output_names if signature.loose else (),
         )
 
@@ -100,6 +103,25 @@ class BatchRule:
         if self.padded and not any(0 in inputs[name].shape for name in self.padded):
             return dtypes or None
         return tuple([inputs[name].shape[axis] for name, axis in self.sizes]), dtypes
+
+    def takes(self, calls: Sequence[Mapping[str, Tensor]], rows: int) -> bool:
+        """Whether the model takes a run of calls with these inputs and equal keys, with so many rows in all."""
+        if self.conditions is None:
+            return True
+        sizes = [
+            max(inputs[name].shape[axis] for inputs in calls) if axis else rows for name, axis in self.conditions.axes
+        ]
+        return self.conditions.failing(tuple(sizes)) is None
+
+    def part_rows(self, inputs: Mapping[str, Tensor], rows: int) -> int:
+        """How many rows each run of a call with more rows than a run may have gets, the last one fewer: as many as the
+        model takes. 0 if it takes the call in no such parts."""
+        most = self.settings.max_batch_size
+        sizes = (most,) if self.conditions is None else range(most, 0, -1)
+        for size in sizes:
+            if self.takes((inputs,), size) and (not rows % size or self.takes((inputs,), rows % size)):
+                return size
+        return 0
 
     def refusal(self, rows: int, model: str = "the model") -> Status | None:
         """INVALID_ARGUMENT for a call that cannot be batched: too many rows, or an input too deep to be filled up.
@@ -127,6 +149,8 @@ def _batch_symbol(signature: Signature) -> str | None:
     if not signature.inputs or len(symbols) != 1:
         return None
     (batch,) = symbols
+    if signature.conditions is not None and not signature.conditions.complete:
+        return None  # nobody knows which sizes a run may have
     if batch is None or not _ONE_SYMBOL.fullmatch(batch):
         return None
     return None if any(_depends(symbol, batch) for spec in specs for _, symbol in _later(spec)) else batch

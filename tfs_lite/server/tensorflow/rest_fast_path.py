@@ -40,7 +40,7 @@ def read_instances(data: bytes) -> PredictBody | None:
 def read_plain(body: PredictBody, signature: Signature) -> dict[str, Array] | None:
     """The only input as a float32 array [rows, width]. None unless the signature declares such an input and ``body``
     has rows of as many floats."""
-    if len(signature.inputs) != 1 or not body.rows:
+    if len(signature.inputs) != 1 or signature.conditions is not None or not body.rows:
         return None
     spec, rows = signature.inputs[0], body.value
     if spec.dtype is not DataType.FLOAT or spec.shape is None or len(spec.shape) != 2 or type(rows) is not list:
