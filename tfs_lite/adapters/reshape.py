@@ -52,10 +52,7 @@ class ReshapedModel(Model):
         # the model checks its conditions, which are about other shapes, on each run: its calls run alone
         conditions = None if own.conditions is None else read_conditions((), (), complete=False)
         outside = replace(
-            own,
-            inputs=declared.inputs or own.inputs,
-            outputs=declared.outputs or own.outputs,
-            conditions=conditions,
+            own, inputs=declared.inputs or own.inputs, outputs=declared.outputs or own.outputs, conditions=conditions
         )
         self._inner = inner
         self._batched = settings.max_batch_size > 0
