@@ -43,25 +43,10 @@ _OPERATORS: Mapping[str, type[ast.operator]] = {
 }
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})
 _CALLS = {
-    "Max": "max",
-    "Min": "min",
-    "Abs": "abs",
-    "ToFloat": "float",
-    "sqrt": "sqrt",
-    "OpaqueUnaryFn_sqrt": "sqrt",
-    "floor": "floor",
-    "FloorToInt": "floor",
-    "ceiling": "ceil",
-    "CeilToInt": "ceil",
-    "TruncToInt": "trunc",
-    "TruncToFloat": "trunc",
-    "RoundToInt": "round",
-    "RoundDecimal": "round",
-    "OpaqueUnaryFn_log2": "log2",
-    "sym_float": "float",
-    "sym_int": "int",
-    "sym_max": "max",
-    "sym_min": "min",
+    **{"Max": "max", "Min": "min", "Abs": "abs", "ToFloat": "float", "sqrt": "sqrt", "OpaqueUnaryFn_sqrt": "sqrt"},
+    **{"floor": "floor", "FloorToInt": "floor", "ceiling": "ceil", "CeilToInt": "ceil"},
+    **{"TruncToInt": "trunc", "TruncToFloat": "trunc", "RoundToInt": "round", "RoundDecimal": "round"},
+    **{"OpaqueUnaryFn_log2": "log2", "sym_float": "float", "sym_int": "int", "sym_max": "max", "sym_min": "min"},
     "_sym_sqrt": "sqrt",
 }
 """Functions of sympy and torch -> those of a condition."""
