@@ -31,8 +31,8 @@ _CPU = torch.device("cpu")
 def check_answers(
     saved: OpenedModel, module: torch.nn.Module, example: Example, dims: Mapping[str, Sequence[tuple[str, int]]]
 ) -> None:
-    """FAILED_PRECONDITION unless the program does what the module does. ``dims``: the dimensions that may have any size,
-    as (input, axis), by their name.
+    """FAILED_PRECONDITION unless the program does what the module does. ``dims``: the dimensions that may have any
+    size, as (input, axis), by their name.
 
     The program is asked what the module was asked before, in the same order: both may have a state. A module that
     answers differently from call to call, and whose program does not, has lost what made the difference.
@@ -97,9 +97,9 @@ def _check_sizes(
             alike = expected.shape == answer[name].shape if varies else _close(expected, answer[name])
             if not alike:
                 raise failed_precondition(
-                    f"the exported {kind} answers {what} differently: {name}. Usual reasons are Python code that decides "
-                    f"by a size (if x.shape[0] == 1), of which a program keeps the way that the example took: write one "
-                    f"way for all sizes{'' if dim != BATCH else ', or save it with dynamic_batch=False'}"
+                    f"the exported {kind} answers {what} differently: {name}. Usual reasons are Python code that "
+                    "decides by a size (if x.shape[0] == 1), of which a program keeps the way that the example took: "
+                    f"write one way for all sizes{'' if dim != BATCH else ', or save it with dynamic_batch=False'}"
                 )
 
 
@@ -134,8 +134,8 @@ def _lost_rows(kind: str, what: str, name: str, found: Sequence[int], expected: 
     return (
         f"{kind} cannot take any number of rows: for {what} its output {name} has the shape {list(found)}, for others "
         f"{format_shape(tuple(expected))}. The reason is mostly squeeze(), which leaves out every dimension of size 1, "
-        "that of the rows too: name the dimension that is to go, such as squeeze(-1). Else it is code that decides by the "
-        "number of rows: write one way for all, or save it with dynamic_batch=False"
+        "that of the rows too: name the dimension that is to go, such as squeeze(-1). Else it is code that decides by "
+        "the number of rows: write one way for all, or save it with dynamic_batch=False"
     )
 
 

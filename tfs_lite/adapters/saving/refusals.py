@@ -115,13 +115,13 @@ def _reason(error: Exception, places: Mapping[str, str]) -> str:
     if "torch.classes.quantized" in message:
         return (
             "its layers are quantised with torch.ao.quantization, and the exporter cannot read their weights. Save the "
-            "module that was quantised, or serve this one as TorchScript: torch.jit.script(module).save(...) writes the "
-            "model.pt of a version"
+            "module that was quantised, or serve this one as TorchScript: torch.jit.script(module).save(...) writes "
+            "the model.pt of a version"
         )
     if "sparse" in message.lower() and isinstance(error, NotImplementedError | RuntimeError):
         return (
-            f"{line}a program does not make or keep sparse tensors ({sentence(error)}). Compute with dense ones, and let "
-            "forward return them"
+            f"{line}a program does not make or keep sparse tensors ({sentence(error)}). Compute with dense ones, and "
+            "let forward return them"
         )
     if "Constraints violated" in message:
         return _constraint(message, places)
