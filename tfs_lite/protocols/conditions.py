@@ -46,9 +46,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """What a text may call."""
 
 
-def read_conditions(
-    axes: Sequence[tuple[str, int]], texts: Sequence[str], complete: bool = True
-) -> SizeConditions:
+def read_conditions(axes: Sequence[tuple[str, int]], texts: Sequence[str], complete: bool = True) -> SizeConditions:
     """The conditions of these texts on the sizes in ``axes``. ValueError if one is no condition."""
     if len(texts) > MAX_CONDITIONS:
         raise ValueError(f"there are {len(texts)} conditions, at most {MAX_CONDITIONS} are read")
@@ -60,7 +58,7 @@ def read_conditions(
             try:
                 if not eval(code, _GLOBALS, values):
                     return number
-            except (ArithmeticError, ValueError):  # such as a division by a size that is 0
+            except (ArithmeticError, ValueError, TypeError):  # such as a division by a size that is 0
                 return number
         return None
 
@@ -80,11 +78,15 @@ def _compiled(text: str, sizes: int) -> CodeType:
         raise ValueError(f"a condition has {len(text)} characters, at most {MAX_LENGTH} are read")
     try:
         tree = ast.parse(text, mode="eval")
-        if not _is_plain(tree.body, sizes):
+        if not (_is_plain(tree.body, sizes) and _speaks_of_sizes(tree)):
             raise ValueError(f"{text!r:.80} is no condition on sizes")
         return compile(tree, "<condition>", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"{text!r:.80} is no condition on sizes") from None
+
+
+def _speaks_of_sizes(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) and node.id not in FUNCTIONS for node in ast.walk(tree))
 
 
 def _is_plain(node: ast.expr, sizes: int) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+import tfs_lite
 from tfs_lite.adapters.python.model import open_python
+from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
@@ -83,3 +86,22 @@ def test_two_sizes_that_requests_choose_cannot_be_told_apart(opened):
     with pytest.raises(ServingError, match=r"input\[0\].reshape") as caught:
         opened(settings([-1, -1, 1], [-1, -1]))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * 2}
+
+
+def test_conditions_of_the_model_are_about_its_own_dimensions(tmp_path, request_for):
+    """They are checked as it runs, and nobody can say which of its calls may run together."""
+    dims = {"x": {1: 3 * torch.export.Dim("threes")}}
+    directory = tfs_lite.save(Doubled(), tmp_path, example_inputs=(torch.zeros(2, 6),), dynamic_dims=dims)
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1, 1], "reshape": {"shape": [-1]}}
+    config = {"max_batch_size": 4, "input": [{"name": "x", **tensor}], "output": [{"name": "y", **tensor}]}
+    wanted = build(ModelSettings, Document(config))
+    model = reshaped(open_exported(request_for(directory, seen_by_model(wanted))), wanted)
+    assert model.run("", {"x": np.ones((1, 3, 1), np.float32)}, ())["y"].shape == (1, 3, 1)
+    with pytest.raises(ServingError, match=r"input x has size 4 in dimension 1.*multiple of 3"):
+        model.run("", {"x": np.ones((1, 4, 1), np.float32)}, ())
+    assert not model.signatures["serving_default"].conditions.complete

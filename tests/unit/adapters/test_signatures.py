@@ -377,3 +377,13 @@ def test_a_failure_leaves_no_model_behind(house_once, loader_for):
     with pytest.raises(ServingError, match=r"model m version 1: signatures\.s\.outputs\.y: the model has no output"):
         loader.load(ServableId("m", 1))
     assert loader.servable is None
+
+
+def test_conditions_on_sizes_speak_of_the_clients_names(signed, tmp_path):
+    examples = {"x": torch.zeros(8, 64)}
+    dims = {"x": {0: torch.export.Dim("batch", min=5)}}
+    directory = tfs_lite.save(Digits(), tmp_path, example_inputs=examples, dynamic_dims=dims)
+    text = "signatures: {serving_default: {inputs: {pixels: x}}, other: {}}"
+    signatures = signed(directory, text).signatures
+    assert signatures["serving_default"].conditions.shown() == ("pixels.shape[0] >= 5",)
+    assert signatures["other"].conditions.shown() == ("x.shape[0] >= 5",)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_description, read_failure
 
@@ -23,6 +24,7 @@ OWN = Signature(
     "tensorflow/serving/classify",
     {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
     frozenset({"any"}),
+    read_conditions([("x", 0)], ["n0 % 8 == 0"], complete=False),
 )
 
 
@@ -49,6 +51,10 @@ def test_description_arrives_as_it_was_with_its_size_known_or_not():
     assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
     assert found.reason == "r" * MAX_TEXT
     assert found.signatures == Described.signatures
+    conditions = found.signatures[DEFAULT_SIGNATURE].conditions
+    assert conditions is not None
+    assert conditions.fault({"x": (8,)}) == ""
+    assert "multiple of 8" in conditions.fault({"x": (9,)})
     defaults = found.signatures[DEFAULT_SIGNATURE].defaults
     assert defaults["t"].tolist() == [b"a", b"\0\xff"]
     np.testing.assert_array_equal(defaults["x"], OWN.defaults["x"])
@@ -71,6 +77,9 @@ def broken(change):
         lambda plain: plain.update(resident_bytes="12"),
         lambda plain: plain.update(signatures=[]),
         lambda plain: plain.update(signatures={"s": None}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", 0]], ["open(n0)"], True]]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", -1]], ["n0 > 1"], True]]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[], ["n0 > 1"], True]]}),
         lambda plain: plain.update(signatures={"s": [[], [], 5, {}]}),
         lambda plain: plain.update(signatures={"s": [[["x", 999, None]], [], "", {}]}),
         lambda plain: plain.update(signatures={"s": [[["x", 1, [-1]]], [], "", {}]}),

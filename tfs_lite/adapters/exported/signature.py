@@ -25,7 +25,11 @@ from tfs_lite.core.status import ServingError, failed_precondition
 def signature_of(document: Document) -> Signature:
     """Names, dtypes and shapes as exported. FAILED_PRECONDITION if an input or a result is no plain tensor."""
     module = document.program["graph_module"]
-    specs, call, metas = module["signature"], module["module_call_graph"][0]["signature"], module["graph"]["tensor_values"]
+    specs, call, metas = (
+        module["signature"],
+        module["module_call_graph"][0]["signature"],
+        module["graph"]["tensor_values"],
+    )
     taken = {
         name: metas[_tensor_name(_content(spec), f"input {name}")]
         for name, spec in zip(_input_names(call), user_inputs(specs), strict=True)

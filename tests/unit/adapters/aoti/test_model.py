@@ -126,10 +126,25 @@ def test_a_truncated_archive_is_refused(compiled, request_for):
     refusal(open_compiled, request, code=StatusCode.DATA_LOSS)
 
 
-def test_a_program_whose_sizes_the_signature_cannot_say_is_refused(compiled, request_for):
+def test_conditions_of_the_program_are_in_the_signature(compiled):
     version = compiled(HERE, width=16, dynamic_dims={"x": {1: 8 * Dim("_eights", max=9)}}, dynamic_batch=False)
+    signature = check_config(str(version), ModelSettings())
+    assert signature.conditions.shown() == ("x.shape[1] % 8 == 0",)
+
+
+def test_a_program_with_guards_that_cannot_be_read_is_refused(compiled, request_for):
+    version = compiled(HERE)
+
+    def guarded(name, data):
+        return (
+            json.dumps(json.loads(data) | {"guards_code": ["L['x'].size()[0] in (2, 3)"]}).encode()
+            if name == "models/model.json"
+            else data
+        )
+
+    rewrite_archive(version / "model.pt2", version / "new", guarded).replace(version / "model.pt2")
     message = refusal(open_compiled, request_for(version, trusted=True), code=StatusCode.FAILED_PRECONDITION)
-    assert "takes only some sizes" in message
+    assert "guards that are no plain arithmetic on sizes" in message
 
 
 def test_a_config_that_contradicts_the_program_is_refused_without_loading_code(compiled):

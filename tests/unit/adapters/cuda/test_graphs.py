@@ -12,6 +12,7 @@ from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.testing.errors import refusal
 
 
@@ -134,6 +135,12 @@ def test_inputs_of_the_graphs_are_those_of_the_batches_to_come_the_largest_first
     assert [[shape for shape, _ in inputs] for inputs in found] == [[(16, 3), (16,)], [(4, 3), (4,)], [(1, 3), (1,)]]
     assert {dtype for inputs in found for _, dtype in inputs} == {DataType.FLOAT}
     assert graph_shapes(signature(x=(2, 3)), (1, 4)) == [[((2, 3), DataType.FLOAT)]]
+
+
+def test_graphs_are_captured_only_for_rows_that_the_model_takes():
+    conditions = read_conditions([("x", 0)], ["n0 >= 4"])
+    taken = dataclasses.replace(signature(x=(SymbolicDim("rows"), 3)), conditions=conditions)
+    assert [shape for ((shape, _),) in graph_shapes(taken, (1, 4, 16))] == [(16, 3), (4, 3)]
 
 
 @pytest.mark.parametrize("shape", [(SymbolicDim("rows"), SymbolicDim("length")), None])

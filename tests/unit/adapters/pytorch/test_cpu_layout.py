@@ -186,6 +186,15 @@ def test_a_program_that_refuses_made_up_inputs_stays_plain(load, caplog):
     assert model.run(DEFAULT_SIGNATURE, {"x": np.zeros((1, 3, 8, 8), np.float32)}, ())["scores"].shape == (1, 4)
 
 
+@pytest.mark.parametrize(("least", "changed"), [(5, True), (500, False)])
+def test_made_up_inputs_are_of_a_size_that_the_program_takes(load, caplog, least, changed):
+    caplog.set_level("INFO")
+    images = torch.zeros(least, 3, 8, 8)
+    load(Images(), (images,), "channels_last", dynamic_dims={"x": {0: torch.export.Dim("batch", min=least)}})
+    assert ("answers differ by" in caplog.text) is changed
+    assert ("on made-up inputs it fails: none are of sizes that it takes" in caplog.text) is not changed
+
+
 class Counting(Images):
     """Keeps a state in a buffer, and works in place."""
 

@@ -16,6 +16,7 @@ from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerBusy, Wor
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
@@ -138,6 +139,29 @@ def test_padding_is_reported_and_not_answered() -> None:
     assert fixture.model.runs == [[1, 2, 3, 3]]
     assert [fixture.rows_of(number) for number in range(2)] == [[2, 4], [6]]
     assert [(report.rows, report.padding) for report in fixture.reports] == [(3, 1)]
+
+
+def with_conditions(*texts: str) -> Signature:
+    """The signature of a model that takes such numbers of rows, ``n0``."""
+    return replace(SIGNATURE, conditions=read_conditions([("x", 0)], texts))
+
+
+def test_calls_that_the_model_takes_alone_and_not_together_run_apart_and_none_has_failed() -> None:
+    fixture = ExecutionFixture(signature=with_conditions("n0 != 7"))
+    fixture.run([1, 2, 3], [4, 5, 6, 7], [8])
+    assert fixture.model.runs == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    fixture.run([1, 2, 3], [4, 5, 6, 7])
+    assert fixture.model.runs[1:] == [[1, 2, 3], [4, 5, 6, 7]]
+    assert all(report.ok for report in fixture.reports)
+    assert not any(call.halved for call in fixture.calls)
+
+
+def test_rows_are_not_filled_up_to_a_number_that_the_model_does_not_take() -> None:
+    sizes = BatchSettings(max_batch_size=8, allowed_sizes=(4, 8))
+    fixture = ExecutionFixture(sizes, with_conditions("n0 != 4"))
+    fixture.run([1], [2])
+    fixture.run([1, 2, 3], [4, 5])
+    assert fixture.model.runs == [[1, 2], [1, 2, 3, 4, 5, 4, 4, 4]]
 
 
 def test_call_alone_gets_what_the_model_returned() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 
@@ -185,3 +186,41 @@ def test_inputs_of_seven_dimensions_are_not_filled_up() -> None:
 )
 def test_inputs_are_taken_that_can_be_filled_up_or_need_not(dims: tuple[Dim, ...], settings: BatchSettings) -> None:
     assert rule_of(spec("x", *dims), settings=settings).refusal(1) is None
+
+
+def conditioned(*texts: str, settings: BatchSettings = SETTINGS, complete: bool = True) -> BatchRule | None:
+    """The rule of a model that takes these rows (``n0``) and lengths (``n1``)."""
+    conditions = read_conditions([("x", 0), ("x", 1)], texts, complete)
+    return BatchRule.of(Signature((spec("x", ROWS, LENGTH),), (), conditions=conditions), settings)
+
+
+def test_a_run_of_several_calls_keeps_to_the_conditions_of_the_model() -> None:
+    rule = conditioned("n0 != 7", "n0 + n1 < 20", settings=FILLING)
+    assert rule is not None
+    assert rule.takes([x(3, 2), x(3, 4)], 6)
+    assert not rule.takes([x(3, 2), x(4, 2)], 7)
+    assert not rule.takes([x(3, 2), x(3, 14)], 6)
+
+
+def test_calls_run_alone_where_nobody_knows_which_sizes_a_run_may_have() -> None:
+    assert conditioned("n0 >= 1", complete=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "wanted"),
+    [
+        ("n0 >= 5", 12, 7),  # 8 and 4 would not do
+        ("n0 >= 5", 16, 8),
+        ("n0 % 3 == 0", 15, 6),
+        ("n0 != 8", 15, 7),
+        ("n0 >= 8", 12, 0),
+    ],
+)
+def test_a_large_call_is_split_into_parts_that_the_model_takes(text: str, rows: int, wanted: int) -> None:
+    rule = conditioned(text)
+    assert rule is not None
+    assert rule.part_rows(x(rows, 2), rows) == wanted
+
+
+def test_without_conditions_parts_are_as_large_as_a_run() -> None:
+    assert rule_of(spec("x", ROWS)).part_rows(x(12), 12) == 8

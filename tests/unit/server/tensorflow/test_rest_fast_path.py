@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.json.text import MAX_DEPTH
 from tfs_lite.protocols.rest.predict import predict_tree, read_predict_body, tensors_of
@@ -105,6 +107,11 @@ OTHER_INPUTS = {
 @pytest.mark.parametrize("inputs", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
 def test_other_signatures_take_the_general_path(inputs: tuple[TensorSpec, ...]) -> None:
     assert read_plain(body_of({"instances": [[1.0, 2.0]]}), Signature(inputs, PLAIN.outputs)) is None
+
+
+def test_signatures_with_conditions_take_the_general_path() -> None:
+    conditions = read_conditions([("x", 0)], ["n0 >= 5"])
+    assert read_plain(body_of({"instances": [[1.0, 2.0]]}), replace(PLAIN, conditions=conditions)) is None
 
 
 @given(st.lists(st.lists(st.floats(width=32), min_size=2, max_size=2), min_size=1, max_size=3))
