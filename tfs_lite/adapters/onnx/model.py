@@ -72,6 +72,8 @@ class OnnxModel(LoadedModel):
         specs = (*signature.inputs, *signature.outputs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
         self._by_value = any(spec.dtype in _INTEGERS for spec in specs)
+        # what an operator refuses is mostly a size or a place that the request has chosen
+        self._shapes_were_checked &= not any(_chooses(spec) for spec in signature.inputs)
         self._named_sizes = named_sizes
         self._batched = request.settings.max_batch_size > 0
         firsts = {spec.batch for spec in signature.inputs}
@@ -155,6 +157,12 @@ class OnnxModel(LoadedModel):
         values = {name: _to_value(array, self._dtypes[name]) for name, array in kept.items()}
         found = self._session.run_with_ort_values(names, values)
         return [_from_value(value, self._dtypes[name]) for name, value in zip(names, found, strict=True)]
+
+
+def _chooses(spec: TensorSpec) -> bool:
+    """Whether requests choose a size of the input, or its values may be places in a table."""
+    integers = spec.dtype.name.startswith(("INT", "UINT"))
+    return integers or any(isinstance(dim, SymbolicDim) for dim in spec.shape or ())
 
 
 def _texts(name: str, array: Array) -> Array:

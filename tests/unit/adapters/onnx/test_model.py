@@ -246,6 +246,20 @@ def test_many_threads_run_one_session(write, opened):
     assert answers == {number: [[-float(number)] * 2] for number in range(4)}
 
 
+def test_size_or_place_that_an_operator_refuses_is_the_requests_fault(write, opened):
+    size = helper.make_tensor("size", TensorProto.INT64, [2], [2, 2])
+    nodes = [helper.make_node("Reshape", ["x", "size"], ["y"])]
+    model = opened(write(nodes, initializers=[size]))
+    assert model.run("", {"x": np.ones((2, 2), np.float32)}, ())["y"].shape == (2, 2)
+    assert "{3,2}" in refusal(model.run, "", {"x": np.ones((3, 2), np.float32)}, (), code=StatusCode.INVALID_ARGUMENT)
+    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 1], [1.0, 2.0, 3.0])
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    fixed = [value("x", TensorProto.INT64, [2])], [value("y", dims=[2, 1])]
+    model = opened(write(nodes, *fixed, initializers=[table], name="2"))
+    message = refusal(model.run, "", {"x": np.array([0, 7])}, (), code=StatusCode.INVALID_ARGUMENT)
+    assert "idx=7 must be within the inclusive range [-3,2]" in message
+
+
 def test_failure_of_a_request_with_open_shapes_is_the_requests(write, opened):
     nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
     model = opened(write(nodes, [value("a", dims=None), value("b", dims=None)], [value("y", dims=None)]))
