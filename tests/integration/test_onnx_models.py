@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,36 @@ def write_greeting(path: Path) -> Path:
     graph = helper.make_graph([node], "greeting", texts[:1], texts[1:])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
     return path
+
+
+def write_turned(path: Path, dims: Any) -> Path:
+    """Of [batch, 3] it makes [3, batch], which it declares as ``dims``."""
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])
+    graph = helper.make_graph([node], "turned", [value("x", ["batch", 3])], [value("y", dims)])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    return path
+
+
+def test_answers_are_right_whatever_shapes_the_file_declares(tmp_path: Path) -> None:
+    """Also where calls would share runs by what the file declares, and an answer has as many rows by chance."""
+    base, names = tmp_path / "models", {"fixed": [1, 3], "batched": ["batch", 3], "other": [-1]}
+    for name, dims in names.items():
+        publish(str(write_turned(tmp_path / "model.onnx", dims)), str(base / name), 1)
+    flags = (f"--model_repository={base}", "--version_quiet_period_seconds=0", "--enable_batching")
+    with ServerProcess(*flags) as server, Probe(server) as probe, Client(server.target) as client:
+        for name in names:
+            probe.wait_available(name, 1)
+
+        def ask(name: str, rows: int, number: int) -> bool:
+            x = np.full((rows, 3), number, np.float32)
+            (y,) = client.predict(name, {"x": x}).outputs.values()
+            return np.array_equal(y, x.T)
+
+        asked = [(name, rows, 7 * at) for at in range(20) for name in names for rows in (1, 3, 2)]
+        with ThreadPoolExecutor(12) as pool:
+            assert all(pool.map(lambda one: ask(*one), asked))
+        log = server.log()
+    assert log.count("dims: [ 3, -1 ]") == len(names)
 
 
 def test_models_answer_over_grpc_rest_and_v2(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ MAX_STORY = 8192
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/:'\"(),;<>|]+){2,}")
 _SCRIPT_STACK = "The following operation failed in the TorchScript interpreter."
 _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
+_NOT_OF_INPUTS = re.compile("INTERNAL ASSERT|could not create|Resource temporarily|std::")
+"""In messages of errors that no input causes."""
 
 
 class RefusedInputs(RuntimeError):
@@ -55,10 +57,10 @@ def with_detail(failure: ServingError, detail: str) -> ServingError:
 def run_failure(servable_id: ServableId, error: BaseException, shapes_were_checked: bool) -> ServingError:
     """Why a request failed inside the model.
 
-    Its inputs were checked against the signature. A signature that declares everything leaves the model to blame:
-    INTERNAL. If a dtype or shape is undeclared, an error about values may well be the request's fault:
-    INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit. A GPU that has failed is
-    neither's fault, and another server may answer: UNAVAILABLE. A model that refuses its inputs is right:
+    Its inputs were checked against the signature. Where that leaves the model to blame (``shapes_were_checked``):
+    INTERNAL. If a dtype or shape is undeclared, or the model is known to answer, an error about sizes or values is the
+    request's fault: INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit. A GPU that
+    has failed is neither's fault, and another server may answer: UNAVAILABLE. A model that refuses its inputs is right:
     INVALID_ARGUMENT.
     """
     if isinstance(error, ServingError):
@@ -71,7 +73,7 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
         code = StatusCode.UNAVAILABLE
     elif out_of_memory(error):
         code = StatusCode.RESOURCE_EXHAUSTED
-    elif not shapes_were_checked and isinstance(error, _BAD_INPUT):
+    elif not shapes_were_checked and isinstance(error, _BAD_INPUT) and not _NOT_OF_INPUTS.search(_text(error)):
         code = StatusCode.INVALID_ARGUMENT
     else:
         code = StatusCode.INTERNAL

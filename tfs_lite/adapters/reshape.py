@@ -8,6 +8,7 @@ The model is opened as if the config had its real dimensions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import cast
 
@@ -52,8 +53,8 @@ class ReshapedModel(OpenedModelAround):
         own = find_signature(inner.signatures, DEFAULT_SIGNATURE)
         # the model checks its conditions, which are about other shapes, on each run: its calls run alone
         conditions = None if own.conditions is None else read_conditions((), (), complete=False)
-        outside = Signature(
-            declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional, conditions=conditions
+        outside = replace(
+            own, inputs=declared.inputs or own.inputs, outputs=declared.outputs or own.outputs, conditions=conditions
         )
         super().__init__(inner)
         self._batched = settings.max_batch_size > 0

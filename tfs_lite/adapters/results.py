@@ -1,12 +1,14 @@
 """What a model returned: outputs by name, checked against the declared ones.
 
-Names are the keys of a dict, the fields of a named tuple, or ``output_0``, ``output_1``, ... Names that the model's
-config declares replace numbers, position by position.
+Names are the keys of a dict, the fields of a named tuple or a dataclass, or ``output_0``, ``output_1``, ... What lies
+inside another container is called ``outer.inner``, and what is None there is left out. Names that the model's config
+declares replace numbers, position by position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,22 +22,77 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
-    """``declared`` are the output names of the signature, empty if it declares none.
+    """``declared`` are the output names of the signature, empty if it declares none. A list of texts is one result,
+    unless as many are declared.
 
     INTERNAL if the model returned another number of results than declared.
     """
     if isinstance(result, Mapping):
-        return {str(name): value for name, value in result.items()}
+        return dict(_by_key(result, declared))
     fields = getattr(result, "_fields", None)
     values: Sequence[object] = result if isinstance(result, tuple | list) else (result,)
+    if (
+        isinstance(result, list)
+        and len(declared) <= 1
+        and values
+        and all(isinstance(one, str | bytes) for one in values)
+    ):
+        values = (result,)
     if fields is not None and (not declared or set(fields) == set(declared)):
-        return dict(zip(fields, values, strict=True))
+        return dict(_by_key(dict(zip(fields, values, strict=True)), declared))
+    for value in values:
+        if not hasattr(value, "layout") and (value is None or holds_results(value)):
+            inner = dict(_by_key(dict(zip(numbered(len(values)), values, strict=True)), ()))
+            inner = {name: leaf for name, leaf in inner.items() if leaf is not None}
+            if not declared or set(declared) <= inner.keys():
+                return inner
+            values = tuple(inner.values())
+            break
     names = declared or numbered(len(values))
     if len(names) != len(values):
         raise ServingError(
             StatusCode.INTERNAL, f"the model returned {len(values)} results, expected {len(names)}: {', '.join(names)}"
         )
     return dict(zip(names, values, strict=True))
+
+
+def _by_key(results: Mapping[object, object], declared: Sequence[str]) -> Iterator[tuple[str, object]]:
+    for key, value in results.items():
+        name = str(key)
+        if name not in declared and holds_results(value):
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in leaves(value) if leaf is not None)
+        else:
+            yield name, value
+
+
+def holds_results(value: object) -> bool:
+    """Whether it is a container of several results, and no single one: lists of numbers, texts and arrays are one."""
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        return True
+    return isinstance(value, tuple | list) and any(hasattr(one, "layout") or holds_results(one) for one in value)
+
+
+def leaves(value: object) -> Iterator[tuple[str, object]]:
+    """Names and values of what is inside a container, and is none itself; ``outer.inner`` for what is deeper."""
+    parts = parts_of(value)
+    for name, part in (parts or {}).items():
+        if parts_of(part) is None:
+            yield name, part
+        else:
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in leaves(part))
+
+
+def parts_of(value: object) -> dict[str, object] | None:
+    """The values in a container, by name or number; None for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): part for key, part in value.items()}
+    if hasattr(value, "_fields"):
+        return {name: getattr(value, name) for name in value._fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return {str(index): part for index, part in enumerate(value)}
+    return None
 
 
 TypeOf = Callable[[object], tuple[DataType, tuple[int, ...]] | None]

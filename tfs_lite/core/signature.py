@@ -160,7 +160,8 @@ class Signature:
     default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
     input in ``optional`` may be left out as well, and then the model does not get it.
 
-    ``conditions`` are what an exported program says of its sizes beyond the shapes.
+    ``conditions`` are what an exported program says of its sizes beyond the shapes. ``loose``: the shapes of outputs
+    are hints, and nothing holds results against them.
 
     ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
     every input is the batch. Both are set by :func:`served`.
@@ -172,6 +173,7 @@ class Signature:
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
     conditions: SizeConditions | None = None
+    loose: bool = field(default=False, compare=False)
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
 

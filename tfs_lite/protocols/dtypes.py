@@ -61,8 +61,9 @@ _FROM_NUMPY = {row.numpy: row.dtype for row in TABLE}
 FLOATING = (DataType.FLOAT, DataType.DOUBLE, DataType.HALF, DataType.BFLOAT16)
 """The types of scores, and of inputs that numbers of Examples may be converted to."""
 
-FROM_CONFIG_NAME = {row.config: row.dtype for row in TABLE if row.config}
-"""Element types by their names in config.pbtxt, such as ``TYPE_FP32``."""
+CONFIG_NAMES = {row.dtype: row.config for row in TABLE if row.config}
+"""The names of element types in config.pbtxt, such as ``TYPE_FP32``."""
+FROM_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}
 
 
 def to_numpy(dtype: DataType) -> np.dtype[Any]:

@@ -161,11 +161,12 @@ def _plain_signature(signature: Signature) -> list[object]:
         {name: _plain_tensor(value) for name, value in signature.defaults.items()},
         sorted(signature.optional),
         _plain_conditions(signature.conditions),
+        signature.loose,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional, conditions = raw
+    inputs, outputs, method_name, defaults, optional, conditions, loose = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
@@ -173,6 +174,7 @@ def _read_signature(raw: Any) -> Signature:
         {_text(name): _read_tensor(value) for name, value in defaults.items()},
         frozenset(map(_text, optional)),
         _read_conditions(conditions),
+        loose is True,
     )
 
 

@@ -11,6 +11,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
 
 Pair = namedtuple("Pair", ["left", "right"])
+T, U, V = torch.zeros(1), torch.ones(2), torch.ones(3)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,16 @@ Pair = namedtuple("Pair", ["left", "right"])
         (Pair(1, 2), (), {"left": 1, "right": 2}),
         (Pair(1, 2), ("right", "left"), {"left": 1, "right": 2}),
         (Pair(1, 2), ("OUTPUT__0", "OUTPUT__1"), {"OUTPUT__0": 1, "OUTPUT__1": 2}),
+        (["a", b"b"], (), {"output_0": ["a", b"b"]}),
+        (["a", "b"], ("y",), {"y": ["a", "b"]}),
+        (["a", "b"], ("y", "z"), {"y": "a", "z": "b"}),
+        ((T, (U, V)), (), {"output_0": T, "output_1.0": U, "output_1.1": V}),
+        ((T, (U, V)), ("y", "h", "c"), {"y": T, "h": U, "c": V}),
+        ((T, {"h": U, 3: [V, T]}), (), {"output_0": T, "output_1.h": U, "output_1.3.0": V, "output_1.3.1": T}),
+        ((T, None, Pair(U, None)), (), {"output_0": T, "output_2.left": U}),
+        ({"y": T, "states": (U, V)}, (), {"y": T, "states.0": U, "states.1": V}),
+        ({"y": [T, U]}, ("y",), {"y": [T, U]}),
+        (([1, 2], [[3.5]]), (), {"output_0": [1, 2], "output_1": [[3.5]]}),
     ],
 )
 def test_results_get_their_names(result, declared, expected):
@@ -32,7 +43,9 @@ def test_results_get_their_names(result, declared, expected):
 
 
 def test_other_number_of_results_than_declared_is_the_models_fault():
-    assert "returned 3 results, expected 2: a, b" in refusal(by_name, (1, 2, 3), ("a", "b"), code=StatusCode.INTERNAL)
+    for result in ((1, 2, 3), (T, (U, V))):
+        message = refusal(by_name, result, ("a", "b"), code=StatusCode.INTERNAL)
+        assert "returned 3 results, expected 2: a, b" in message
 
 
 BATCH = SymbolicDim("batch", 8)

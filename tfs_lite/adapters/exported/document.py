@@ -250,10 +250,10 @@ class _Check:
         context = node["context"] if node["context"] is None else orjson.loads(node["context"])
         names = context if isinstance(context, list) else [context or ""]
         for name in names:
-            if not isinstance(name, str | int):
-                raise unsafe(f"{self._name} takes or returns values with keys that are no texts")
-            if key == "in_spec":
-                self._identifier(str(name))
+            if not isinstance(name, str | int | float):
+                raise unsafe(f"{self._name} takes or returns values with keys that are neither texts nor numbers")
+            if key == "in_spec" and isinstance(name, str):
+                self._identifier(name)
         for child in node["children_spec"]:
             self._tree_node(key, child, depth + 1)
 

@@ -6,15 +6,13 @@ that pass their sizes on; what else is computed is no larger than its inputs tog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tfs_lite.adapters.onnx.model_file import INT64, ITEM_BYTES, MAX_RANK, Node, TensorHeader
 
 _FLOAT = 1
-_SAME = frozenset(
-    {"Abs", "Cast", "Ceil", "Clip", "Exp", "Floor", "Identity", "Log", "Neg", "Not", "Reciprocal", "Relu"}
-)
+_SAME = frozenset({"Abs", "Cast", "Ceil", "Clip", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "Relu"})
 _SAME |= {"Round", "Sigmoid", "Sign", "Sqrt", "Tanh", "Transpose"}
 _ELEMENTWISE = frozenset({"Add", "And", "BitwiseAnd", "BitwiseOr", "Div", "Equal", "Greater", "GreaterOrEqual", "Less"})
 _ELEMENTWISE |= {"LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor"}
@@ -22,11 +20,13 @@ _ELEMENTWISE |= {"LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow",
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that is known at load. ``integers``: its values, if they are few integers."""
+    """A tensor that is known at load. ``integers``: its values, if they are few integers. ``alias``: it is another one
+    under a further name, and takes memory of its own only as an output of its graph."""
 
     dims: tuple[int, ...]
     dtype: int = _FLOAT
     integers: tuple[int, ...] | None = None
+    alias: bool = False
 
 
 def constant(header: TensorHeader) -> Constant:
@@ -43,9 +43,11 @@ def result_of(node: Node, known: dict[str, Constant]) -> Constant | None:
     if not inputs:
         return None
     first = inputs[0]
+    if node.op == "Identity":
+        return replace(first, alias=True)
     if node.op in _SAME:
         dims = tuple(reversed(first.dims)) if node.op == "Transpose" else first.dims
-        return Constant(dims, first.dtype, first.integers if node.op in ("Identity", "Cast") else None)
+        return Constant(dims, first.dtype, first.integers if node.op == "Cast" else None)
     if node.op in _ELEMENTWISE:
         return Constant(_broadcast(*(found.dims for found in inputs)), max(inputs, key=_item_bytes).dtype)
     return _made(node, inputs)

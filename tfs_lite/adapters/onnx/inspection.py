@@ -20,6 +20,7 @@ from tfs_lite.adapters.onnx.model_file import (
     function_nodes,
     initializers,
     nodes,
+    outputs,
     shown,
     size_of,
     sparse_initializers,
@@ -36,15 +37,18 @@ MAX_DEPTH = 32
 """Of subgraphs, and of calls."""
 
 
-def inspect_model(model: ModelFile, directory: str, trusted: bool, own_operators: bool = False) -> int:
+def inspect_model(
+    model: ModelFile, directory: str, trusted: bool, own_operators: bool = False, stored_bytes: int = 0
+) -> int:
     """Checks the file, which is in ``directory``, and returns the bytes of its weights. With
-    ``own_operators`` any domain is let through.
+    ``own_operators`` any domain is let through. The files of the version have ``stored_bytes``.
 
     PERMISSION_DENIED for what needs trust, and for weights in files outside the directory; FAILED_PRECONDITION for
     operators that nobody has; DATA_LOSS for a damaged file or missing weights.
     """
     inspection = _Inspection(model, directory, trusted)
     inspection.any_domain = own_operators
+    inspection.most_folded = MAX_FOLDED_BYTES + stored_bytes  # weights may be rearranged once
     _check_calls(model.functions)
     for graph in model.graphs:
         inspection.graph(graph, {}, 0)
@@ -56,6 +60,7 @@ class _Inspection:
     """The state of one pass over a file. One thread."""
 
     any_domain = False
+    most_folded = MAX_FOLDED_BYTES
 
     def __init__(self, model: ModelFile, directory: str, trusted: bool) -> None:
         self._directory = os.path.realpath(directory)
@@ -82,6 +87,9 @@ class _Inspection:
             self._tensor(stored)
             self._fold(constant(whole))
         self.nodes(nodes(graph), known, depth)
+        for name in outputs(graph):
+            if name in known and known[name].alias:
+                self._fold(known[name])
 
     def nodes(self, found: Iterable[Node], known: dict[str, Constant], depth: int) -> None:
         for node in found:
@@ -102,7 +110,8 @@ class _Inspection:
             result = result_of(node, known)
             if result is not None and node.outputs:
                 known[node.outputs[0]] = result
-                self._fold(result)
+                if not result.alias:
+                    self._fold(result)
 
     def functions(self) -> None:
         """The functions that no node has called."""
@@ -143,8 +152,11 @@ class _Inspection:
 
     def _fold(self, result: Constant) -> None:
         self._folded += size_of(result.dims, result.dtype)
-        if self._folded > MAX_FOLDED_BYTES and not self._trusted:
-            raise unsafe(f"{ARTEFACT} makes constants of more than {MAX_FOLDED_BYTES >> 20} MiB while it is loaded")
+        if self._folded > self.most_folded and not self._trusted:
+            raise unsafe(
+                f"{ARTEFACT} makes constants of more than {MAX_FOLDED_BYTES >> 20} MiB beside its weights while it is "
+                "loaded"
+            )
 
     def _tensor(self, header: TensorHeader) -> None:
         """Values in another file: a plain one, of this version."""

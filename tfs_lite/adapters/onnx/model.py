@@ -1,5 +1,6 @@
 """Models of onnxruntime: one session each, which any number of threads may run.
 
+An output is given as it comes, whatever the file declares; the log says once which one it is, and what corrects it.
 Texts are ``str`` inside onnxruntime, which turns ``bytes`` into their Python notation without a word. Element types
 that numpy lacks go in and out as integers of their width.
 """
@@ -7,25 +8,36 @@ that numpy lacks go in and out as integers of their width.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import trim_heap
 from tfs_lite.adapters.onnx.inspection import inspect_model
-from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file
+from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file, shown
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, is_mapped, open_session, run_error
-from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, signature_of
+from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, declares, named_sizes, signature_of
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadPhase
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, find_signature
+from tfs_lite.core.signature import (
+    DEFAULT_SIGNATURE,
+    DataType,
+    Signature,
+    SymbolicDim,
+    Tensor,
+    TensorSpec,
+    find_signature,
+    format_shape,
+)
 from tfs_lite.core.status import failed_precondition, invalid_argument
-from tfs_lite.protocols.dtypes import Array, to_numpy
+from tfs_lite.protocols.dtypes import CONFIG_NAMES, Array, to_numpy
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
 NAME = "onnxruntime_onnx"
 CONCURRENCY = 64
 FIXED_BYTES = 32 << 20
+logger = logging.getLogger(__name__)
 _INTEGERS = {
     dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
     for number, dtype in ELEMENT_TYPES.items()
@@ -44,13 +57,29 @@ _INTEGERS = {
 class OnnxModel(LoadedModel):
     """An opened session. Any number of threads may be inside ``run``."""
 
-    def __init__(self, request: OpenRequest, signature: Signature, session: InferenceSession, resident: int) -> None:
+    def __init__(
+        self,
+        request: OpenRequest,
+        signature: Signature,
+        session: InferenceSession,
+        resident: int,
+        named_sizes: Mapping[str, Sequence[tuple[str, int]]],
+    ) -> None:
+        """``named_sizes``: the sizes of inputs, by the names that the file has for several of them."""
         super().__init__(request.id, NAME, {DEFAULT_SIGNATURE: signature})
         self._session = session
         self._resident = resident
         specs = (*signature.inputs, *signature.outputs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
         self._by_value = any(spec.dtype in _INTEGERS for spec in specs)
+        # what an operator refuses is mostly a size or a place that the request has chosen
+        self._shapes_were_checked &= not any(_chooses(spec) for spec in signature.inputs)
+        self._named_sizes = named_sizes
+        self._batched = request.settings.max_batch_size > 0
+        firsts = {spec.batch for spec in signature.inputs}
+        self._batch = firsts.pop() if len(firsts) == 1 else None
+        self._declared = signature.outputs
+        self._undeclared = set[str]()  # outputs that the log has named
 
     @property
     def concurrency(self) -> int:
@@ -62,10 +91,59 @@ class OnnxModel(LoadedModel):
         try:
             results = self._values(names, feeds) if self._by_value else self._session.run(names, feeds)
         except Exception as error:
-            failure = run_error(error)
+            failure = self._explained(run_error(error), inputs)
         else:
             return {name: _bytes(result) for name, result in zip(names, results, strict=True)}
         raise failure
+
+    def to_arrays(
+        self, declared: Signature, inputs: Mapping[str, Tensor], results: Mapping[str, object]
+    ) -> dict[str, Tensor]:
+        found = cast("dict[str, Tensor]", results)
+        rows = None if self._batch is None else next((array.shape[0] for array in inputs.values()), None)
+        for spec in self._declared:
+            array = found.get(spec.name)
+            if array is not None and not declares(spec, array.shape, rows) and spec.name not in self._undeclared:
+                self._undeclared.add(spec.name)
+                self._note_undeclared(spec, array.shape, inputs)
+        return found
+
+    def _note_undeclared(self, spec: TensorSpec, shape: tuple[int, ...], inputs: Mapping[str, Tensor]) -> None:
+        """Logs what the config would have to say. Sizes that the request has chosen may be others the next time."""
+        chosen = {
+            size
+            for one in self.signatures[DEFAULT_SIGNATURE].inputs
+            for dim, size in zip(one.shape or (), inputs[one.name].shape, strict=False)
+            if isinstance(dim, SymbolicDim)
+        }
+        sizes = shape[1 if self._batched else 0 :]
+        dims = ", ".join("-1" if size in chosen or not size else str(size) for size in sizes)
+        dtype = CONFIG_NAMES.get(spec.dtype, "...")
+        field = f'output {{ name: "{shown(spec.name)}" data_type: {dtype} dims: [ {dims} ] }}'
+        logger.warning(
+            "%s: output %s came as %s, but %s declares %s; it is served as it comes. Say so in the config: %s",
+            self._id,
+            shown(spec.name),
+            format_shape(shape),
+            ARTEFACT,
+            format_shape(spec.shape),
+            field,
+        )
+
+    def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> Exception:
+        """The error of a run; INVALID_ARGUMENT if sizes differ that the file gives one name."""
+        if not isinstance(error, RuntimeError):
+            return error
+        for symbol, places in self._named_sizes.items():
+            sizes = [(name, inputs[name].shape[axis]) for name, axis in places if axis < inputs[name].ndim]
+            other = next(((name, size) for name, size in sizes if size != sizes[0][1]), None)
+            if other is not None:
+                (first, size), (second, another) = sizes[0], other
+                return invalid_argument(
+                    f"{label_of(self._id)} failed: {error}; in {ARTEFACT} these sizes have one name, and "
+                    f"{shown(symbol)} is {size} in {first} and {another} in {second}"
+                )
+        return error
 
     def resident_bytes(self) -> int:
         """Bytes of the weights in the file."""
@@ -75,10 +153,16 @@ class OnnxModel(LoadedModel):
         del self._session
 
     def _values(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        kept = {name: np.ascontiguousarray(array) for name, array in feeds.items()}  # the values are views of them
+        kept = {name: np.asarray(array, order="C") for name, array in feeds.items()}  # the values are views of them
         values = {name: _to_value(array, self._dtypes[name]) for name, array in kept.items()}
         found = self._session.run_with_ort_values(names, values)
         return [_from_value(value, self._dtypes[name]) for name, value in zip(names, found, strict=True)]
+
+
+def _chooses(spec: TensorSpec) -> bool:
+    """Whether requests choose a size of the input, or its values may be places in a table."""
+    integers = spec.dtype.name.startswith(("INT", "UINT"))
+    return integers or any(isinstance(dim, SymbolicDim) for dim in spec.shape or ())
 
 
 def _texts(name: str, array: Array) -> Array:
@@ -139,23 +223,29 @@ def open_in_process(request: OpenRequest) -> OnnxModel:
     onnxruntime.disable_telemetry_events()  # those of Windows
     path = artefact_path(request.files)
     request.meter.begin(LoadPhase.OPENING)
-    signature, resident = inspect_onnx(request.files, request.trusted, request.settings)
+    model, resident = _inspected(request.files, request.trusted, request.settings)
+    signature = _declared(model, request.settings)
     session = open_session(path, request, reserve(request.files, request.settings, request.on_gpu))
     trim_heap()  # of what onnxruntime has parsed
     _check_names("input", signature.input_names, session.get_inputs())
     _check_names("output", signature.output_names, session.get_outputs())
-    return OnnxModel(request, signature, session, resident)
+    return OnnxModel(request, signature, session, resident, named_sizes(model))
 
 
 def inspect_onnx(files: VersionFiles, trusted: bool, settings: ModelSettings) -> tuple[Signature, int]:
     """The signature of a version and the bytes of its weights, without onnxruntime. Errors as those of opening it, as
     far as they show in the file and the config."""
+    model, weights = _inspected(files, trusted, settings)
+    return _declared(model, settings), weights
+
+
+def _inspected(files: VersionFiles, trusted: bool, settings: ModelSettings) -> tuple[ModelFile, int]:
+    """The file and the bytes of its weights, after all checks but those of the signature."""
     path = artefact_path(files)
     directory = os.path.dirname(path)
     check_parameters(settings.parameters, trusted, directory)
     model = read_model_file(path)
-    weights = inspect_model(model, directory, trusted, CUSTOM_OPS in settings.parameters)
-    return _declared(model, settings), weights
+    return model, inspect_model(model, directory, trusted, CUSTOM_OPS in settings.parameters, files.unpacked_bytes)
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:

@@ -169,6 +169,12 @@ def function_nodes(function: Function) -> Iterator[Node]:
         yield _node(message)
 
 
+def outputs(graph: memoryview) -> Iterator[str]:
+    """The names of a graph's outputs."""
+    for message in messages(graph, _OUTPUTS):
+        yield last_text(message, 1)
+
+
 def initializers(graph: memoryview) -> Iterator[TensorHeader]:
     for message in messages(graph, _INITIALIZERS):
         yield _tensor(message)
@@ -261,7 +267,8 @@ def _integers(message: memoryview, raw: memoryview | None) -> tuple[int, ...]:
     return tuple(numbers(message, 7, MAX_RANK))
 
 
-_KINDS = {4: "a sequence", 5: "a map", 7: "an opaque value", 8: "a sparse tensor", 9: "an optional value"}
+SEQUENCE, SEQUENCE_OF_MAPS = "a sequence of tensors", "a sequence of maps"
+_KINDS = {5: "a map", 7: "an opaque value", 8: "a sparse tensor", 9: "an optional value"}
 
 
 def _value(message: memoryview) -> Value:
@@ -271,9 +278,15 @@ def _value(message: memoryview) -> Value:
             if number == 1:
                 tensor = as_bytes(found)
                 return Value(name, "tensor", last_number(tensor, 1), _dims(tensor))
+            if number == 4:
+                return Value(name, SEQUENCE_OF_MAPS if _has_maps(as_bytes(found)) else SEQUENCE)
             if number in _KINDS:
                 return Value(name, _KINDS[number])
     return Value(name, "a value without a type")
+
+
+def _has_maps(sequence: memoryview) -> bool:
+    return any(number == 5 for kind in messages(sequence, 1) for number, _ in fields(kind))
 
 
 def _dims(tensor: memoryview) -> tuple[int | str | None, ...] | None:
@@ -285,8 +298,9 @@ def _dims(tensor: memoryview) -> tuple[int | str | None, ...] | None:
 
 
 def _dim(message: memoryview) -> int | str | None:
+    """A number below 0 means any size, as it does for onnxruntime: some exporters write -1."""
     symbol = last_text(message, 2)
     if symbol:
         return symbol
     size = last_number(message, 1)
-    return size if size > 0 or any(number == 1 for number, _ in fields(message)) else None
+    return size if size > 0 or (not size and any(number == 1 for number, _ in fields(message))) else None

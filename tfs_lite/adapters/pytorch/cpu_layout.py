@@ -21,7 +21,8 @@ from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import Program, build_program
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.inspect.archive import Archive
-from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES
+from tfs_lite.adapters.pytorch.self_check import made_up
+from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, example_shapes
 from tfs_lite.core.status import invalid_argument
@@ -115,21 +116,10 @@ def _run(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Sequence[obj
 
 
 def _made_up(signature: Signature) -> list[torch.Tensor]:
-    """Inputs that most models take: random numbers between 0 and 1, integers and truth values of 1. None at all if no
-    size that is tried fits the signature."""
-    generator = torch.Generator().manual_seed(0)
+    """Made-up inputs; none at all if no size that is tried fits the signature."""
     tried = (example_shapes(signature, size) for size in (_ROWS, *range(1, _MOST_ROWS)))
     shapes = next(filter(None, tried), None)
-    if shapes is None:
-        return []
-    inputs = []
-    for spec in signature.inputs:
-        shape, dtype = shapes[spec.name], TORCH_DTYPES[spec.dtype]
-        value = (
-            torch.rand(shape, generator=generator) if dtype.is_floating_point or dtype.is_complex else torch.ones(shape)
-        )
-        inputs.append(value.to(dtype))
-    return inputs
+    return [] if shapes is None else made_up(signature, shapes)
 
 
 def _difference(expected: Sequence[object], answers: Sequence[object]) -> float:

@@ -28,11 +28,12 @@ from tfs_lite.adapters.measured import bytes_parameter
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.pytorch.cpu_layout import build_in_form, wanted_form
-from tfs_lite.adapters.pytorch.tensors import to_tensor
+from tfs_lite.adapters.pytorch.self_check import check_itself
+from tfs_lite.adapters.pytorch.tensors import CPU, to_tensor
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.signature import Signature, SizeConditions
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, SizeConditions
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array
 
@@ -71,11 +72,24 @@ class ExportedModel(DeviceModel):
             return None
         (signature,), pool = self.signatures.values(), None if self._pool is None else self._pool.share()
         try:
-            return ExportedModel(self._request, signature, self._program, pool, self._sharing)
+            more = ExportedModel(self._request, signature, self._program, pool, self._sharing)
+            more._shapes_were_checked = self._shapes_were_checked
+            return more
         except BaseException:
             if pool is not None:
                 pool.drop()
             raise
+
+    def check_itself(self) -> None:
+        """Runs it on made-up inputs, where that leaves no traces: on a CPU, if it keeps no state and has no loops.
+        FAILED_PRECONDITION if it can answer no request. Before the first run."""
+        if self._device != CPU or self._program.writes or self._program.branches:
+            return
+        (signature,) = self.signatures.values()
+        found = check_itself(self._request.id, signature, self.call)
+        self._signatures = {DEFAULT_SIGNATURE: found.signature}
+        if found.answers:
+            self._shapes_were_checked = False  # what it fails on later is the request
 
     def _capture_for(self, request: OpenRequest, signature: Signature, program: Program) -> None:
         most_bytes = bytes_parameter(request.settings.parameters, MEMORY)
@@ -169,7 +183,9 @@ def _open(
         device = torch.device(request.device)
         pool = open_pool(device)
         try:
-            return ExportedModel(request, signature, build(archive, document, signature, device, pool), pool)
+            model = ExportedModel(request, signature, build(archive, document, signature, device, pool), pool)
+            model.check_itself()
+            return model
         except BaseException:
             if pool is not None:
                 pool.drop()

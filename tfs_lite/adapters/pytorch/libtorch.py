@@ -33,6 +33,10 @@ NAME = "pytorch_libtorch"
 ARTEFACT = "model.pt"
 _TENSORS = frozenset({"Tensor", "Optional[Tensor]"})
 _TEXTS = "List[str]"
+_SINGLE = frozenset(
+    {"Tensor", "int", "float", "bool", "str", "number", "List[int]", "List[float]", "List[bool]", _TEXTS}
+)
+"""Types of one result each."""
 _POSITION = re.compile(r".*__(\d+)", re.ASCII)
 logger = logging.getLogger(__name__)
 
@@ -140,13 +144,25 @@ def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: A
 
 
 def _outputs(module: Any) -> tuple[TensorSpec, ...]:
-    """The outputs if the script's type has their number; none for dicts, lists and named tuples."""
+    """The outputs if the script's type has their number; none for named tuples, dicts and lists of tensors, also inside
+    of a tuple, and for what may be None."""
     kind = module.forward.schema.returns[0].type
+    if str(kind) == _TEXTS:
+        return (TensorSpec(numbered(1)[0], DataType.STRING),)
     if kind.kind() == "TensorType":
         return (TensorSpec(numbered(1)[0]),)
+    if not str(kind).startswith("Tuple["):
+        return ()
+    parts = [_names_in(name, part) for name, part in zip(numbered(len(kind.elements())), kind.elements(), strict=True)]
+    return tuple(TensorSpec(name) for part in parts for name in part or ()) if None not in parts else ()
+
+
+def _names_in(name: str, kind: Any) -> list[str] | None:
+    """The names of the results in one of this type; None if their number is not known."""
     if str(kind).startswith("Tuple["):
-        return tuple(TensorSpec(name) for name in numbered(len(kind.elements())))
-    return ()
+        parts = [_names_in(f"{name}.{index}", part) for index, part in enumerate(kind.elements())]
+        return None if None in parts else [inner for part in parts for inner in part or ()]
+    return [name] if str(kind) in _SINGLE else None
 
 
 def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -> None:

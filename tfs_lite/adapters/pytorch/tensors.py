@@ -114,7 +114,9 @@ def _wait(device: torch.device) -> None:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
-        return tensor
+        if "sparse" not in str(tensor.layout):
+            return tensor
+        tensor = tensor.to_dense()
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.device.type == "cpu":
         return plain.clone(memory_format=torch.contiguous_format)
@@ -127,8 +129,10 @@ def _as_array(name: str, value: object) -> Array:
         return _as_bytes(array) if from_numpy(array.dtype) is DataType.STRING else array
     except (ServingError, TypeError, ValueError, RuntimeError):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-            kind = "a sparse tensor" if "sparse" in str(value.layout) else "a tensor"
-            message = f"output {name} is {kind} of layout {value.layout}; expected a dense tensor"
+            message = f"output {name} is a tensor of layout {value.layout}; expected a dense tensor"
+            raise ServingError(StatusCode.INTERNAL, message) from None
+        if isinstance(value, torch.Tensor) and value.is_quantized:
+            message = f"output {name} is quantised ({value.dtype}); the model has to return it.dequantize()"
             raise ServingError(StatusCode.INTERNAL, message) from None
         kind = str(value.dtype) if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
         raise ServingError(

@@ -1,21 +1,23 @@
 """Compares what an exported program answers with what its module answers, as far as the module answers twice the same.
 
-Asked for are the example and other values of its shapes: an exporter that takes one input for another, or a value for a
-constant, may well be right about the example.
+Asked for are the example, other values of its shapes, and other sizes of what may have any size, one row among them: an
+exporter that takes one input for another, or a value or a size for a constant, may well be right about the example.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.opening import OpenedModel
-from tfs_lite.adapters.pytorch.tensors import to_arrays
+from tfs_lite.adapters.pytorch.tensors import DATA_TYPES, to_arrays
 from tfs_lite.adapters.results import by_name
-from tfs_lite.adapters.saving.examples import Example
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Tensor
+from tfs_lite.adapters.saving.examples import BATCH, Example
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Dim, Tensor, check_inputs, format_shape
 from tfs_lite.core.status import ServingError, failed_precondition
 
 _REASON = (
@@ -26,8 +28,11 @@ _NOISE = 1e-9
 _CPU = torch.device("cpu")
 
 
-def check_answers(saved: OpenedModel, module: torch.nn.Module, example: Example) -> None:
-    """FAILED_PRECONDITION unless the program does what the module does.
+def check_answers(
+    saved: OpenedModel, module: torch.nn.Module, example: Example, dims: Mapping[str, Sequence[tuple[str, int]]]
+) -> None:
+    """FAILED_PRECONDITION unless the program does what the module does. ``dims``: the dimensions that may have any
+    size, as (input, axis), by their name.
 
     The program is asked what the module was asked before, in the same order: both may have a state. A module that
     answers differently from call to call, and whose program does not, has lost what made the difference.
@@ -53,6 +58,85 @@ def check_answers(saved: OpenedModel, module: torch.nn.Module, example: Example)
             for name in sorted(some):
                 if np.array_equal(np.asarray(before[name]), np.asarray(after[name])):
                     raise failed_precondition(_lost(kind, name))
+    for dim, places in dims.items():
+        _check_sizes(saved, module, example, dim, places, any(varying))
+
+
+def _check_sizes(
+    saved: OpenedModel,
+    module: torch.nn.Module,
+    example: Example,
+    dim: str,
+    places: Sequence[tuple[str, int]],
+    varies: bool,
+) -> None:
+    """FAILED_PRECONDITION if the program and the module differ for one row, or for another size than the example's, or
+    if the module itself fails for a number of rows. Answers that vary from call to call are compared by shape."""
+    signature, kind = saved.signatures[DEFAULT_SIGNATURE], type(module).__name__
+    size = example.tensors[places[0][0]].shape[places[0][1]]
+    for wanted in (1, size + 1) if dim == BATCH else (size + 1,):
+        question, what = _of_size(example, places, wanted), _text(dim, wanted)
+        try:
+            check_inputs(signature, {name: _type(value) for name, value in question.tensors.items()})
+        except ServingError:
+            continue  # the program says itself that it does not take this size
+        try:
+            first = _answer(module, question, signature.output_names)
+        except Exception as error:
+            if dim == BATCH:
+                raise failed_precondition(
+                    _few_rows(kind, what, f"the module itself fails: {sentence(error)}")
+                ) from None
+            continue
+        for spec in signature.outputs:
+            found = first[spec.name].shape
+            if spec.shape is not None and len(spec.shape) != len(found):
+                raise failed_precondition(_lost_rows(kind, what, spec.name, found, spec.shape))
+        answer = _ask(saved, question, kind, what)
+        for name, expected in first.items():
+            alike = expected.shape == answer[name].shape if varies else _close(expected, answer[name])
+            if not alike:
+                raise failed_precondition(
+                    f"the exported {kind} answers {what} differently: {name}. Usual reasons are Python code that "
+                    "decides by a size (if x.shape[0] == 1), of which a program keeps the way that the example took: "
+                    f"write one way for all sizes{'' if dim != BATCH else ', or save it with dynamic_batch=False'}"
+                )
+
+
+def _of_size(example: Example, places: Sequence[tuple[str, int]], size: int) -> Example:
+    """The example with so many entries along a dimension: its own, from the first on, again and again."""
+    tensors = example.tensors
+    for name, axis in places:
+        value = tensors[name]
+        indices = torch.arange(size, device=value.device) % value.shape[axis]
+        tensors[name] = value.index_select(axis, indices)
+    return example.replace(tensors)
+
+
+def _type(value: torch.Tensor) -> tuple[DataType, tuple[int, ...]]:
+    return DATA_TYPES[value.dtype], tuple(value.shape)
+
+
+def _text(dim: str, size: int) -> str:
+    if dim != BATCH:
+        return f'size {size} of "{dim}"'
+    return "one row" if size == 1 else f"{size} rows"
+
+
+def _few_rows(kind: str, what: str, reason: str) -> str:
+    return (
+        f"{kind} cannot take any number of rows: for {what}, {reason}. Let forward take any number of rows, or save it "
+        "with dynamic_batch=False, and then it takes as many as the example has"
+    )
+
+
+def _lost_rows(kind: str, what: str, name: str, found: Sequence[int], expected: Sequence[Dim]) -> str:
+    return (
+        f"{kind} cannot take any number of rows: for {what} its output {name} has the shape {list(found)}, for others "
+        f"{format_shape(tuple(expected))}. The reason is mostly squeeze(), which leaves out every dimension of size 1, "
+        "that of the rows too: name the dimension that is to go, such as squeeze(-1). Else it is code that decides by "
+        "the number of rows: write one way for all, or save it with dynamic_batch=False"
+    )
 
 
 def _lost(kind: str, name: str) -> str:

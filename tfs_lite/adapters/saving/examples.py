@@ -62,6 +62,9 @@ def read_examples(module: torch.nn.Module, examples: object) -> Example:
         raise invalid_argument(
             f"example_inputs is a {type(examples).__name__}, expected a tuple of tensors or a dict of them by name"
         )
+    wrong = next((name for name in given if not isinstance(name, str) or not name.isidentifier()), None)
+    if wrong is not None:
+        raise invalid_argument(f"example input {wrong!r:.80}: inputs have names that Python can write, such as x")
     tensors: dict[str, torch.Tensor] = {}
     for index, (name, value) in enumerate(given.items()):
         if isinstance(value, torch.Tensor):
@@ -137,6 +140,17 @@ def dynamic_dimensions(
             if size != value.shape[index]:
                 raise _sizes_differ(symbol, (other, size), (name, value.shape[index]))
         found[name] = {index: _dim(symbol, symbols) for index, symbol in named.items()} or None
+    return found
+
+
+def places_by_name(dims: Mapping[str, Mapping[int, Dim] | None]) -> dict[str, list[tuple[str, int]]]:
+    """(input, axis) of the dimensions that may have any size, by their names; none that follow from others, such as
+    ``8*blocks``."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name, by_axis in dims.items():
+        for axis, dim in (by_axis or {}).items():
+            if dim.__name__.isidentifier():
+                found.setdefault(dim.__name__, []).append((name, axis))
     return found
 
 

@@ -7,13 +7,11 @@ lies inside one of them is called ``outer.inner``, and what is None is left out.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
-from tfs_lite.adapters.results import numbered
+from tfs_lite.adapters.results import leaves, numbered, parts_of
 from tfs_lite.core.status import ServingError, failed_precondition
 
 
@@ -46,37 +44,24 @@ def _is_numbered(result: object) -> bool:
 
 
 def _leaves(result: object) -> Iterator[tuple[str, object]]:
-    """Names and values of what is no container, one level of containers in containers deep."""
-    parts = _parts(result)
+    """Names and values of what is no container and not None."""
+    parts = parts_of(result)
     if parts is None:
-        parts = {"output_0": result}
-    elif isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+        parts = {"0": result}
+    if parts_of(result) is None or (isinstance(result, tuple | list) and not hasattr(result, "_fields")):
         parts = dict(zip(numbered(len(parts)), parts.values(), strict=True))
-    for name, value in parts.items():
-        inner = _parts(value)
-        if inner is None:
-            inner = {"": value}
-        for key, leaf in inner.items():
-            if leaf is not None:
-                yield (f"{name}.{key}" if key else name), leaf
+    _check_keys(result)
+    yield from ((name, leaf) for name, leaf in leaves(parts) if leaf is not None)
 
 
-def _parts(value: object) -> dict[str, Any] | None:
-    """The values in a container, by name or number; None for anything else. FAILED_PRECONDITION for keys that are one
-    name, such as 1 and "1"."""
-    if isinstance(value, Mapping):
-        parts = {str(key): part for key, part in value.items()}
-        if len(parts) < len(value):
-            twice = next(key for key in value if not isinstance(key, str) and str(key) in value)
-            raise failed_precondition(f"a dict returns two values called {twice}; give each a name of its own")
-        return parts
-    if hasattr(value, "_fields"):
-        return {name: getattr(value, name) for name in value._fields}
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return {str(index): part for index, part in enumerate(value)}
-    return None
+def _check_keys(value: object) -> None:
+    """FAILED_PRECONDITION for keys of a dict that are one name, such as 1 and "1"."""
+    parts = parts_of(value)
+    if isinstance(value, Mapping) and parts is not None and len(parts) < len(value):
+        twice = next(key for key in value if not isinstance(key, str) and str(key) in value)
+        raise failed_precondition(f"a dict returns two values called {twice}; give each a name of its own")
+    for part in (parts or {}).values():
+        _check_keys(part)
 
 
 def _no_tensor(kind: str, name: str, value: object) -> ServingError:
@@ -90,6 +75,4 @@ def _no_tensor(kind: str, name: str, value: object) -> ServingError:
             f"{what} It is what a language model remembers between calls: switch it off before saving, with "
             "model.config.use_cache = False"
         )
-    if _parts(value) is not None:
-        return failed_precondition(f"{what} Containers may be one inside another, and no deeper: return fewer of them")
     return failed_precondition(f"{what} Return tensors, or a dict of tensors by name, and leave everything else out")

@@ -24,7 +24,7 @@ from tfs_lite.adapters.saving.examples import BATCH, Example
 from tfs_lite.core.status import ServingError, failed_precondition
 
 logger = logging.getLogger(__name__)
-_NOT_OF_THE_MODULE = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+_NOT_OF_THE_MODULE = (os.path.dirname(torch.__file__), os.path.dirname(__file__), contextlib.__file__)
 _CONSTANT = re.compile(r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _EQUAL = re.compile(r"The values of (\w+) = .* and (\w+) = .* must always be equal")
 _FIX = re.compile(r"^ *(\w+) = (.+)$", re.MULTILINE)
@@ -111,6 +111,17 @@ def _reason(error: Exception, places: Mapping[str, str]) -> str:
         return (
             f"{first} and {second} may have any size, each its own, but the module works only if both are the same. "
             f'Give them one name: "{found[2]}" for both in dynamic_dims'
+        )
+    if "torch.classes.quantized" in message:
+        return (
+            "its layers are quantised with torch.ao.quantization, and the exporter cannot read their weights. Save the "
+            "module that was quantised, or serve this one as TorchScript: torch.jit.script(module).save(...) writes "
+            "the model.pt of a version"
+        )
+    if "sparse" in message.lower() and isinstance(error, NotImplementedError | RuntimeError):
+        return (
+            f"{line}a program does not make or keep sparse tensors ({sentence(error)}). Compute with dense ones, and "
+            "let forward return them"
         )
     if "Constraints violated" in message:
         return _constraint(message, places)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from tfs_lite.adapters.aoti.model import open_compiled
+from tfs_lite.adapters.failures import sentence, story
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
 from tfs_lite.adapters.pytorch.export import ARTEFACT, ExportedModel, open_by_torch, open_exported
@@ -32,17 +36,20 @@ from tfs_lite.adapters.saving.examples import (
     batch_example,
     check_dims,
     dynamic_dimensions,
+    places_by_name,
     read_examples,
 )
 from tfs_lite.adapters.saving.outputs import by_flat_name
 from tfs_lite.adapters.saving.refusals import refusal, without_torch_logs
 from tfs_lite.core.publish import commit, staging_directory
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+
+logger = logging.getLogger(__name__)
 
 
 def save(
-    module: torch.nn.Module,
+    module: nn.Module,
     base: str | os.PathLike[str],
     *,
     example_inputs: Examples,
@@ -77,16 +84,24 @@ def save(
         raise invalid_argument(f'compile is "{compile}", expected "aoti" or nothing')
     if isa and not compile:
         raise invalid_argument('isa says what to compile for; give compile="aoti" as well')
+    module = _unwrapped(module)
     _check_module(module)
     given = example = read_examples(module, example_inputs)
     if compile:
         check_compiler(isa, example.device)
+    free: Mapping[str, Sequence[tuple[str, int]]] = {}
     if dynamic_shapes is None:
         dims = {} if dynamic_dims is None else dynamic_dims
         check_dims(given, dims)
         example = batch_example(given, max_batch_size, dims) if dynamic_batch else given
-        dynamic_shapes = example.by_input(dynamic_dimensions(example, dynamic_batch, max_batch_size, dims))
-    with staging_directory(os.fspath(base), version) as staging, _as_served(module):
+        dynamic = dynamic_dimensions(example, dynamic_batch, max_batch_size, dims)
+        dynamic_shapes, free = example.by_input(dynamic), places_by_name(dynamic)
+    with (
+        staging_directory(os.fspath(base), version) as staging,
+        _only_refusals(module),
+        _as_served(module),
+        _named_inputs(module, given),
+    ):
         try:
             program = _export(module, example, dynamic_shapes)
         except Exception as error:
@@ -102,7 +117,7 @@ def save(
         del program
         opens = open_compiled if compile == "aoti" else _open_exported
         with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
-            check_answers(saved, module, example)
+            check_answers(saved, module, example, free)
         return Path(commit(staging, os.fspath(base), version).path)
 
 
@@ -116,7 +131,7 @@ def _check_disk(staging: str, program: ExportedProgram) -> None:
 
 def _check_module(module: object) -> None:
     """INVALID_ARGUMENT for what the exporter cannot read as a module, FAILED_PRECONDITION for one without weights."""
-    if not isinstance(module, torch.nn.Module):
+    if not isinstance(module, nn.Module):
         raise invalid_argument(f"the module is a {type(module).__name__}, expected a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
         raise invalid_argument(
@@ -130,8 +145,58 @@ def _check_module(module: object) -> None:
             )
 
 
+def _unwrapped(module: Any) -> Any:
+    """The module itself for what ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` make of one: they
+    take anything, and pass it on."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return module.module
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(module, nn.Module) and isinstance(inner, nn.Module) else module
+
+
 @contextlib.contextmanager
-def _as_served(module: torch.nn.Module) -> Iterator[None]:
+def _only_refusals(module: nn.Module) -> Iterator[None]:
+    """Errors of torch and of the module become FAILED_PRECONDITION; its own stack is logged."""
+    try:
+        yield
+        return
+    except (ServingError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        kind = type(module).__name__
+        logger.debug("%s cannot be saved", kind, extra={"story": story(error)})
+        failure = failed_precondition(f"{kind} cannot be saved: {type(error).__name__}: {sentence(error)}")
+    raise failure
+
+
+@contextlib.contextmanager
+def _named_inputs(module: nn.Module, example: Example) -> Iterator[None]:
+    """A ``forward`` with ``*args`` or ``**kwargs`` has a parameter for each input of the example: the exporter names
+    inputs by them, and finds their dynamic dimensions so."""
+    own = inspect.signature(module.forward).parameters
+    if set(example.names) <= own.keys():
+        yield
+        return
+    forward = module.forward
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in example.names])  # type: ignore[attr-defined]
+    had = "forward" in vars(module)
+    module.forward = named
+    try:
+        yield
+    finally:
+        if had:
+            module.forward = forward
+        else:
+            del module.forward
+
+
+@contextlib.contextmanager
+def _as_served(module: nn.Module) -> Iterator[None]:
     """Eval mode, and results as tensors by name; afterwards restores every module's mode and every buffer."""
     modes = {child: child.training for child in module.modules()}
     buffers = {buffer: buffer.detach().clone() for buffer in module.buffers()}
@@ -148,7 +213,7 @@ def _as_served(module: torch.nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _export(module: torch.nn.Module, example: Example, dynamic_shapes: Any) -> ExportedProgram:
+def _export(module: nn.Module, example: Example, dynamic_shapes: Any) -> ExportedProgram:
     """Exports it; bounds that the module itself sets to a dimension, such as a table of positions, are taken over."""
 
     def export(shapes: Any) -> ExportedProgram:
@@ -175,7 +240,7 @@ def _suggested_bounds(message: str) -> str:
     return heading + fixes if lines and only_bounds else ""
 
 
-def _request(staging: str, module: torch.nn.Module, example: Example, trusted: bool) -> OpenRequest:
+def _request(staging: str, module: nn.Module, example: Example, trusted: bool) -> OpenRequest:
     """What the server would be asked to open."""
     device = str(example.device)
     files = VersionFiles(staging, frozenset({ARTEFACT}))

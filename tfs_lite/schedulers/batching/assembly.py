@@ -8,7 +8,7 @@ Rows are in the order of the calls, one call after the other; padding comes last
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -73,7 +73,7 @@ def assemble(
             filled = True
         if padding:
             array[rows:] = array[last : last + 1]
-    return Batch(arrays, _wanted(calls), rows, padding, filled)
+    return Batch(arrays, wanted_outputs(calls), rows, padding, filled)
 
 
 def split_outputs(
@@ -118,6 +118,48 @@ def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
     return None
 
 
+class RowEvidence:
+    """Whether outputs whose declared shapes are hints have a row for each row of the inputs.
+
+    A call that runs alone, and is not filled up, gets its own answer in any case. So the first call of a signature runs
+    alone. An output that has as many rows then may have them by chance, and shares runs of another number of rows; if
+    it has that number as well, it follows the rows. One that has another number never shares a run again.
+
+    Threads: any. Two that look at once see the same or less, and only more calls run alone.
+    """
+
+    __slots__ = ("_first", "_follows", "_names", "may_share")
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Of the outputs with these names, at least one."""
+        self._names = frozenset(names)
+        self._first: dict[str, int] = {}
+        self._follows = set[str]()
+        self.may_share: bool | None = None
+        """None: no run has shown anything yet."""
+
+    @property
+    def is_settled(self) -> bool:
+        return self.may_share is True and len(self._follows) == len(self._names)
+
+    def allows(self, outputs: tuple[str, ...], rows: int) -> bool:
+        """Whether calls may share a run of so many rows for these outputs (empty: all)."""
+        return bool(self.may_share) and all(
+            name in self._follows or self._first.get(name, rows) != rows for name in outputs or self._names
+        )
+
+    def note(self, results: Mapping[str, Tensor], rows: int) -> bool:
+        """Looks at the results of a run. False if an output has another number of rows."""
+        if self.may_share is False or rows_fault(results, rows) is not None:
+            self.may_share = False
+            return False
+        for name in results:
+            if self._first.setdefault(name, rows) != rows:
+                self._follows.add(name)
+        self.may_share = True
+        return True
+
+
 def batch_memory(model: Model, signature_key: str, shapes: Shapes) -> dict[str, Array]:
     """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
     numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
@@ -136,7 +178,8 @@ def _padding(rule: BatchRule, rows: int, settings: BatchSettings) -> int:
     return allowed[index] - rows
 
 
-def _wanted(calls: Sequence[PredictCall]) -> tuple[str, ...]:
+def wanted_outputs(calls: Sequence[PredictCall]) -> tuple[str, ...]:
+    """All outputs that some call wants; empty if one wants all."""
     wishes = {call.outputs for call in calls}
     if len(wishes) == 1:
         return calls[0].outputs

@@ -3,6 +3,7 @@
 calls -> assemble -> Model.run -> split_outputs -> on_done of each call
                       failed, and there were several: each half on its own, until the call at fault is alone;
                       the same, and without a run, for calls that the model takes alone and not together
+                      the outputs have no row for each row: every call alone, then and ever after
                       the process was lost, or busy: a Loss, and no answer
 """
 
@@ -15,7 +16,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
-from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
+from tfs_lite.schedulers.batching.assembly import assemble, split_outputs, wanted_outputs
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
@@ -44,6 +45,8 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
+        if len(calls) > 1 and not self._may_share(queue, calls, sizes):
+            return self._run_alone(model, queue, jobs)
         if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
             return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
@@ -68,7 +71,8 @@ class Execution:
         if not ok and len(calls) > 1:
             for call in calls:
                 call.halved = True
-            return self._run_halves(model, queue, jobs)
+            alone = queue.evidence is not None and queue.evidence.may_share is False
+            return self._run_alone(model, queue, jobs) if alone else self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)
         for call, answer in zip(calls, answers, strict=True):
             call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
@@ -82,16 +86,25 @@ class Execution:
         was entered and left, if it was."""
         padding = 0
         try:
-            batch = assemble(queue.rule, model, queue.key, calls, sizes, queue.settings)
+            settings, evidence = queue.settings, queue.evidence
+            if evidence is not None and not evidence.is_settled:
+                settings = replace(settings, allowed_sizes=())
+            batch = assemble(queue.rule, model, queue.key, calls, sizes, settings)
             padding = batch.padding
             entered = self._clock.monotonic()
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
+            if evidence is not None:
+                evidence.note(results, batch.rows + padding)
             return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
         except (WorkerLost, WorkerBusy) as lost:
             return [], padding, lost, None
         except BaseException as error:
             return [failure_of(error, self._name)] * len(calls), padding, None, None
+
+    def _may_share(self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> bool:
+        evidence = queue.evidence
+        return evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2
@@ -99,3 +112,10 @@ class Execution:
         if loss is not None:
             return replace(loss, behind=[*loss.behind, *jobs[middle:]])
         return self.run(model, queue, jobs[middle:])
+
+    def _run_alone(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+        for index, job in enumerate(jobs, 1):
+            loss = self.run(model, queue, [job])
+            if loss is not None:
+                return replace(loss, behind=[*loss.behind, *jobs[index:]])
+        return None

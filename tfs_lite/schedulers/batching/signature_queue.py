@@ -9,8 +9,9 @@ from math import inf
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.assembly import RowEvidence
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
-from tfs_lite.schedulers.batching.forming import Decision, form_batch
+from tfs_lite.schedulers.batching.forming import NOTHING, ONE, Decision, form_batch
 from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
@@ -34,7 +35,8 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_name", "_run_seconds", "delay", "has_conditions", "jobs", "key", "outputs", "rule", "settings"),
+        *("_has_rows", "_name", "_run_seconds", "delay", "evidence", "has_conditions", "jobs", "key", "outputs", "rule"),
+        "settings",
         *("usual_rows", "wake_rows"),
     )
 
@@ -43,6 +45,9 @@ class SignatureQueue:
         self.outputs = signature.output_names
         self.rule = rule_of(signature, settings) if settings.merges else None
         self.settings = self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0)
+        names = () if self.rule is None else self.rule.outputs
+        self.evidence = RowEvidence(names) if names else None
+        """None where calls may share runs without any."""
         self.jobs = JobQueue(self.settings, name)
         self.delay = AdaptiveDelay()
         self.usual_rows: float = inf
@@ -138,6 +143,8 @@ class SignatureQueue:
         )
 
     def decide(self, now: float) -> Decision:
+        if self.evidence is not None and not self.evidence.may_share:
+            return ONE if len(self.jobs) else NOTHING
         if self.settings.send is SendWhen.EXPECT:
             return form_batch(self.jobs, now, self.settings, self.delay.current(self.jobs.youngest))
         return form_batch(self.jobs, now, self.settings)

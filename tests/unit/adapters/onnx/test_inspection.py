@@ -179,6 +179,48 @@ def call(name, inputs, outputs):
     return helper.make_node(name, [inputs], [outputs], domain="local")
 
 
+def zeros(name, size):
+    return helper.make_tensor(name, TensorProto.FLOAT, [size], bytes(4 * size), raw=True)
+
+
+def test_weights_that_many_nodes_share_by_identity_are_one(write, opened):
+    """An exporter writes one Identity for each layer that has the same weights. onnxruntime leaves them out."""
+    size, layers = 2 << 20, 40  # 8 MiB, 320 MiB
+    nodes = [node("Identity", "w", f"w{at}") for at in range(layers)]
+    nodes += [node("Add", f"w{at - 1 if at else 0} w{at}", f"s{at}") for at in range(1, layers)]
+    nodes += [node("Add", "x w0", "y")]
+    opened(
+        write(
+            nodes[:layers] + nodes[-1:],
+            [value("x", dims=["n", size])],
+            [value("y", dims=["n", size])],
+            [zeros("w", size)],
+        )
+    )
+
+
+def test_weights_that_are_outputs_by_identity_are_copies(write, request_for):
+    """onnxruntime makes a copy for each output."""
+    size, outputs = 2 << 20, 40
+    nodes = [node("Identity", "w", f"w{at}") for at in range(outputs)]
+    directory = write(nodes, [], [value(f"w{at}", dims=[size]) for at in range(outputs)], [zeros("w", size)])
+    assert "256 MiB" in refusal(PLATFORM.open, request_for(directory), code=DENIED)
+
+
+def test_weights_may_be_rearranged_once_while_they_are_loaded(write, opened):
+    """A file that was exported without folding transposes its weights at each load, and they may be large."""
+    sides = [(4 << 20, 2)] * 9  # 9 of 32 MiB
+    names = [f"w{at}" for at in range(len(sides))]
+    weights = [
+        helper.make_tensor(name, TensorProto.FLOAT, side, bytes(4 * side[0] * side[1]), raw=True)
+        for name, side in zip(names, sides, strict=True)
+    ]
+    nodes = [node("Transpose", name, f"{name}t") for name in names]
+    nodes += [node("MatMul", f"x {name}t", f"{name}y") for name in names]
+    nodes += [helper.make_node("Sum", [f"{name}y" for name in names], ["y"])]
+    opened(write(nodes, [value("x", dims=["n", 2])], [value("y", dims=["n", sides[0][0]])], weights))
+
+
 def test_functions_of_the_file_are_operators(write, opened):
     twice = function("Twice", [node("Add", "a a", "b")])
     model = opened(write([call("Twice", "x", "y")], functions=[twice], domains=["local"]))

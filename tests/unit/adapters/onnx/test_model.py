@@ -16,6 +16,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.testing.errors import refusal
 
 from .conftest import value
@@ -109,13 +110,112 @@ def test_config_may_repeat_the_model_and_not_contradict_it(write, opened, reques
         assert words in refusal(PLATFORM.open, asked, code=StatusCode.INVALID_ARGUMENT)
 
 
+def test_size_of_minus_one_as_a_number_is_any_size(write, opened):
+    """Some exporters write -1 where the format has no number at all."""
+    signature = opened(write(inputs=[value("x", dims=(-1, 2))], outputs=[value("y", dims=(-1, 2))])).signatures
+    assert signature["serving_default"].inputs[0].shape == (SymbolicDim("batch"), 2)
+    model = opened(write(inputs=[value("x", dims=(1, -1))], outputs=[value("y", dims=(1, -1))], name="2"))
+    assert model.run("", {"x": np.ones((1, 5), np.float32)}, ())["y"].shape == (1, 5)
+
+
+def test_scalar_inputs_take_what_onnxruntime_takes(write, opened):
+    """Clients that cannot send a tensor without dimensions send one of size 1."""
+    model = opened(write(inputs=[value("x", dims=())], outputs=[value("y", dims=None)]))
+    signature = model.signatures["serving_default"]
+    for x in (np.full((), 2, np.float32), np.ones(1, np.float32)):
+        assert model.run("", call_inputs(signature, Run("", {"x": x})), ())["y"].shape == x.shape
+
+
+@pytest.mark.parametrize("number", [TensorProto.FLOAT, TensorProto.BFLOAT16])
+def test_tensors_without_dimensions_keep_having_none(write, opened, number):
+    model = opened(write(inputs=[value("x", number, ())], outputs=[value("y", number, ())]))
+    x = np.ones((), to_numpy(ELEMENT_TYPES[number]))
+    assert model.run("", {"x": x}, ())["y"].shape == ()
+
+
+TURNED = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]), helper.make_node("Unsqueeze", ["t", "axes"], ["y"])]
+"""Rows and columns change places: of [batch, n] it makes [n, 1, batch]."""
+AXES = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+
+
+def test_output_of_another_shape_than_declared_is_given_and_the_log_has_the_field_that_corrects_it(
+    write, opened, caplog
+):
+    model = opened(write(TURNED, [value("x", dims=("batch", 3))], [value("y", dims=(1, 3))], [AXES]))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for _ in range(2):
+        assert model.run("", {"x": x}, ())["y"].tolist() == x.T[:, None].tolist()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "output y" in line
+    assert "[1,3]" in line
+    assert 'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1, -1 ] }' in line
+
+
+def test_config_corrects_the_shape_of_an_output(write, opened, caplog):
+    directory = write(TURNED, [value("x", dims=("batch", 3))], [value("y", dims=(1, 3))], [AXES])
+    output = {"name": "y", "data_type": "TYPE_FP32", "dims": [3, 1, -1]}
+    model = opened(directory, settings(output=[output]))
+    assert model.signatures["serving_default"].outputs[0].shape == (3, 1, SymbolicDim("y.2"))
+    model.run("", {"x": np.ones((2, 3), np.float32)}, ())
+    assert not caplog.records
+
+
+def test_config_makes_a_batch_of_an_output_that_the_file_says_is_fixed(write, opened, request_for):
+    directory = write(inputs=[value("x", dims=("rows", 2))], outputs=[value("y", dims=(1, 2))])
+    message = refusal(
+        PLATFORM.open, request_for(directory, settings(max_batch_size=4)), code=StatusCode.INVALID_ARGUMENT
+    )
+    assert "output[].dims" in message
+    output = {"name": "y", "data_type": "TYPE_FP32", "dims": [2]}
+    signature = opened(directory, settings(max_batch_size=4, output=[output])).signatures["serving_default"]
+    assert signature.outputs[0].shape == (SymbolicDim("batch", 4), 2)
+
+
+def test_names_of_sizes_are_hints_for_inputs_that_have_no_batch(write, opened):
+    """onnxruntime does not compare them: a row may stand for all of another input."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    model = opened(
+        write(nodes, [value("a", dims=("n", "m")), value("b", dims=("n", "m"))], [value("y", dims=(None,) * 2)])
+    )
+    signature = model.signatures["serving_default"]
+
+    def run(*shapes):
+        sent = {name: np.ones(shape, np.float32) for name, shape in zip("ab", shapes, strict=True)}
+        return model.run("", call_inputs(signature, Run("", sent)), ())["y"]
+
+    assert run((4, 2), (1, 2)).tolist() == [[2.0, 2.0]] * 4
+    message = refusal(run, (4, 2), (3, 2), code=StatusCode.INVALID_ARGUMENT)
+    assert "n is 4 in a and 3 in b" in message
+
+
 def test_outputs_that_are_no_tensors_are_named(write, request_for):
-    nodes = [helper.make_node("SequenceConstruct", ["x"], ["y"])]
-    sequence = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
-    asked = request_for(write(nodes, outputs=[sequence]))
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, _tensor(TensorProto.FLOAT)))
+    asked = request_for(write(outputs=[helper.make_value_info("y", maps)]))
     message = refusal(PLATFORM.open, asked, code=StatusCode.FAILED_PRECONDITION)
-    assert "output y of model.onnx is a sequence" in message
+    assert "output y of model.onnx is a sequence of maps" in message
     assert "zipmap" in message
+
+
+def _tensor(number):
+    return helper.make_tensor_type_proto(number, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (helper.make_sequence_type_proto(_tensor(TensorProto.FLOAT)), ("a sequence of tensors", "build the sequence")),
+        (helper.make_optional_type_proto(_tensor(TensorProto.FLOAT)), ("an optional value", "always there")),
+        (_tensor(TensorProto.INT4), ("a tensor of int4", "Cast")),
+        (_tensor(TensorProto.COMPLEX64), ("a tensor of complex64",)),
+    ],
+    ids=["sequence", "optional", "int4", "complex64"],
+)
+def test_inputs_that_no_request_has_are_refused_with_what_they_are(write, request_for, kind, words):
+    asked = request_for(write(inputs=[helper.make_value_info("x", kind)]))
+    message = refusal(PLATFORM.open, asked, code=StatusCode.FAILED_PRECONDITION)
+    assert "input x of model.onnx is " in message
+    assert "zipmap" not in message
+    assert all(word in message for word in words)
 
 
 def test_folder_of_triton_is_recognised(write, opened):
@@ -144,6 +244,20 @@ def test_many_threads_run_one_session(write, opened):
         thread.join()
     assert model.concurrency >= len(threads)
     assert answers == {number: [[-float(number)] * 2] for number in range(4)}
+
+
+def test_size_or_place_that_an_operator_refuses_is_the_requests_fault(write, opened):
+    size = helper.make_tensor("size", TensorProto.INT64, [2], [2, 2])
+    nodes = [helper.make_node("Reshape", ["x", "size"], ["y"])]
+    model = opened(write(nodes, initializers=[size]))
+    assert model.run("", {"x": np.ones((2, 2), np.float32)}, ())["y"].shape == (2, 2)
+    assert "{3,2}" in refusal(model.run, "", {"x": np.ones((3, 2), np.float32)}, (), code=StatusCode.INVALID_ARGUMENT)
+    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 1], [1.0, 2.0, 3.0])
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    fixed = [value("x", TensorProto.INT64, [2])], [value("y", dims=[2, 1])]
+    model = opened(write(nodes, *fixed, initializers=[table], name="2"))
+    message = refusal(model.run, "", {"x": np.array([0, 7])}, (), code=StatusCode.INVALID_ARGUMENT)
+    assert "idx=7 must be within the inclusive range [-3,2]" in message
 
 
 def test_failure_of_a_request_with_open_shapes_is_the_requests(write, opened):

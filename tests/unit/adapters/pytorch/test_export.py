@@ -14,7 +14,7 @@ from torch.fx.graph_module import _loader
 
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import rewrite_archive
@@ -365,3 +365,76 @@ def test_a_program_that_keeps_state_has_weights_of_its_own(opened):
 
 def test_weights_are_shared_on_one_device_only(opened):
     assert opened(Weighted(), torch.zeros(4, 3)).another("cuda:0") is None
+
+
+class Squeezing(torch.nn.Module):
+    """For one row it leaves out the rows as well."""
+
+    def forward(self, x):
+        return x.sum(1, keepdim=True).squeeze()
+
+
+def test_program_that_loses_a_single_row_takes_two_and_says_so(opened, caplog):
+    model = opened(Squeezing(), torch.ones(3, 2), dynamic={"x": {0: DYNAMIC}})
+    assert model.run("", {"x": np.ones((2, 2), np.float32)}, ())["output_0"].tolist() == [2.0, 2.0]
+    one = {"x": (DataType.FLOAT, (1, 2))}
+    message = refusal(check_inputs, signature_of(model), one, code=StatusCode.INVALID_ARGUMENT)
+    assert "input x has size 1 in dimension 0, at least 2 is needed" in message
+    assert "takes no request of one row" in caplog.text
+
+
+class Bags(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(4, 2)
+
+    def forward(self, ids, offsets):
+        return self.bag(ids, offsets)
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets", "words"),
+    [
+        ([0, 1, 2], [1, 2], "offsets[0] has to be 0"),
+        ([0, 1, 2], [0, 4], "can not be greater than input's length"),
+        ([0, 1, 9], [0, 2], "9"),
+    ],
+)
+def test_values_that_an_operator_refuses_are_the_requests_fault(opened, ids, offsets, words):
+    dynamic = {"ids": {0: DYNAMIC}, "offsets": {0: DYNAMIC}}
+    model = opened(Bags(), torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 3]), dynamic=dynamic)
+    answer = model.run("", {"ids": np.array([0, 1, 3]), "offsets": np.array([0, 1])}, ())["output_0"]
+    assert answer.shape == (2, 2)
+    sent = {"ids": np.array(ids), "offsets": np.array(offsets)}
+    assert words in refusal(model.run, "", sent, (), code=StatusCode.INVALID_ARGUMENT)
+
+
+class Sparse(torch.nn.Module):
+    def forward(self, x):
+        return x.to_sparse()
+
+
+def test_sparse_results_of_a_program_are_dense(opened):
+    x = np.eye(2, dtype=np.float32)
+    assert opened(Sparse(), torch.from_numpy(x)).run("", {"x": x}, ())["output_0"].tolist() == x.tolist()
+
+
+class ByNumber(torch.nn.Module):
+    def forward(self, x):
+        return {3: x, 4.5: x + 1}
+
+
+def test_results_with_numbers_as_keys_have_them_as_names(opened):
+    model = opened(ByNumber(), torch.zeros(2))
+    assert list(model.run("", {"x": np.zeros(2, np.float32)}, ())) == ["3", "4.5"]
+
+
+class TakesDict(torch.nn.Module):
+    def forward(self, x):
+        return x[0] + x[1]
+
+
+def test_inputs_in_a_dict_with_numbers_as_keys_are_named_as_what_they_are(opened):
+    """They are no reason for trust."""
+    message = refusal(opened, TakesDict(), {0: torch.zeros(2), 1: torch.zeros(2)}, code=StatusCode.FAILED_PRECONDITION)
+    assert "input x is a dict of values" in message

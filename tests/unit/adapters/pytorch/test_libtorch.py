@@ -129,6 +129,33 @@ class Listed(torch.nn.Module):
         return [x, x + 1]
 
 
+class Recurrent(torch.nn.Module):
+    """Its state is two tensors of one shape, which are two results."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        return x, (x + 1, x + 2)
+
+
+class Layered(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return x, [x, x + 1]
+
+
+class ByNumber(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[int, torch.Tensor]:
+        return {3: x, 7: x + 1}
+
+
+class Sometimes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return x, None
+
+
+class Words(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> list[str]:
+        return ["a", "b"]
+
+
 class Keyed(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"left": x, "right": x + 1}
@@ -141,12 +168,19 @@ class Keyed(torch.nn.Module):
         (Tupled(), ("output_0", "output_1"), ["output_0", "output_1"]),
         (Listed(), (), ["output_0", "output_1"]),
         (Keyed(), (), ["left", "right"]),
+        (Recurrent(), ("output_0", "output_1.0", "output_1.1"), ["output_0", "output_1.0", "output_1.1"]),
+        (Layered(), (), ["output_0", "output_1.0", "output_1.1"]),
+        (ByNumber(), (), ["3", "7"]),
+        (Sometimes(), (), ["output_0"]),
+        (Words(), ("output_0",), ["output_0"]),
     ],
 )
 def test_outputs_are_declared_as_far_as_the_type_tells(opened, module, declared, returned):
     model = opened(module)
     assert signature_of(model).output_names == declared
-    assert list(model.run("", {"x": ROW}, ())) == returned
+    answer = model.run("", {"x": ROW}, ())
+    assert list(answer) == returned
+    assert all(array.shape in (ROW.shape, (2,)) for array in answer.values())
 
 
 def test_output_of_the_config_that_is_not_returned_is_the_models_fault(opened):

@@ -5,7 +5,7 @@ import torch
 
 from tfs_lite.adapters.pytorch.tensors import DATA_TYPES, TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy
 from tfs_lite.testing.errors import refusal
 
@@ -103,15 +103,24 @@ def test_value_that_no_tensor_type_fits_is_the_models_fault(value):
     assert "output y is of type" in refusal(to_arrays, {"y": value}, CPU, code=StatusCode.INTERNAL)
 
 
-def test_sparse_result_is_called_sparse():
-    with pytest.raises(
-        ServingError, match=r"output y is a sparse tensor of layout torch\.sparse_coo; expected a dense"
-    ):
-        to_arrays({"y": torch.eye(2).to_sparse()}, CPU)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_a_tensor_without_numbers_has_torchs_strides(dtype):
     """numpy's are 0, and programs look at them: torch.view_as_complex wants the last one to be 1."""
     for share in (True, False):
         assert to_tensor(np.zeros((0, 2), dtype), CPU, share).stride() == (2, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_results_are_given_dense(layout):
+    assert to_arrays({"y": torch.eye(2).to_sparse(layout=layout)}, CPU)["y"].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_and_nested_results_are_named_as_what_they_are():
+    quantised = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8)
+    message = refusal(to_arrays, {"y": quantised}, CPU, code=StatusCode.INTERNAL)
+    assert "output y is quantised (torch.quint8)" in message
+    assert "dequantize()" in message
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert "layout torch.jagged" in refusal(to_arrays, {"y": nested}, CPU, code=StatusCode.INTERNAL)

@@ -42,6 +42,7 @@ def test_a_tensor_and_a_row_of_tensors_stay_what_they_are(result):
         ({"states": (ONE, TWO), 7: ONE}, ["states.0", "states.1", "7"]),
         ((ONE, None, TWO), ["output_0", "output_2"]),
         ((ONE, Pair(ONE, TWO)), ["output_0", "output_1.left", "output_1.right"]),
+        ({"deep": {"deeper": {3: ONE, 4.5: (TWO,)}}}, ["deep.deeper.3", "deep.deeper.4.5.0"]),
     ],
 )
 def test_everything_else_becomes_tensors_by_name(result, names):
@@ -55,9 +56,9 @@ def test_everything_else_becomes_tensors_by_name(result, names):
     [
         ((ONE, "done"), "its output output_1 is a str, and only tensors can be served"),
         ({"count": 3}, "its output count is a number, and only tensors can be served. Return torch.full((), value)"),
-        ({"deep": {"deeper": {"deepest": ONE}}}, "its output deep.deeper is a dict"),
         ({"a": {"b": ONE}, "a.b": TWO}, "returns two tensors called a.b"),
         ({1: ONE, "1": TWO}, "a dict returns two values called 1"),
+        ((ONE, {"deep": {1: ONE, "1": TWO}}), "a dict returns two values called 1"),
         ("done", "its output output_0 is a str"),
         (None, "returns no tensor"),
         ((), "returns no tensor"),

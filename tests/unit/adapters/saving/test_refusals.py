@@ -180,3 +180,89 @@ def test_two_draws_that_happen_to_be_the_same_are_draws_all_the_same(tmp_path, m
     monkeypatch.setattr(random, "random", lambda: 0.125 if torch.compiler.is_exporting() else next(drawn))
     message = refusal(save, Draws(), tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
     assert "differently from call to call" in message
+
+
+class Squeezes(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(1, keepdim=True).squeeze()
+
+
+class TakesAnotherWayForOneRow(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] == 1 else x * 3
+
+
+class NeedsTwoRows(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+
+class TakesAnotherWayForLongTexts(torch.nn.Module):
+    def forward(self, x, ids):
+        long = not torch.compiler.is_exporting() and ids.shape[1] > 5
+        return x[:, :1] * ids.sum(1, keepdim=True) * (2 if long else 1)
+
+
+class LeavesTheDevice(torch.nn.Module):
+    def forward(self, x):
+        return x.to("meta")
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            Squeezes(),
+            "for one row its output output_0 has the shape [], for others [-1]. The reason is mostly squeeze()",
+        ),
+        (
+            TakesAnotherWayForOneRow(),
+            "answers one row differently: output_0. Usual reasons are Python code that decides",
+        ),
+        (NeedsTwoRows(), "for one row, the module itself fails: Expected more than 1 value per channel"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_module_that_does_not_take_one_row_like_several_says_what_to_write(tmp_path, module, message, rows):
+    """The example says nothing about it: one row of it is two in the export."""
+    told = refusal(save, module, tmp_path, example_inputs=(ROWS[:rows],), code=StatusCode.FAILED_PRECONDITION)
+    assert message in told
+    assert "dynamic_batch=False" in told
+    assert list(tmp_path.iterdir()) == []
+    save(Squeezes(), tmp_path, example_inputs=(ROWS,), dynamic_batch=False)
+
+
+def test_other_sizes_than_the_examples_are_asked_for_too(tmp_path):
+    examples = {"x": ROWS, "ids": torch.ones(4, 5, dtype=torch.int64)}
+    message = refusal(
+        save,
+        *(TakesAnotherWayForLongTexts(), tmp_path),
+        example_inputs=examples,
+        dynamic_dims={"ids": {1: "length"}},
+        code=StatusCode.FAILED_PRECONDITION,
+    )
+    assert 'answers size 6 of "length" differently: output_0' in message
+
+
+def test_every_error_of_a_save_is_a_refusal(tmp_path):
+    message = refusal(save, LeavesTheDevice(), tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
+    assert message.startswith("LeavesTheDevice cannot be saved: NotImplementedError: ")
+    message = refusal(save, LeavesTheDevice(), tmp_path, example_inputs={0: ROWS}, code=StatusCode.INVALID_ARGUMENT)
+    assert message == "example input 0: inputs have names that Python can write, such as x"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_modules_and_sparse_tensors_are_named_as_what_they_are(tmp_path):
+    float_module = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    quantised = torch.ao.quantization.quantize_dynamic(float_module, {torch.nn.Linear})
+    message = refusal(save, quantised, tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
+    assert "its layers are quantised with torch.ao.quantization" in message
+    assert "torch.jit.script" in message
+    message = refusal(save, MakesSparse(), tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
+    assert "(`return x.to_sparse()`) a program does not make or keep sparse tensors" in message
+
+
+class MakesSparse(torch.nn.Module):
+    def forward(self, x):
+        return x.to_sparse()

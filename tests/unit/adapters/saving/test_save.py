@@ -129,6 +129,55 @@ def test_examples_by_name_of_any_type(tmp_path, load):
     assert signature.output_names == ("y",)
 
 
+class TakesAnything(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Bilinear(3, 3, 2)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class TakesMore(torch.nn.Module):
+    def forward(self, x, *more, scale=None, **named):
+        total = x + sum(more) + sum(named.values())
+        return total if scale is None else total * scale
+
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "examples", "names"),
+    [
+        (TakesAnything(), (X, Y), ["args_0", "args_1"]),
+        (TakesAnything(), {"input1": X, "input2": Y}, ["input1", "input2"]),
+        (TakesMore(), (X,), ["x"]),
+        (TakesMore(), (X, Y, Y), ["x", "more_0", "more_1"]),
+        (TakesMore(), {"x": X, "bias": Y, "scale": Y}, ["x", "bias", "scale"]),
+        (torch.nn.DataParallel(torch.nn.Linear(3, 2)), (X,), ["input"]),
+        (torch.compile(torch.nn.Linear(3, 2), backend="eager"), (X,), ["input"]),
+    ],
+    ids=["args", "kwargs", "none of them", "more", "named", "DataParallel", "compile"],
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_modules_with_any_number_of_inputs_take_those_of_the_example(tmp_path, load, module, examples, names, rows):
+    """Their names are those of the call, and each has a batch."""
+    if isinstance(examples, dict):
+        examples = {name: value[:rows] for name, value in examples.items()}
+    else:
+        examples = tuple(value[:rows] for value in examples)
+    saved = load(save(module, tmp_path, example_inputs=examples))
+    signature = saved.signatures["serving_default"]
+    assert list(signature.input_names) == names
+    assert all(spec.batch for spec in signature.inputs)
+    sent = {name: np.ones((5, 3), np.float32) for name in names}
+    tensors = [torch.ones(5, 3) for _ in names]
+    expected = module(**dict(zip(names, tensors, strict=True))) if isinstance(examples, dict) else module(*tensors)
+    (answer,) = saved.run("", sent, ()).values()
+    assert np.allclose(answer, expected.detach().numpy())
+
+
 def test_module_that_never_answers_twice_the_same_can_be_saved(tmp_path):
     class Noise(torch.nn.Module):
         def forward(self, x):

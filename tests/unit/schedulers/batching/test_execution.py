@@ -340,3 +340,44 @@ def test_call_that_may_lack_outputs_gets_those_that_there_are_beside_one_that_ma
     assert {name: np.asarray(array).tolist() for name, array in lenient.items()} == {"other": [1]}
     assert isinstance(strict, Status)
     assert strict.code is StatusCode.INTERNAL
+
+
+LOOSE = replace(SIGNATURE, loose=True)
+"""Nothing holds the outputs against the declared batch."""
+
+
+def test_calls_share_runs_once_outputs_have_shown_that_they_follow_the_rows() -> None:
+    fixture = ExecutionFixture(signature=LOOSE)
+    fixture.run([1, 2], [3])
+    assert fixture.model.runs == [[1, 2], [3]]
+    fixture.run([4], [5])
+    fixture.answers.clear()
+    fixture.run([6], [7, 8])
+    assert fixture.model.runs[2:] == [[4, 5], [6, 7, 8]]
+    assert fixture.rows_of(1) == [7 * 2, 8 * 2]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("first", range(1, 4))
+def test_output_of_a_size_of_its_own_is_whole_for_each_call_whatever_the_rows(size: int, first: int) -> None:
+    """Its size may be the number of rows of a run by chance: of the first one, of one that is shared, of a half."""
+    fixture = ExecutionFixture(replace(MANY, allowed_sizes=(4, 8)), LOOSE)
+    fixture.model.result = lambda x: {"y": np.full(size, x.sum())}
+    for parts in ([[1] * first], [[1], [2]], [[3], [4], [5], [6]], [[7, 8], [9]], [[1] * size], [[1, 2, 3]]):
+        fixture.answers.clear()
+        fixture.run(*parts)
+        for number, rows in enumerate(parts):
+            assert fixture.rows_of(number) == [sum(rows)] * size
+    assert max(map(len, fixture.model.runs[-3:])) <= max(3, size)
+
+
+def test_outputs_are_judged_each_for_itself() -> None:
+    """A call that asks for one output only shows nothing about the others."""
+    signature = replace(LOOSE, outputs=(*LOOSE.outputs, TensorSpec("all", DataType.INT64, (BATCH,))))
+    fixture = ExecutionFixture(signature=signature)
+    fixture.model.result = lambda x: {"y": 2 * x}
+    fixture.run([1])
+    fixture.answers.clear()
+    fixture.model.result = lambda x: {"y": 2 * x, "all": np.full(2, x.sum())}
+    fixture.run([2], [3])
+    assert [np.asarray(fixture.of(number)["all"]).tolist() for number in range(2)] == [[2, 2], [3, 3]]

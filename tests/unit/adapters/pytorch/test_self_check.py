@@ -1,0 +1,107 @@
+"""What made-up inputs show about a program before it is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters.pytorch.self_check import MAX_ELEMENTS, check_itself
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_inputs
+from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.conditions import read_conditions
+from tfs_lite.testing.errors import refusal
+
+ID = ServableId("m", 1)
+BATCH, LENGTH = SymbolicDim("s0"), SymbolicDim("s1")
+PLAIN = Signature((TensorSpec("x", DataType.FLOAT, (BATCH, 3)),), (TensorSpec("y", DataType.FLOAT, (BATCH, 3)),))
+
+
+class Program:
+    """Answers with what ``work`` makes of the input; notes the shapes."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.shapes = list[tuple[int, ...]]()
+
+    def __call__(self, inputs: Any) -> dict[str, object]:
+        x = torch.from_numpy(np.array(inputs["x"]))
+        self.shapes.append(tuple(x.shape))
+        return {"y": self.work(x)}
+
+
+def takes_rows(signature: Signature, rows: int) -> bool:
+    try:
+        check_inputs(signature, {"x": (DataType.FLOAT, (rows, 3))})
+    except Exception:
+        return False
+    return True
+
+
+def test_program_that_answers_one_row_and_several_is_known_to_answer() -> None:
+    program = Program(lambda x: x * 2)
+    found = check_itself(ID, PLAIN, program)
+    assert (found.signature, found.answers) == (PLAIN, True)
+    assert program.shapes == [(2, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda x: x * 2 if len(x) > 1 else x[0], "output y as float[3], expected float[-1,3]"),
+        (lambda x: x * 2 if len(x) > 1 else x.reshape(2, 3), "invalid for input of size 3"),
+    ],
+    ids=["another shape", "an error"],
+)
+def test_program_that_does_not_take_one_row_takes_two(work: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = check_itself(ID, PLAIN, Program(work))
+    assert found.answers
+    assert [takes_rows(found.signature, rows) for rows in (1, 2, 5)] == [False, True, True]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert words in line
+
+
+def test_conditions_of_the_program_stay() -> None:
+    signature = Signature(PLAIN.inputs, PLAIN.outputs, conditions=read_conditions([("x", 0)], ["n0 <= 4"]))
+    found = check_itself(ID, signature, Program(lambda x: x * 2 if len(x) > 1 else x[0]))
+    assert [takes_rows(found.signature, rows) for rows in (1, 2, 4, 5)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (torch.zeros(2, 4), "expected float[-1,3]"),
+        (torch.zeros(2, 3, dtype=torch.int64), "as int64"),
+        (None, "output y is of type NoneType"),
+    ],
+)
+def test_program_that_gives_something_else_than_it_declares_is_refused(result: Any, words: str) -> None:
+    message = refusal(check_itself, ID, PLAIN, Program(lambda x: result), code=StatusCode.FAILED_PRECONDITION)
+    assert words in message
+
+
+def test_program_that_fails_on_made_up_inputs_shows_nothing() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("expected something else")
+
+    found = check_itself(ID, PLAIN, Program(fails))
+    assert (found.signature, found.answers) == (PLAIN, False)
+
+
+def test_other_sizes_are_tried_until_the_program_takes_them() -> None:
+    texts = TensorSpec("x", DataType.FLOAT, (BATCH, LENGTH))
+    signature = Signature((texts,), (TensorSpec("y", DataType.FLOAT, (BATCH, LENGTH)),))
+    program = Program(lambda x: x.unfold(1, 5, 1).sum() + x)
+    assert check_itself(ID, signature, program).answers
+    assert program.shapes == [(2, 2), (2, 8), (1, 8)]
+
+
+def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> None:
+    for size, shapes in ((4, [(4, 3)]), (MAX_ELEMENTS, [])):
+        fixed = Signature((TensorSpec("x", DataType.FLOAT, (size, 3)),), (TensorSpec("y", DataType.FLOAT, (size, 3)),))
+        program = Program(lambda x: x)
+        assert check_itself(ID, fixed, program).answers == bool(shapes)
+        assert program.shapes == shapes

@@ -1,0 +1,136 @@
+"""What an exported program shows about itself at the load, by runs on made-up inputs of one row and of two.
+
+A program that gives something else than it declares answers no request: it is refused. One that does so for one row
+only, such as one with a bare ``squeeze()``, takes requests of at least two, which becomes a condition of its signature.
+One that answers is right: what it fails on later is the request. A program that fails on made-up inputs shows nothing,
+because they may be no inputs for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import torch
+
+from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature, SymbolicDim, Tensor, example_shapes
+from tfs_lite.core.status import ServingError, failed_precondition
+from tfs_lite.protocols.conditions import read_conditions
+
+SIZES = (2, 8, 64)
+"""Of all sizes that requests choose, but for the rows: the first ones are tried that the program takes."""
+INTEGERS = (1, 0)
+"""Values of integers: as good a divisor as a place in a table, and a good begin of places."""
+MANY = 2
+"""Rows."""
+MAX_ELEMENTS = 1 << 22
+"""Of made-up inputs: larger ones are not made."""
+CPU = torch.device("cpu")
+logger = logging.getLogger(__name__)
+
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, object]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """``signature``: the program's, with the conditions that were found. ``answers``: it has answered made-up
+    inputs."""
+
+    signature: Signature
+    answers: bool = False
+
+
+def check_itself(servable_id: ServableId, signature: Signature, run: Run) -> SelfCheck:
+    """Runs the program once for each of :data:`SIZES` and :data:`INTEGERS` at most, and once more.
+    FAILED_PRECONDITION if it can answer no request."""
+    tried = set[tuple[int, ...]]()
+    has_integers = any(not TORCH_DTYPES[spec.dtype].is_floating_point for spec in signature.inputs)
+    for size, integer in product(SIZES, INTEGERS if has_integers else INTEGERS[:1]):
+        many = _shapes(signature, size, MANY)
+        key = (integer, *(one for shape in (many or {}).values() for one in shape))
+        if many is None or key in tried:
+            continue
+        tried.add(key)
+        fault = _fault(signature, many, integer, run)
+        if isinstance(fault, ServingError):
+            raise failed_precondition(f"it cannot answer any request: on made-up inputs {fault.status.message}")
+        if fault is None:
+            return _with_one_row(servable_id, signature, size, integer, run)
+    return SelfCheck(signature)
+
+
+def made_up(signature: Signature, shapes: Shapes, integer: int = 1) -> list[torch.Tensor]:
+    """Inputs that most models take: random numbers between 0 and 1, integers and truth values of 1."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
+    for spec in signature.inputs:
+        shape, dtype = shapes[spec.name], TORCH_DTYPES[spec.dtype]
+        floats = dtype.is_floating_point or dtype.is_complex
+        value = torch.rand(shape, generator=generator) if floats else torch.full(shape, float(integer))
+        inputs.append(value.to(dtype))
+    return inputs
+
+
+def _with_one_row(servable_id: ServableId, signature: Signature, size: int, integer: int, run: Run) -> SelfCheck:
+    one = _shapes(signature, size, 1) if _batch(signature) is not None else None
+    fault = None if one is None else _fault(signature, one, integer, run)
+    if fault is None:
+        return SelfCheck(signature, answers=True)
+    reason = fault.status.message if isinstance(fault, ServingError) else sentence(fault)
+    logger.warning(
+        "%s takes no request of one row: on made-up inputs of one row %s. Save the model again without a bare "
+        "squeeze(), or whatever else makes one row another case",
+        servable_id,
+        reason,
+    )
+    known = signature.conditions
+    axes, texts = (known.axes, known.texts) if known is not None else ((), ())
+    conditions = read_conditions(
+        (*axes, (signature.inputs[0].name, 0)), (*texts, f"n{len(axes)} >= 2"), known is None or known.complete
+    )
+    return SelfCheck(replace(signature, conditions=conditions), answers=True)
+
+
+def _fault(signature: Signature, shapes: Shapes, integer: int, run: Run) -> Exception | None:
+    """Why the program does not answer made-up inputs of these shapes: a ServingError if it gives something else than it
+    declares, the error itself if it fails; None if it answers."""
+    inputs = dict(zip(signature.input_names, map(as_array, made_up(signature, shapes, integer)), strict=True))
+    try:
+        results = run(inputs)
+        check_tensors(signature, inputs, results)
+        to_arrays({name: results[name] for name in signature.output_names}, CPU)
+    except Exception as error:
+        return error
+    return None
+
+
+def _shapes(signature: Signature, size: int, rows: int) -> Shapes | None:
+    """None if the signature takes no such inputs, or they would be too large."""
+    shapes = example_shapes(signature, size)
+    batch = _batch(signature)
+    if shapes is not None and batch is not None:
+        shapes = {spec.name: _of_rows(spec.shape or (), shapes[spec.name], batch, rows) for spec in signature.inputs}
+    if shapes is None or (signature.conditions is not None and signature.conditions.fault(shapes)):
+        return None
+    return shapes if sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
+
+
+def _of_rows(declared: Sequence[object], shape: tuple[int, ...], batch: str, rows: int) -> tuple[int, ...]:
+    """The shape with so many rows, or as many as are allowed at most."""
+    return tuple(
+        min(rows, dim.maximum or rows) if isinstance(dim, SymbolicDim) and dim.symbol == batch else size
+        for dim, size in zip(declared, shape, strict=True)
+    )
+
+
+def _batch(signature: Signature) -> str | None:
+    """The symbol of the first dimension of all inputs; None if there is none."""
+    firsts = {spec.batch for spec in signature.inputs}
+    return firsts.pop() if len(firsts) == 1 else None
