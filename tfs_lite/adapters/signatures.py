@@ -272,6 +272,7 @@ def _mapping(
         declared.method_name,
         _defaults(taken, declared, field),
         frozenset(names[name] for name in own.optional),
+        own.hints,
     )
     return SignatureMapping(signature, inputs, outputs, labels, base)
 

@@ -89,11 +89,13 @@ Dim = int | SymbolicDim
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared."""
+    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared. ``tensor`` is
+    the name of the tensor in the model's graph, where it has one that clients may read."""
 
     name: str
     dtype: DataType = DataType.INVALID
     shape: tuple[Dim, ...] | None = None
+    tensor: str = field(default="", compare=False)
 
     @property
     def batch(self) -> str | None:
@@ -110,6 +112,9 @@ class Signature:
     default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
     input in ``optional`` may be left out as well, and then the model does not get it.
 
+    ``hints``: the shapes are what the artefact says, and the model itself decides what it takes and gives; requests are
+    not checked against them. What fits them is batched.
+
     ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
     every input is the batch. Both are set by :func:`served`.
     """
@@ -119,6 +124,7 @@ class Signature:
     method_name: str = PREDICT_METHOD
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
+    hints: bool = field(default=False, compare=False)
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
 
@@ -239,7 +245,8 @@ def check_rows(signature: Signature, shapes: Iterable[tuple[int, ...]]) -> None:
 
 
 def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:
-    """INVALID_ARGUMENT unless dtype, rank and every dimension of every input fit; names were checked before.
+    """INVALID_ARGUMENT unless dtype, rank and every dimension of every input fit; names were checked before. Shapes
+    that are hints are not checked.
 
     ``sent`` maps each input's name to its dtype and shape.
     """
@@ -252,8 +259,21 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
             raise invalid_argument(
                 f"Expects arg[{position}] to be {spec.dtype.text} but {dtype.text} is provided (input {spec.name})"
             )
-        if spec.shape is not None:
+        if spec.shape is not None and not signature.hints:
             _check_shape(spec.name, spec.shape, shape, sizes)
+
+
+def shapes_fault(signature: Signature, inputs: Mapping[str, Tensor]) -> str:
+    """In what the inputs, whose names fit, differ from the declared shapes, whether these are hints or not; empty if
+    they fit."""
+    sizes: dict[str, tuple[str, int, int]] = {}
+    try:
+        for spec in signature.inputs:
+            if spec.shape is not None and spec.name in inputs:
+                _check_shape(spec.name, spec.shape, inputs[spec.name].shape, sizes)
+    except ServingError as fault:
+        return fault.status.message
+    return ""
 
 
 def _check_shape(

@@ -159,28 +159,31 @@ def _plain_signature(signature: Signature) -> list[object]:
         signature.method_name,
         {name: _plain_tensor(value) for name, value in signature.defaults.items()},
         sorted(signature.optional),
+        signature.hints,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional = raw
+    inputs, outputs, method_name, defaults, optional, hints = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
         _text(method_name),
         {_text(name): _read_tensor(value) for name, value in defaults.items()},
         frozenset(map(_text, optional)),
+        hints is True,
     )
 
 
 def _plain_spec(spec: TensorSpec) -> list[object]:
-    return [spec.name, int(spec.dtype), None if spec.shape is None else [_plain_dim(dim) for dim in spec.shape]]
+    shape = None if spec.shape is None else [_plain_dim(dim) for dim in spec.shape]
+    return [spec.name, int(spec.dtype), shape, spec.tensor]
 
 
 def _read_spec(raw: Any) -> TensorSpec:
-    name, dtype, shape = raw
+    name, dtype, shape, tensor = raw
     declared = DataType.INVALID if dtype == DataType.INVALID else read_dtype(dtype)
-    return TensorSpec(_text(name), declared, None if shape is None else tuple(map(_read_dim, shape)))
+    return TensorSpec(_text(name), declared, None if shape is None else tuple(map(_read_dim, shape)), _text(tensor))
 
 
 def _plain_dim(dim: Dim) -> object:

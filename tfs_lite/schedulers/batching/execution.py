@@ -17,6 +17,7 @@ from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
+from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of, finish
 
@@ -44,7 +45,8 @@ class Execution:
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
         started = self._clock.monotonic()
-        answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
+        rule = None if jobs[0].alone else queue.rule
+        answers, padding, lost, inside = self._attempt(model, queue, calls, sizes, rule)
         ended = self._clock.monotonic()
         loss = None if lost is None else Loss(lost, jobs)
         if loss is not None and loss.unread:
@@ -71,18 +73,23 @@ class Execution:
         return None
 
     def _attempt(
-        self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+        self,
+        model: Model,
+        queue: SignatureQueue,
+        calls: Sequence[PredictCall],
+        sizes: Sequence[int],
+        rule: BatchRule | None,
     ) -> tuple[Sequence[Answer], int, WorkerLost | WorkerBusy | None, tuple[float, float] | None]:
         """Returns an answer for each call, the rows of padding, the loss of the worker if it came, and when the model
         was entered and left, if it was."""
         padding = 0
         try:
-            batch = assemble(queue.rule, model, queue.key, calls, sizes, queue.settings)
+            batch = assemble(rule, model, queue.key, calls, sizes, queue.settings)
             padding = batch.padding
             entered = self._clock.monotonic()
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
-            return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
+            return split_outputs(rule, batch, results, calls, sizes), padding, None, inside
         except (WorkerLost, WorkerBusy) as lost:
             return [], padding, lost, None
         except BaseException as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, shapes_fault
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
 from tfs_lite.schedulers.batching.forming import Decision, form_batch
@@ -34,7 +34,8 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "usual_rows", "wake_rows"),
+        *("_has_rows", "_hinted", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "usual_rows"),
+        "wake_rows",
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
@@ -50,6 +51,7 @@ class SignatureQueue:
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0
+        self._hinted = signature if signature.hints else None
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
@@ -57,14 +59,16 @@ class SignatureQueue:
         expires, rule = call.deadline, self.rule
         if expires is None:
             expires = inf
-        if rule is None:
-            return Job(call, 1, None, now, rows_of(call.inputs) if self._has_rows else 1, expires=expires)
+        hinted = self._hinted
+        if rule is None or (hinted is not None and shapes_fault(hinted, call.inputs)):
+            size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
+            return Job(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
         return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
 
     def refusal(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""
-        return None if self.rule is None else self.rule.refusal(job.size, self._name)
+        return None if job.alone or self.rule is None else self.rule.refusal(job.size, self._name)
 
     def add(self, job: Job) -> bool:
         """Adds a job. Returns whether a worker should decide again."""
