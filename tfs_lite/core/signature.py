@@ -95,7 +95,7 @@ class TensorSpec:
     name: str
     dtype: DataType = DataType.INVALID
     shape: tuple[Dim, ...] | None = None
-    tensor: str = field(default="", compare=False)
+    tensor: str = ""
 
     @property
     def batch(self) -> str | None:
@@ -124,7 +124,7 @@ class Signature:
     method_name: str = PREDICT_METHOD
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
-    hints: bool = field(default=False, compare=False)
+    hints: bool = False
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
 

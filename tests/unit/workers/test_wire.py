@@ -16,13 +16,14 @@ from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_
 OWN = Signature(
     (
         TensorSpec("x", DataType.BFLOAT16, (SymbolicDim("batch", 8), 3, SymbolicDim("n"))),
-        TensorSpec("t", DataType.STRING, ()),
+        TensorSpec("t", DataType.STRING, (), "graph/t:0"),
         TensorSpec("any"),
     ),
     (TensorSpec("y", DataType.FLOAT, None),),
     "tensorflow/serving/classify",
     {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
     frozenset({"any"}),
+    hints=True,
 )
 
 
