@@ -126,7 +126,7 @@ MANY_NODES = SavedModelFile([MetaGraphFile(nodes=[b""] * (MAX_OPERATIONS + 1))])
             StatusCode.FAILED_PRECONDITION,
             "tags serve",
         ),
-        (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+        (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, 'the graph has no tensor "x:0"'),
         (overwrite(CUSTOM.encode()), StatusCode.PERMISSION_DENIED, "uses Steal"),
         (overwrite(MANY_NODES.encode()), StatusCode.RESOURCE_EXHAUSTED, "more than 2000000 operations"),
         (cut_weights, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
