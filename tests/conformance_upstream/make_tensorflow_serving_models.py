@@ -82,9 +82,9 @@ def counter(path: Path) -> None:
         variable = v1.Variable(0.0, name="counter", use_resource=False)
         delta = v1.placeholder(tf.float32, name="delta")
         changes = {
-            "incr_counter": variable.assign_add(1.0, read_value=False),
-            "incr_counter_by": variable.assign_add(delta, read_value=False),
-            "reset_counter": variable.assign(0.0, read_value=False),
+            "incr_counter": variable.assign_add(1.0),
+            "incr_counter_by": variable.assign_add(delta),
+            "reset_counter": variable.assign(0.0),
         }
         session.run(v1.global_variables_initializer())
         inputs = {"incr_counter_by": {"delta": delta}}

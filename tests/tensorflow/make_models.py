@@ -201,16 +201,12 @@ def save_counter(path: Path) -> None:
         build, info = v1.saved_model.build_signature_def, v1.saved_model.build_tensor_info
         calls = {
             "get_counter": ({}, counter._ref()),
-            "incr_counter": ({}, counter.assign_add(1.0, read_value=False)),
-            "incr_counter_by": ({"delta": info(delta)}, counter.assign_add(delta, read_value=False)),
-            "reset_counter": ({}, counter.assign(0.0, read_value=False)),
+            "incr_counter": ({}, counter.assign_add(1.0)),
+            "incr_counter_by": ({"delta": info(delta)}, counter.assign_add(delta)),
+            "reset_counter": ({}, counter.assign(0.0)),
         }
         signatures = {
-            key: build(
-                inputs,
-                {"output": info(output.outputs[0] if hasattr(output, "outputs") else output)},
-                "tensorflow/serving/predict",
-            )
+            key: build(inputs, {"output": info(output)}, "tensorflow/serving/predict")
             for key, (inputs, output) in calls.items()
         }
         builder = v1.saved_model.Builder(str(path))

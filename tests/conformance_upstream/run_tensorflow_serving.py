@@ -1,6 +1,6 @@
 """Runs TensorFlow Serving's own ``tensorflow_model_server_test.py``, from a checkout of it, against ``tfs-lite serve``.
 
-python tensorflow_serving.py CHECKOUT [--only NAME] [--logs DIRECTORY]
+python run_tensorflow_serving.py CHECKOUT [--only NAME] [--logs DIRECTORY]
 
 Nothing of theirs is in this repository. The tests start a binary with flags; here that is a script that hands the flags
 to ``tfs-lite serve``. Their models are taken from the checkout, or made where it has none. Two things are not theirs:
@@ -79,7 +79,6 @@ def prepare(checkout: Path, root: Path) -> None:
         [sys.executable, HERE / "make_tensorflow_serving_models.py", tree / testdata],
         check=True,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        stderr=subprocess.DEVNULL,
     )
     (root / "tmp").mkdir()
     os.environ |= {"TEST_SRCDIR": str(root), "TEST_TMPDIR": str(root / "tmp"), "TF_CPP_MIN_LOG_LEVEL": "3"}
