@@ -7,6 +7,11 @@ python make_models.py ROOT
     served/many/1    same: returns an input of every element type; words: looks texts up in a vocabulary, a file of the
                      version, and refuses "bad"; count: a variable that every request adds to
     served/old/1     as TensorFlow 1 wrote it: method names of its own, and a second graph with the tags serve,gpu
+    served/half/1    half_plus_two of TensorFlow Serving: x / 2 + 2, declared as [-1, 1]; regress and
+                     classify on Examples; words: a table that is filled at the start, from a file of the version
+    served/shapeless/1  the same, and its signature says nothing of shapes, as half_plus_three there
+    served/counter/1 a variable of references, as its counter: get, incr, incr_by, reset
+    served/trained/1 as three/1, saved together with its optimizer
     served/thief/1   returns the file that the request names
     served/filler/1  same: returns its input; fill: makes 4 TB of a few bytes first
     newer/2          as three/1, with twice the weights
@@ -153,6 +158,72 @@ def save_old(path: Path) -> None:
         builder.save()
 
 
+def save_half(path: Path, vocabulary: Path, shapes: bool) -> None:
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session:
+        texts = v1.placeholder(tf.string, [None], "tf_example")
+        x = tf.identity(v1.io.parse_example(texts, {"x": tf.io.FixedLenFeature([1], tf.float32)})["x"], "x")
+        half, two = (v1.get_variable(name, initializer=value) for name, value in (("half", 0.5), ("two", 2.0)))
+        y = tf.identity(x * half + two, "y")
+        file = tf.constant(str(vocabulary))
+        v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, file)
+        whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        lines = tf.lookup.TextFileInitializer(file, tf.string, whole_line, tf.int64, line_number)
+        word = v1.placeholder(tf.string, [None], "word")
+        number = tf.lookup.StaticHashTable(lines, -1).lookup(word)
+        session.run(v1.global_variables_initializer())
+        build, info = v1.saved_model.build_signature_def, v1.saved_model.build_tensor_info
+        signatures = {
+            "serving_default": build({"x": info(x)}, {"y": info(y)}, "tensorflow/serving/predict"),
+            "regress_x_to_y": build({"inputs": info(texts)}, {"outputs": info(y)}, "tensorflow/serving/regress"),
+            "classify_x_to_y": build({"inputs": info(texts)}, {"scores": info(y)}, "tensorflow/serving/classify"),
+            "words": build({"word": info(word)}, {"number": info(number)}, "tensorflow/serving/predict"),
+        }
+        if not shapes:
+            for signature in signatures.values():
+                for tensors in (signature.inputs, signature.outputs):
+                    for tensor in tensors.values():
+                        tensor.ClearField("tensor_shape")
+        builder = v1.saved_model.Builder(str(path))
+        assets, start = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS), v1.tables_initializer()
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], signatures, assets_collection=assets, main_op=start, strip_default_attrs=True
+        )
+        builder.save()
+
+
+def save_counter(path: Path) -> None:
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session:
+        counter = v1.Variable(0.0, use_resource=False, name="counter")
+        delta = v1.placeholder(tf.float32, name="delta")
+        session.run(v1.global_variables_initializer())
+        build, info = v1.saved_model.build_signature_def, v1.saved_model.build_tensor_info
+        calls = {
+            "get_counter": ({}, counter._ref()),
+            "incr_counter": ({}, counter.assign_add(1.0)),
+            "incr_counter_by": ({"delta": info(delta)}, counter.assign_add(delta)),
+            "reset_counter": ({}, counter.assign(0.0)),
+        }
+        signatures = {
+            key: build(inputs, {"output": info(output)}, "tensorflow/serving/predict")
+            for key, (inputs, output) in calls.items()
+        }
+        builder = v1.saved_model.Builder(str(path))
+        builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+        builder.save()
+
+
+def save_trained(path: Path) -> None:
+    """The optimizer's own variables are in the tree of objects, as in a compiled model of Keras 2."""
+    model = Three(1.0)
+    model.optimizer = tf.compat.v1.train.AdamOptimizer(0.0)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model.predict(tf.ones([1, 2]))["y"] ** 2)
+    model.optimizer.apply_gradients([(tape.gradient(loss, model.weights), model.weights)])
+    save(model, path, serving_default=model.predict)
+
+
 def save_torch(path: Path) -> None:
     import torch
 
@@ -190,6 +261,10 @@ def main(root: Path) -> None:
     save(filler, served / "filler" / "1", serving_default=filler.same, fill=filler.fill)
     save(bomb, root / "bomb" / "1", serving_default=bomb.__call__)
     save_old(served / "old" / "1")
+    save_half(served / "half" / "1", vocabulary, shapes=True)
+    save_half(served / "shapeless" / "1", vocabulary, shapes=False)
+    save_counter(served / "counter" / "1")
+    save_trained(served / "trained" / "1")
     save_torch(served / "torch")
 
 

@@ -183,6 +183,68 @@ def test_wrong_input_is_refused_and_the_next_request_is_answered(stub, inputs: d
     np.testing.assert_allclose(predict(stub, "three", {"x": ROWS})["y"], SCORES, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", ["half", "shapeless"])
+@pytest.mark.parametrize(
+    "x", [[1.0, 2.0, 5.0], 2.0, [[1.0], [2.0]], [[1.0, 2.0]], [[[1.0]]], np.zeros((0, 3))], ids=str
+)
+def test_graph_takes_inputs_of_every_shape_as_in_tensorflow_serving(stub, model: str, x: Any) -> None:
+    """It is declared as [-1, 1], or not at all."""
+    sent = np.asarray(x, np.float32)
+    found = predict(stub, model, {"x": sent})["y"]
+    assert found.shape == sent.shape
+    np.testing.assert_array_equal(found, sent / 2 + 2)
+
+
+@pytest.mark.parametrize("model", ["half", "shapeless"])
+def test_first_example_of_tensorflow_servings_readme_is_answered(served: ServerFixture, model: str) -> None:
+    url = f"{served.url}/v1/models/{model}:predict"
+    assert httpx.post(url, json={"instances": [1.0, 2.0, 5.0]}).json() == {"predictions": [2.5, 3.0, 4.5]}
+    assert httpx.post(url, json={"inputs": [1.0, 2.0, 5.0]}).json() == {"outputs": [2.5, 3.0, 4.5]}
+    assert httpx.post(url, json={"instances": [{"x": 1.0}, {"x": 2.0}]}).json() == {"predictions": [2.5, 3.0]}
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3], "data": [1.0, 2.0, 5.0]}]}
+    (found,) = httpx.post(f"{served.url}/v2/models/{model}/infer", json=body).json()["outputs"]
+    assert (found["shape"], found["data"]) == ([3], [2.5, 3.0, 4.5])
+
+
+def test_what_the_graph_refuses_is_told_with_the_declared_shape(stub) -> None:
+    error = failure(predict, stub, "three", {"x": np.zeros((2, 3), np.float32)})
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Matrix size-incompatible: In[0]: [2,3], In[1]: [2,3]" in error.details()
+    assert "input x has size 3 in dimension 1, expected 2: got shape [2,3], expected [-1,2]" in error.details()
+
+
+def test_references_are_answered_with_their_values(stub) -> None:
+    """A variable of TensorFlow 1, as in TensorFlow Serving's own counter."""
+
+    def call(signature: str, **inputs: Any) -> float:
+        return float(predict(stub, "counter", inputs, signature)["output"])
+
+    assert call("reset_counter") == 0.0
+    assert [call("incr_counter"), call("incr_counter_by", delta=np.float32(2.5)), call("get_counter")] == [
+        1.0,
+        3.5,
+        3.5,
+    ]
+    assert call("reset_counter") == 0.0
+
+
+def test_model_that_was_saved_with_its_optimizer_is_served(stub) -> None:
+    np.testing.assert_allclose(predict(stub, "trained", {"x": ROWS})["y"], SCORES, rtol=1e-5)
+
+
+def test_tables_of_tensorflow_1_are_filled_from_the_versions_assets(stub) -> None:
+    assert predict(stub, "half", {"word": ["two", "zero", "else"]}, "words")["number"].tolist() == [2, 0, -1]
+
+
+def test_metadata_has_the_tensors_names_of_the_file(stub) -> None:
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = "half"
+    found = get_model_metadata_pb2.SignatureDefMap()
+    assert stub.GetModelMetadata(request, timeout=TIMEOUT).metadata["signature_def"].Unpack(found)
+    regress = found.signature_def["regress_x_to_y"]
+    assert (regress.inputs["inputs"].name, regress.outputs["outputs"].name) == ("tf_example:0", "y:0")
+
+
 def test_no_rows_are_no_rows(stub) -> None:
     assert predict(stub, "three", {"x": np.zeros((0, 2), np.float32)})["y"].shape == (0, 3)
     assert predict(stub, "many", {"word": np.zeros((0,), object).astype(str)}, "words")["number"].shape == (0,)

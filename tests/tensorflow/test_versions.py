@@ -126,7 +126,7 @@ MANY_NODES = SavedModelFile([MetaGraphFile(nodes=[b""] * (MAX_OPERATIONS + 1))])
             StatusCode.FAILED_PRECONDITION,
             "tags serve",
         ),
-        (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
+        (overwrite(SavedModelFile().encode()), StatusCode.FAILED_PRECONDITION, 'the graph has no tensor "x:0"'),
         (overwrite(CUSTOM.encode()), StatusCode.PERMISSION_DENIED, "uses Steal"),
         (overwrite(MANY_NODES.encode()), StatusCode.RESOURCE_EXHAUSTED, "more than 2000000 operations"),
         (cut_weights, StatusCode.FAILED_PRECONDITION, "TensorFlow cannot load it"),
@@ -277,6 +277,36 @@ def test_batches_of_concurrent_requests_are_put_together_and_taken_apart(publish
         for number in range(16):
             alone = served.client.predict("three", {"x": ROW["x"] * number}).outputs["y"]
             np.testing.assert_allclose(answers[number], alone, rtol=1e-5)
+
+
+def test_requests_of_every_shape_are_answered_apart_from_the_batches_of_others(publish: Publish, serve: Serve) -> None:
+    publish("half")
+    with serve(enable_batching=True, ready=False) as served:
+        wait_available(served, model="half")
+        answers: dict[int, np.ndarray] = {}
+        shapes = [(1, 1), (3,), (2, 1), (), (1, 2), (40, 1), (40,), (0,)]
+        sent = [np.full(shape, number, np.float32) for number, shape in enumerate(shapes * 4)]
+
+        def ask(number: int) -> None:
+            answers[number] = served.client.predict("half", {"x": sent[number]}).outputs["y"]
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(sent))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, x in enumerate(sent):
+            assert answers[number].shape == x.shape
+            np.testing.assert_array_equal(answers[number], x / 2 + 2)
+
+
+def test_input_that_the_config_declares_is_checked(publish: Publish, serve: Serve) -> None:
+    base = publish("half").parent
+    (base / "config.pbtxt").write_text('input { name: "x" data_type: TYPE_FP32 dims: [-1, 1] }')
+    with serve(ready=False) as served:
+        wait_available(served, model="half")
+        with refuses(StatusCode.INVALID_ARGUMENT, r"input x has rank 1, expected 2: got shape \[3\]"):
+            served.client.predict("half", {"x": np.ones(3, np.float32)})
 
 
 @pytest.mark.parametrize("swaps", [1, pytest.param(5, marks=pytest.mark.load)])

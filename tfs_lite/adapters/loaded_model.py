@@ -130,4 +130,6 @@ class LoadedModel(OpenedModel, ABC):
 
 def says_everything(signature: Signature) -> bool:
     """Whether every input's dtype and shape is declared, so that inputs that fit the signature fit the model."""
-    return all(spec.dtype is not DataType.INVALID and spec.shape is not None for spec in signature.inputs)
+    return not signature.hints and all(
+        spec.dtype is not DataType.INVALID and spec.shape is not None for spec in signature.inputs
+    )

@@ -226,6 +226,7 @@ def _mapping(
         frozenset(names[name] for name in own.optional),
         own.conditions and own.conditions.renamed(names),
         own.loose,
+        own.hints,
     )
     return SignatureMapping(signature, inputs, outputs, labels, base)
 

@@ -89,11 +89,13 @@ Dim = int | SymbolicDim
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared."""
+    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared. ``tensor`` is
+    the name of the tensor in the model's graph, where it has one that clients may read."""
 
     name: str
     dtype: DataType = DataType.INVALID
     shape: tuple[Dim, ...] | None = None
+    tensor: str = ""
 
     @property
     def batch(self) -> str | None:
@@ -161,7 +163,9 @@ class Signature:
     input in ``optional`` may be left out as well, and then the model does not get it.
 
     ``conditions`` are what an exported program says of its sizes beyond the shapes. ``loose``: the shapes of outputs
-    are hints, and nothing holds results against them.
+    are hints, and nothing holds results against them. ``hints``: those of inputs and outputs are what the artefact
+    says, and the model itself decides what it takes and gives; requests are not checked against them. What fits them is
+    batched.
 
     ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
     every input is the batch. Both are set by :func:`served`.
@@ -174,6 +178,7 @@ class Signature:
     optional: frozenset[str] = frozenset()
     conditions: SizeConditions | None = None
     loose: bool = field(default=False, compare=False)
+    hints: bool = False
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
 
@@ -294,7 +299,8 @@ def check_rows(signature: Signature, shapes: Iterable[tuple[int, ...]]) -> None:
 
 
 def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:
-    """INVALID_ARGUMENT unless dtype, rank and every size of every input fit; names were checked before.
+    """INVALID_ARGUMENT unless dtype, rank and every size of every input fit; names were checked before. Shapes that are
+    hints are not checked.
 
     ``sent`` maps each input's name to its dtype and shape.
     """
@@ -307,12 +313,25 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
             raise invalid_argument(
                 f"Expects arg[{position}] to be {spec.dtype.text} but {dtype.text} is provided (input {spec.name})"
             )
-        if spec.shape is not None:
+        if spec.shape is not None and not signature.hints:
             _check_shape(spec.name, spec.shape, shape, sizes)
     if signature.conditions is not None:
         fault = signature.conditions.fault({name: shape for name, (_, shape) in sent.items()})
         if fault:
             raise invalid_argument(fault)
+
+
+def shapes_fault(signature: Signature, inputs: Mapping[str, Tensor]) -> str:
+    """In what the inputs, whose names fit, differ from the declared shapes, whether these are hints or not; empty if
+    they fit."""
+    sizes: dict[str, tuple[str, int, int]] = {}
+    try:
+        for spec in signature.inputs:
+            if spec.shape is not None and spec.name in inputs:
+                _check_shape(spec.name, spec.shape, inputs[spec.name].shape, sizes)
+    except ServingError as fault:
+        return fault.status.message
+    return ""
 
 
 def _check_shape(

@@ -162,11 +162,12 @@ def _plain_signature(signature: Signature) -> list[object]:
         sorted(signature.optional),
         _plain_conditions(signature.conditions),
         signature.loose,
+        signature.hints,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional, conditions, loose = raw
+    inputs, outputs, method_name, defaults, optional, conditions, loose, hints = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
@@ -175,6 +176,7 @@ def _read_signature(raw: Any) -> Signature:
         frozenset(map(_text, optional)),
         _read_conditions(conditions),
         loose is True,
+        hints is True,
     )
 
 
@@ -191,13 +193,14 @@ def _read_conditions(raw: Any) -> SizeConditions | None:
 
 
 def _plain_spec(spec: TensorSpec) -> list[object]:
-    return [spec.name, int(spec.dtype), None if spec.shape is None else [_plain_dim(dim) for dim in spec.shape]]
+    shape = None if spec.shape is None else [_plain_dim(dim) for dim in spec.shape]
+    return [spec.name, int(spec.dtype), shape, spec.tensor]
 
 
 def _read_spec(raw: Any) -> TensorSpec:
-    name, dtype, shape = raw
+    name, dtype, shape, tensor = raw
     declared = DataType.INVALID if dtype == DataType.INVALID else read_dtype(dtype)
-    return TensorSpec(_text(name), declared, None if shape is None else tuple(map(_read_dim, shape)))
+    return TensorSpec(_text(name), declared, None if shape is None else tuple(map(_read_dim, shape)), _text(tensor))
 
 
 def _plain_dim(dim: Dim) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tfs_lite.core.signature import (
@@ -20,6 +21,7 @@ from tfs_lite.core.signature import (
     format_shape,
     named,
     served,
+    shapes_fault,
 )
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
@@ -242,3 +244,33 @@ def test_of_very_many_names_some_are_told() -> None:
     message = refusal(check_input_names, signature, {f"name{number}": None for number in range(1000)})
     assert "and 968 more" in message
     assert len(message) < 2000
+
+
+def test_shapes_that_are_hints_are_not_checked_and_types_are() -> None:
+    signature = replace(PAIR_OF_HINTS, hints=True)
+    check_inputs(signature, {"x": (DataType.FLOAT, (3,)), "y": (DataType.FLOAT, (1, 2, 3))})
+    message = refused(lambda: check_inputs(signature, {"x": (DataType.DOUBLE, (3,)), "y": (DataType.FLOAT, (3, 2))}))
+    assert "Expects arg[0] to be float but double is provided" in message
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "fault"),
+    [
+        ((4, 2), (4, 2), ""),
+        ((4,), (4, 2), "input x has rank 1, expected 2"),
+        ((4, 3), (4, 2), "input x has size 3 in dimension 1, expected 2"),
+        ((4, 2), (5, 2), "have to be equal"),
+    ],
+)
+def test_what_differs_from_the_declared_shapes_is_told_whether_they_are_hints_or_not(x, y, fault: str) -> None:
+    inputs = {"x": np.zeros(x, np.float32), "y": np.zeros(y, np.float32)}
+    for hints in (True, False):
+        found = shapes_fault(replace(PAIR_OF_HINTS, hints=hints), inputs)
+        assert fault in found
+        assert bool(found) is bool(fault)
+
+
+PAIR_OF_HINTS = Signature(
+    tuple(TensorSpec(name, DataType.FLOAT, (SymbolicDim("batch"), 2)) for name in "xy"),
+    (TensorSpec("z", DataType.FLOAT, (SymbolicDim("batch"),)),),
+)

@@ -17,7 +17,7 @@ from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_
 OWN = Signature(
     (
         TensorSpec("x", DataType.BFLOAT16, (SymbolicDim("batch", 8), 3, SymbolicDim("n"))),
-        TensorSpec("t", DataType.STRING, ()),
+        TensorSpec("t", DataType.STRING, (), "graph/t:0"),
         TensorSpec("any"),
     ),
     (TensorSpec("y", DataType.FLOAT, None),),
@@ -25,6 +25,7 @@ OWN = Signature(
     {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
     frozenset({"any"}),
     read_conditions([("x", 0)], ["n0 % 8 == 0"], complete=False),
+    hints=True,
 )
 
 

@@ -1,9 +1,9 @@
 """The operators of a SavedModel that loading it or a request can run, found without TensorFlow.
 
-What runs begins at a root: the tensors of the signatures, the operations that initialise the graph, the functions of
-the object graph (which ``tf.saved_model.load`` may call), and the operation that restores the weights. From there it
-goes on to the inputs of operations, and into the functions that their attributes name. The functions of the saver,
-which are in every file and which no server calls, are not reached.
+What runs begins at a root: the tensors of the signatures, the operation that initialises the graph, and the one that
+restores the weights. From there it goes on to the inputs of operations, and into the functions that their attributes
+name. The functions of the saver, which are in every file, and those of the tree of Python objects are called by no
+server, and are not reached.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Graph:
                 for function in messages(as_bytes(value), 1):
                     self._function(function)
 
-    def operators(self, tensors: Iterable[str], functions: Iterable[str]) -> Iterator[str]:
-        """Every operator that these tensors of the graph and these functions need; some more than once."""
+    def operators(self, tensors: Iterable[str]) -> Iterator[str]:
+        """Every operator that these tensors of the graph need; some more than once."""
         waiting = [tensor.removeprefix("^").partition(":")[0] for tensor in tensors]
-        called = list(functions)
+        called = list[str]()
         seen, entered = set[str](), set[str]()
         while waiting or called:
             while waiting:
@@ -139,15 +139,3 @@ def _functions_of_value(value: memoryview, depth: int) -> Iterator[str]:
             yield last_text(call, 1)
             for entry in messages(call, 2):
                 yield from _functions_of_entry(entry, depth + 1)
-
-
-def functions_of_objects(graph: memoryview) -> set[str]:
-    """The functions that the objects of a SavedObjectGraph have."""
-    found = {key for key, _ in entries(graph, 2)}
-    for node in messages(graph, 1):
-        for number, value in fields(node):
-            if number == 6 or number == 8:  # a function with several signatures
-                found.update(texts(as_bytes(value), 1))
-            elif number == 12:  # a tensor that a function captured
-                found.update(texts(as_bytes(value), 2))
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, VersionFiles
@@ -30,12 +31,18 @@ def inspect_saved_model(directory: str, tags: str, trusted: bool, settings: Mode
     """The signatures of a version, read without TensorFlow. Raises what loading would raise, as far as that shows in
     the files."""
     with open_saved_model(directory) as saved:
-        graph = saved.tagged(tags.split(","))
-        signatures = read_signatures(graph)
-        if not trusted:
-            check_operators(graph)
+        return inspect_graph(saved.tagged(tags.split(",")), trusted, settings)
+
+
+def inspect_graph(graph: MetaGraph, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
+    """The signatures of an open file's graph; raises as :func:`inspect_saved_model`. Their shapes are hints, but where
+    the config makes them the contract: it declares inputs itself, or sequences, whose requests become rows."""
+    signatures = read_signatures(graph)
+    if not trusted:
+        check_operators(graph)
     check_signatures(signatures, settings)
-    return signatures
+    strict = signatures.keys() if settings.sequence_batching else {DEFAULT_SIGNATURE} if settings.input else set()
+    return {key: replace(found, hints=key not in strict) for key, found in signatures.items()}
 
 
 def read_signatures(graph: MetaGraph) -> dict[str, Signature]:

@@ -1,6 +1,11 @@
 """What the process of a SavedModel does: it reads the file, refuses what needs trust, and only then imports TensorFlow.
 
-    open_version -> saved_model.pb, read without TensorFlow -> are its operators allowed? -> import, load
+    open_version -> saved_model.pb, read without TensorFlow -> are its operators allowed? -> import
+                 -> the graph in a session -> variables -> initialisers
+
+The graph is loaded, and not the tree of Python objects beside it: as TensorFlow Serving does it, so that every model
+that it loads is loaded here. What runs is what was looked at: the bytes are read once, and only the operation that
+restores the variables, the one that initialises the graph, and the signatures are run.
 
 The process was forked by one that has imported neither torch nor TensorFlow: it had one thread when it entered its
 sandbox, and TensorFlow's threads are in there, too. The server hears of signatures from here; requests come through
@@ -12,7 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,40 +27,49 @@ import orjson
 
 from tfs_lite.adapters.failures import label_of, sentence, story, with_detail
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, inspect_saved_model, not_installed
+from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, inspect_graph, not_installed
+from tfs_lite.adapters.tensorflow.saved_model import INIT_COLLECTIONS, INIT_OP, open_saved_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, shapes_fault
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
+MAX_CALLABLES = 64
+"""Choices of signature and outputs whose graphs TensorFlow keeps prepared."""
 _PASSED_ON = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.UNIMPLEMENTED, StatusCode.RESOURCE_EXHAUSTED}
 )
 """Codes of TensorFlow that clients get as they are."""
-_PLACES = ("Graph execution error", "Detected at node", "<stack traces")
+_ASSETS = "saved_model_assets"
+_PLACES = ("Graph execution error", "Detected at node", "<stack traces", "Original stack trace")
 logger = logging.getLogger(__name__)
 
 
-def open_version(arguments: str) -> SavedModelFunctions:
+def open_version(arguments: str) -> SavedModelSession:
     """Opens the version that ``adapters.remote.describe`` described. Errors are ServingErrors: UNIMPLEMENTED without
     TensorFlow, PERMISSION_DENIED for what needs trust, FAILED_PRECONDITION for what TensorFlow cannot load."""
     request = orjson.loads(arguments)
     if find_spec(LIBRARY) is None:
         raise not_installed()
     directory, tags = request["directory"], request["saved_model_tags"].split(",")
-    settings = ModelSettings.model_validate(request["settings"])
-    signatures = inspect_saved_model(directory, request["saved_model_tags"], request["trusted"], settings)
+    with open_saved_model(directory) as saved:
+        graph = saved.tagged(tags)
+        signatures = inspect_graph(graph, request["trusted"], ModelSettings.model_validate(request["settings"]))
+        content = graph.content
+        del graph, saved
     _set_environment(request["device"])
     started = time.monotonic()
     import tensorflow
 
-    _set_devices(tensorflow, request["torch_threads"])
     imported = time.monotonic()
     servable_id = ServableId(request["name"], request["version"])
     try:
-        loaded = tensorflow.saved_model.load(directory, tags=tags)
-        functions = {key: _function(loaded, key, signature) for key, signature in signatures.items()}
+        definition = tensorflow.compat.v1.MetaGraphDef.FromString(content)
+        del content
+        session = _load(tensorflow, definition, directory, request["torch_threads"])
+        for key, signature in signatures.items():
+            _check_tensors(session.graph, key, signature)
     except ServingError:
         raise
     except Exception as error:
@@ -66,34 +81,30 @@ def open_version(arguments: str) -> SavedModelFunctions:
             imported - started,
             time.monotonic() - imported,
         )
-        return SavedModelFunctions(servable_id, signatures, functions, tensorflow, loaded)
+        return SavedModelSession(servable_id, signatures, tensorflow, session)
     raise failure
 
 
-class SavedModelFunctions(LoadedModel):
-    """A loaded SavedModel: a function for each signature."""
+class SavedModelSession(LoadedModel):
+    """A loaded SavedModel: a session with its graph."""
 
     def __init__(
-        self,
-        servable_id: ServableId,
-        signatures: Mapping[str, Signature],
-        functions: Mapping[str, Callable[..., Mapping[str, Any]]],
-        tensorflow: Any,
-        loaded: object,
+        self, servable_id: ServableId, signatures: Mapping[str, Signature], tensorflow: Any, session: Any
     ) -> None:
         super().__init__(servable_id, NAME, signatures)
         self._label = label_of(servable_id)
-        self._functions = functions
         self._tensorflow = tensorflow
-        self._loaded = loaded  # its functions work as long as it is there
+        self._session = session
+        self._prepared = lru_cache(MAX_CALLABLES)(self._prepare)
 
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
-        function = self._functions[signature or DEFAULT_SIGNATURE]
+        key = signature or DEFAULT_SIGNATURE
+        declared, wanted = self._signatures[key], outputs or self._signatures[key].output_names
         try:
-            results = function(**{name: self._tensor(value) for name, value in inputs.items()})
-            return {name: _array(results[name]) for name in outputs or results}
+            results = self._prepared(key, wanted)(*[_own(inputs[name]) for name in declared.input_names])
+            return {name: _array(result) for name, result in zip(wanted, results, strict=True)}
         except self._tensorflow.errors.OpError as error:
-            failure = self._failure(error)
+            failure = self._failure(error, shapes_fault(declared, inputs))
         raise failure
 
     def close(self) -> None:
@@ -105,31 +116,103 @@ class SavedModelFunctions(LoadedModel):
             resident, shared = map(int, file.read().split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
-    def _tensor(self, value: Array) -> Any:
-        """A tensor of its own: a variable of the model may keep it longer than the request's memory lasts."""
-        if value.dtype == object:
-            return self._tensorflow.constant(value, dtype=self._tensorflow.string)
-        return self._tensorflow.constant(np.array(value))
+    def _prepare(self, key: str, outputs: tuple[str, ...]) -> Callable[..., Sequence[Any]]:
+        """The part of the graph from the inputs to these outputs, ready to run. Unlike ``Session.run`` it takes inputs
+        of every shape, as the session of TensorFlow Serving does."""
+        from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
-    def _failure(self, error: Any) -> ServingError:
-        """TensorFlow's own code where it says that the request is to blame, or that memory is lacking."""
+        signature = self._signatures[key]
+        tensors = {spec.name: spec.tensor for spec in signature.outputs}
+        feed, fetch = [spec.tensor for spec in signature.inputs], [tensors[name] for name in outputs]
+        found: Callable[..., Sequence[Any]] = self._session._make_callable_from_options(
+            CallableOptions(feed=feed, fetch=fetch)
+        )
+        return found
+
+    def _failure(self, error: Any, unfit: str) -> ServingError:
+        """TensorFlow's own code where it says that the request is to blame, or that memory is lacking. ``unfit``: how
+        the inputs differ from the declaration; then it is the request, whatever TensorFlow says."""
         code = StatusCode(error.error_code) if error.error_code in _PASSED_ON else StatusCode.INTERNAL
+        if unfit and code is not StatusCode.RESOURCE_EXHAUSTED:
+            return invalid_argument(f"{self._label} failed: {_sentence(error.message)}; {unfit}")
         failure = ServingError(code, f"{self._label} failed: {_sentence(error.message)}")
         if code is StatusCode.INTERNAL:
             logger.error("%s failed on a request: %s", self._label, failure, extra={"story": story(error)})
         return failure
 
 
-def _function(loaded: Any, key: str, signature: Signature) -> Callable[..., Mapping[str, Any]]:
-    """The function behind a signature of the file."""
-    function = loaded.signatures.get(key) if hasattr(loaded.signatures, "get") else None
-    if function is None:
-        raise failed_precondition(f'TensorFlow finds no signature "{key}", which the file declares')
-    missing = sorted(set(signature.output_names) - set(function.structured_outputs))
-    if missing:
-        raise failed_precondition(f'signature "{key}" does not return {", ".join(missing)}, which the file declares')
-    found: Callable[..., Mapping[str, Any]] = function
-    return found
+def _load(tensorflow: Any, definition: Any, directory: str, threads: int) -> Any:
+    """A session with the graph, its variables and tables, as ``LoadSavedModel`` of TensorFlow makes it."""
+    v1 = tensorflow.compat.v1
+    config = v1.ConfigProto(
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=1, allow_soft_placement=True
+    )
+    config.gpu_options.allow_growth = True  # which was not tried on one
+    info, graph = definition.meta_info_def, v1.Graph()
+    known = info.stripped_op_list if info.HasField("stripped_op_list") else None
+    with graph.as_default():
+        v1.import_graph_def(definition.graph_def, name="", producer_op_list=known)
+    session = v1.Session(graph=graph, config=config)
+    assets = _assets(definition, directory)
+    variables, saver = os.path.join(directory, "variables", "variables"), definition.saver_def
+    if saver.restore_op_name and os.path.exists(f"{variables}.index"):
+        session.run(saver.restore_op_name, {_tensor(saver.filename_tensor_name): variables} | assets)
+    initialiser = _initialiser(definition)
+    if initialiser:
+        session.run(initialiser, assets)
+    return session
+
+
+def _assets(definition: Any, directory: str) -> dict[str, str]:
+    """The path of each asset, by the tensor that takes it."""
+    from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
+
+    found = list(definition.asset_file_def)
+    if not found and _ASSETS in definition.collection_def:  # as before TensorFlow 1.12
+        for value in definition.collection_def[_ASSETS].any_list.value:
+            found.append(AssetFileDef())
+            value.Unpack(found[-1])
+    return {_tensor(asset.tensor_info.name): os.path.join(directory, "assets", asset.filename) for asset in found}
+
+
+def _initialiser(definition: Any) -> str:
+    """The operation that is run at the start; empty if there is none."""
+    signatures, collections = definition.signature_def, definition.collection_def
+    if INIT_OP in signatures:
+        return str(signatures[INIT_OP].outputs[INIT_OP].name)
+    for key in INIT_COLLECTIONS:
+        if key in collections:
+            names = collections[key].node_list.value
+            if len(names) != 1:
+                raise failed_precondition(f"the collection {key} of the graph names {len(names)} operations, not one")
+            return str(names[0])
+    return ""
+
+
+def _check_tensors(graph: Any, key: str, signature: Signature) -> None:
+    """FAILED_PRECONDITION if the graph has not what the signature declares."""
+    for spec in (*signature.inputs, *signature.outputs):
+        try:
+            tensor = graph.get_tensor_by_name(_tensor(spec.tensor))
+        except (KeyError, ValueError):
+            raise failed_precondition(
+                f'the graph has no tensor "{spec.tensor}", which signature "{key}" declares as {spec.name}'
+            ) from None
+        found = DataType(tensor.dtype.base_dtype.as_datatype_enum)
+        if found is not spec.dtype:
+            raise failed_precondition(
+                f'signature "{key}" declares {spec.name} as {spec.dtype.text}; the graph has {found.text}'
+            )
+
+
+def _tensor(name: str) -> str:
+    """The full name: files may leave out which output of an operation it is, if that is the first."""
+    return name if ":" in name else f"{name}:0"
+
+
+def _own(value: Array) -> Array:
+    """A copy: a variable of the model may keep it longer than the request's memory lasts."""
+    return np.array(value)
 
 
 def _load_failure(error: Exception) -> ServingError:
@@ -155,24 +238,12 @@ def _sentence(message: str) -> str:
     return sentence(RuntimeError(lines[node - 1] if node and lines else message))
 
 
-def _array(tensor: Any) -> Array:
-    """The contents; texts as an array of objects, also a single one."""
-    value = tensor.numpy()
-    array: Array = np.asarray(value, dtype=object) if isinstance(value, bytes) else np.ascontiguousarray(value)
-    if array.ndim != tensor.shape.rank:  # numpy makes a row of a single number
-        array = array.reshape(tuple(tensor.shape))
-    return array
+def _array(value: Any) -> Array:
+    """Also a single number or text."""
+    return np.asarray(value, object) if isinstance(value, bytes) else np.asarray(value, order="C")
 
 
 def _set_environment(device: str) -> None:
     """What TensorFlow reads when it is imported."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1" if device == "cpu" else device.partition(":")[2] or "0"
-
-
-def _set_devices(tensorflow: Any, threads: int) -> None:
-    """Before the first operation. Memory of a GPU is taken as it is needed, which was not tried on one."""
-    tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
-    tensorflow.config.threading.set_inter_op_parallelism_threads(1)
-    for gpu in tensorflow.config.list_physical_devices("GPU"):
-        tensorflow.config.experimental.set_memory_growth(gpu, True)

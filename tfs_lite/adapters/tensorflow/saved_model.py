@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfs_lite.adapters.inspect.archive import changed_meanwhile
 from tfs_lite.adapters.inspect.wire import damaged, entries, fields, last_number, last_text, messages, texts
-from tfs_lite.adapters.tensorflow.graph import Graph, functions_of_objects
+from tfs_lite.adapters.tensorflow.graph import Graph
 from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, not_found
 
@@ -29,7 +29,7 @@ MAX_TENSORS = 10_000
 MAX_RANK = 255
 SCHEMA_VERSION = 1
 INIT_OP = "__saved_model_init_op"
-_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 _REFERENCE = 100
 """The number of a type of references is that of the type and this."""
 
@@ -41,6 +41,11 @@ class MetaGraph:
     tags: frozenset[str]
     tensorflow_version: str
     parts: tuple[memoryview, ...]
+
+    @property
+    def content(self) -> bytes:
+        """The encoded message, which outlasts the file."""
+        return b"".join(self.parts)
 
     def signatures(self) -> dict[str, Signature]:
         """All that clients may call, by key. FAILED_PRECONDITION if one has tensors that cannot be served."""
@@ -57,8 +62,8 @@ class MetaGraph:
         brings this along. RESOURCE_EXHAUSTED for a graph that is too large to be looked through."""
         graph = self._graph()
         own = graph.functions.keys()
-        running = frozenset(graph.operators(self._roots(), self._functions())) - own
-        return running, frozenset(graph.operators(self._restore_ops(), ())) - own
+        running = frozenset(graph.operators(self._roots())) - own
+        return running, frozenset(graph.operators(self._restore_ops())) - own
 
     def _graph(self) -> Graph:
         graph = Graph()
@@ -71,9 +76,6 @@ class MetaGraph:
         for part in self.parts:
             yield from entries(part, 5)
 
-    def _functions(self) -> set[str]:
-        return set().union(*(functions_of_objects(graph) for part in self.parts for graph in messages(part, 7)))
-
     def _restore_ops(self) -> list[str]:
         return [name for part in self.parts for saver in messages(part, 3) for name in texts(saver, 3)]
 
@@ -85,11 +87,9 @@ class MetaGraph:
                     yield from _tensors_of(info)
         for part in self.parts:
             for key, collection in entries(part, 4):
-                if key in _INIT_COLLECTIONS:
+                if key in INIT_COLLECTIONS:
                     for nodes in messages(collection, 1):
                         yield from texts(nodes, 1)
-                for variable in messages(collection, 2, 1):  # of other collections: bytes that are no such message
-                    yield from _initializers(variable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ def _signature(key: str, definition: memoryview) -> Signature:
         tuple(_with_symbols(spec, batched) for spec in inputs),
         tuple(_with_symbols(spec, batched) for spec in outputs),
         last_text(definition, 3) or PREDICT_METHOD,
+        hints=True,
     )
 
 
@@ -188,7 +189,7 @@ def _specs(key: str, kind: str, definition: memoryview, number: int) -> list[Ten
     found = dict[str, TensorSpec]()
     for name, info in entries(definition, number):
         where = f'{kind} "{name}" of signature "{key}"'
-        found[name] = TensorSpec(name, _dtype(info, where), _shape(info, where))
+        found[name] = TensorSpec(name, _dtype(info, where), _shape(info, where), last_text(info, 1))
         if len(found) > MAX_TENSORS:
             raise failed_precondition(f'signature "{key}" has more than {MAX_TENSORS} {kind}s')
     return [found[name] for name in sorted(found)]
@@ -229,7 +230,7 @@ def _with_symbols(spec: TensorSpec, batched: bool) -> TensorSpec:
         dim if dim != _OPEN else SymbolicDim("batch" if batched and axis == 0 else f"{spec.name}.{axis}")
         for axis, dim in enumerate(spec.shape)
     )
-    return TensorSpec(spec.name, spec.dtype, shape)
+    return replace(spec, shape=shape)
 
 
 def _tensors_of(info: memoryview) -> Iterator[str]:
@@ -240,14 +241,6 @@ def _tensors_of(info: memoryview) -> Iterator[str]:
             yield from texts(sparse, number)
     for component in messages(info, 5, 2):
         yield from _tensors_of(component)
-
-
-def _initializers(variable: memoryview) -> list[str]:
-    """What sets the variable of a VariableDef, if these bytes are one."""
-    try:
-        return [name for number in (2, 6) for name in texts(variable, number)]
-    except ServingError:
-        return []
 
 
 def _shown(tags: frozenset[str]) -> str:

@@ -151,7 +151,7 @@ def _read_default(defaults: Mapping[str, Message], spec: TensorSpec) -> Tensor |
 
 
 def _tensor_info(spec: TensorSpec) -> Message:
-    info = TensorInfo(name=f"{spec.name}:0", dtype=spec.dtype)
+    info = TensorInfo(name=spec.tensor or f"{spec.name}:0", dtype=spec.dtype)
     if spec.shape is None:
         info.tensor_shape.unknown_rank = True
         return info

@@ -9,6 +9,7 @@ Equal sizes and bounds of sizes, for which Triton has no messages, are checked l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -50,7 +51,7 @@ def run_of(
         _check_batch(request.inputs, name, max_batch_size)
     inputs: dict[str, Array] = {}
     for tensor, spec in zip(request.inputs, specs, strict=True):
-        inputs[tensor.name] = _checked(tensor, spec, name, read)
+        inputs[tensor.name] = _checked(tensor, replace(spec, shape=None) if signature.hints else spec, name, read)
     return Run(DEFAULT_SIGNATURE, inputs, tuple(output.name for output in request.outputs))
 
 

@@ -135,7 +135,7 @@ class BatchingServable:
     def submit(self, call: PredictCall) -> None:
         queue = self._queues[call.signature]
         job = queue.job(call, self._clock.monotonic())
-        if job.expires <= job.enqueued or job.size > queue.usual_rows:
+        if job.expires <= job.enqueued or (job.size > queue.usual_rows and not job.alone):
             self._submit_unusual(queue, call, job)
             return
         worker = None

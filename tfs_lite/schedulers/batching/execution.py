@@ -19,6 +19,7 @@ from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs, wanted_outputs
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
+from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.calls import Answer, complete, count_run, failure_of, finish
 
@@ -50,7 +51,8 @@ class Execution:
         if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
             return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
-        answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
+        rule = None if jobs[0].alone else queue.rule
+        answers, padding, lost, inside = self._attempt(model, queue, calls, sizes, rule)
         ended = self._clock.monotonic()
         loss = None if lost is None else Loss(lost, jobs)
         if loss is not None and loss.unread:
@@ -80,7 +82,12 @@ class Execution:
         return None
 
     def _attempt(
-        self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+        self,
+        model: Model,
+        queue: SignatureQueue,
+        calls: Sequence[PredictCall],
+        sizes: Sequence[int],
+        rule: BatchRule | None,
     ) -> tuple[Sequence[Answer], int, WorkerLost | WorkerBusy | None, tuple[float, float] | None]:
         """Returns an answer for each call, the rows of padding, the loss of the worker if it came, and when the model
         was entered and left, if it was."""
@@ -89,14 +96,14 @@ class Execution:
             settings, evidence = queue.settings, queue.evidence
             if evidence is not None and not evidence.is_settled:
                 settings = replace(settings, allowed_sizes=())
-            batch = assemble(queue.rule, model, queue.key, calls, sizes, settings)
+            batch = assemble(rule, model, queue.key, calls, sizes, settings)
             padding = batch.padding
             entered = self._clock.monotonic()
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
             if evidence is not None:
                 evidence.note(results, batch.rows + padding)
-            return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
+            return split_outputs(rule, batch, results, calls, sizes), padding, None, inside
         except (WorkerLost, WorkerBusy) as lost:
             return [], padding, lost, None
         except BaseException as error:

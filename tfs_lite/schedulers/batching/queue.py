@@ -32,7 +32,8 @@ class Job:
 
     ``expires`` ends the wait by the deadline of the call; ``times_out`` by the queue's timeout, which a level with the
     action DELAY answers by moving the job, once. ``gone`` is set when the job has left the queue, for any reason.
-    ``again``: it has been put back; ``lost``: it was in a worker's process that was lost.
+    ``again``: it has been put back; ``lost``: it was in a worker's process that was lost. ``alone``: its inputs are not
+    as the signature says, so that they run as they are, neither padded nor split.
     """
 
     call: PredictCall
@@ -48,6 +49,7 @@ class Job:
     gone: bool = field(default=False)
     again: bool = field(default=False)
     lost: bool = field(default=False)
+    alone: bool = field(default=False)
 
 
 class JobQueue:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, shapes_fault
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import RowEvidence
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
@@ -35,9 +35,8 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_name", "_run_seconds", "delay", "evidence", "has_conditions", "jobs", "key", "outputs", "rule"),
-        "settings",
-        *("usual_rows", "wake_rows"),
+        *("_has_rows", "_hinted", "_name", "_run_seconds", "delay", "evidence", "has_conditions", "jobs", "key"),
+        *("outputs", "rule", "settings", "usual_rows", "wake_rows"),
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
@@ -59,6 +58,7 @@ class SignatureQueue:
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0
+        self._hinted = signature if signature.hints else None
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
@@ -66,8 +66,10 @@ class SignatureQueue:
         expires, rule = call.deadline, self.rule
         if expires is None:
             expires = inf
-        if rule is None:
-            return Job(call, 1, None, now, rows_of(call.inputs) if self._has_rows else 1, expires=expires)
+        hinted = self._hinted
+        if rule is None or (hinted is not None and shapes_fault(hinted, call.inputs)):
+            size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
+            return Job(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
         return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
 
@@ -77,7 +79,7 @@ class SignatureQueue:
 
     def refusal(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""
-        return None if self.rule is None else self.rule.refusal(job.size, self._name)
+        return None if job.alone or self.rule is None else self.rule.refusal(job.size, self._name)
 
     def add(self, job: Job) -> bool:
         """Adds a job. Returns whether a worker should decide again."""

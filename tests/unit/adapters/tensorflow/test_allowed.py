@@ -36,6 +36,10 @@ def test_functions_of_the_saver_are_not_reached() -> None:
     check(nodes=[node("y", "Relu", "x:0"), node("save", "PartitionedCall", functions=["save"])], functions=[saver])
 
 
+def test_functions_of_the_tree_of_python_objects_are_not_reached() -> None:
+    check(nodes=[node("y", "Relu", "x:0")], functions=[function("f", THIEF)], objects=["f"])
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -54,7 +58,6 @@ def test_functions_of_the_saver_are_not_reached() -> None:
             "nodes": [node("y", "PartitionedCall", functions=["f"])],
             "functions": [function("f", node("c", "Relu"), interface="i"), function("g", THIEF, interface="i")],
         },
-        {"functions": [function("f", THIEF)], "objects": ["f"]},
         {"nodes": [THIEF], "init": "t"},
         {"nodes": [THIEF], "restore": "t"},
     ],
@@ -68,7 +71,6 @@ def test_functions_of_the_saver_are_not_reached() -> None:
         "a function that is an operator",
         "a function of a function",
         "a function that may be exchanged",
-        "an object's function",
         "the operation at the start",
         "the operation that restores",
     ],

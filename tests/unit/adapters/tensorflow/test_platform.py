@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tfs_lite.adapters.trust import NO_TRUST
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.what_if.check_models import SignatureCheck, VersionVerdict, check_version
@@ -27,9 +29,9 @@ def version(directory: Path, file: SavedModelFile | None = None) -> Path:
     return directory
 
 
-def inspect(directory: Path, config: str = "") -> None:
+def inspect(directory: Path, config: str = "") -> Mapping[str, Signature]:
     settings = parse_model_settings(config, "config.yaml") if config else ModelSettings()
-    inspect_saved_model(str(directory), "serve", False, settings)
+    return inspect_saved_model(str(directory), "serve", False, settings)
 
 
 def test_the_file_decides(tmp_path: Path) -> None:
@@ -83,6 +85,23 @@ def test_a_config_that_contradicts_the_model_is_refused(tmp_path: Path, config: 
 
 def test_a_config_that_fits_is_taken(tmp_path: Path) -> None:
     inspect(version(tmp_path / "1"), "max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP32, dims: [2]}]")
+
+
+@pytest.mark.parametrize(
+    ("config", "strict"),
+    [
+        ("", set()),
+        ("max_batch_size: 8", set()),
+        ("max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP32, dims: [2]}]", {"serving_default"}),
+        ("max_batch_size: 8\nsequence_batching: {}", {"serving_default", "other"}),
+    ],
+)
+def test_shapes_are_hints_but_where_the_config_declares_inputs_or_sequences(
+    tmp_path: Path, config: str, strict: set[str]
+) -> None:
+    file = SavedModelFile([MetaGraphFile({"serving_default": SIMPLE, "other": SIMPLE})])
+    found = inspect(version(tmp_path / "1", file), config)
+    assert {key for key, signature in found.items() if not signature.hints} == strict
 
 
 def test_its_process_imports_neither_torch_nor_tensorflow() -> None:

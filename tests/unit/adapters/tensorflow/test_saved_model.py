@@ -49,16 +49,19 @@ def only(inputs: dict[str, bytes], outputs: dict[str, bytes]) -> Signature:
     return signatures_of(s=signature(inputs, outputs))["s"]
 
 
-def test_signatures_have_names_types_shapes_and_methods() -> None:
+def test_signatures_have_names_types_shapes_tensors_and_methods() -> None:
     text = signature({"inputs": tensor(DataType.STRING, (-1,))}, {"scores": tensor(1, (-1, 3))}, CLASSIFY_METHOD)
     assert signatures_of(serving_default=SIMPLE, classify=text) == {
         "serving_default": Signature(
-            (TensorSpec("x", DataType.FLOAT, (BATCH, 2)),), (TensorSpec("y", DataType.FLOAT, (BATCH, 3)),)
+            (TensorSpec("x", DataType.FLOAT, (BATCH, 2), "x:0"),),
+            (TensorSpec("y", DataType.FLOAT, (BATCH, 3), "y:0"),),
+            hints=True,
         ),
         "classify": Signature(
-            (TensorSpec("inputs", DataType.STRING, (BATCH,)),),
-            (TensorSpec("scores", DataType.FLOAT, (BATCH, 3)),),
+            (TensorSpec("inputs", DataType.STRING, (BATCH,), "Identity:0"),),
+            (TensorSpec("scores", DataType.FLOAT, (BATCH, 3), "Identity:0"),),
             CLASSIFY_METHOD,
+            hints=True,
         ),
     }
 

@@ -107,6 +107,11 @@ def test_a_signature_becomes_a_signature_def_in_tensorflows_conventions() -> Non
     assert definition.method_name == "tensorflow/serving/predict"
 
 
+def test_a_tensor_has_the_name_that_it_has_in_the_graph() -> None:
+    definition = signature_def_map({"s": Signature((TensorSpec("x", tensor="tf_example:0"),), ())}).signature_def["s"]
+    assert definition.inputs["x"].name == "tf_example:0"
+
+
 DIMS = st.integers(0, 9)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 

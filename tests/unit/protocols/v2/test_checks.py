@@ -129,6 +129,15 @@ def test_input_without_a_declared_shape_takes_any(shape: tuple[int, ...]) -> Non
     assert run(tensor, signature=free, batch=None).inputs["A"].shape == shape
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (1, 3), (2, 1, 2)])
+def test_shapes_that_are_hints_are_not_checked_and_types_are(shape: tuple[int, ...]) -> None:
+    hints = Signature(TWO.inputs[:1], OUTPUTS, hints=True)
+    tensor = RawTensor("A", "FP32", shape, data=b"\0" * 4 * int(np.prod(shape)))
+    assert run(tensor, signature=hints, batch=None).inputs["A"].shape == shape
+    with pytest.raises(ServingError, match="data-type"):
+        run(a(*shape, datatype="INT32"), signature=hints, batch=None)
+
+
 TEXTS: list[tuple[str, Any, int]] = [
     ("nothing", {}, 1),
     ("one text", {"text_input": np.array([b"a"], object)}, 1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from queue import Queue
 from typing import ClassVar
 
 import numpy as np
@@ -12,16 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerBusy, WorkerLost
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.model import BatchReport, Model, PredictCall, Traits, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
+from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.rules import BatchRule
-from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
+from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.calls import finish
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -381,3 +385,37 @@ def test_outputs_are_judged_each_for_itself() -> None:
     fixture.model.result = lambda x: {"y": 2 * x, "all": np.full(2, x.sum())}
     fixture.run([2], [3])
     assert [np.asarray(fixture.of(number)["all"]).tolist() for number in range(2)] == [[2, 2], [3, 3]]
+
+
+class Repeater(Doubler):
+    """Takes and gives every shape."""
+
+    signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: replace(SIGNATURE, hints=True)}
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        x = np.asarray(inputs["x"])
+        self.runs.append(x.tolist())
+        return {"y": 2 * x}
+
+
+@pytest.mark.parametrize(
+    "value", [np.array(3), np.array([[1, 2], [3, 4]]), np.ones((9, 1), int), np.zeros((0, 2), int)]
+)
+@pytest.mark.parametrize("max_batch_size", [0, 4])
+def test_inputs_unlike_shapes_that_are_hints_run_alone_and_as_they_are(value: np.ndarray, max_batch_size: int) -> None:
+    """They are neither put together with others, nor padded, nor split, and no request suffers from another."""
+    model, answers = Repeater(VirtualClock()), Queue[tuple[int, Answer]]()
+    settings = BatchSettings(max_batch_size=4, allowed_sizes=(2, 4), send=SendWhen.WAIT, max_delay=0.01)
+    traits = Traits("test", max_batch_size=max_batch_size)
+    servable = BatchingServable([model], ID, settings, clock=SystemClock(), traits=traits)
+    sent = [np.array([1]), value, np.array([2])]
+    for number, x in enumerate(sent):
+        on_done = partial(lambda number, answer: answers.put((number, answer)), number)
+        servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": x}, (), None, on_done))
+    found = dict(answers.get(timeout=30) for _ in sent)
+    servable.close()
+    for number, x in enumerate(sent):
+        answer = found[number]
+        assert not isinstance(answer, Status), answer
+        np.testing.assert_array_equal(answer["y"], 2 * x)
+    assert value.tolist() in model.runs
