@@ -8,6 +8,7 @@ The version needs no trust, because files with code and pickles are refused.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +110,7 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
         raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
     types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
     forward = GPU_FORWARD if on_gpu else CPU_FORWARD
-    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types)
+    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
     reader = None
     if tokenizer is not None:
         reader = TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case)
@@ -139,7 +140,13 @@ def _length(module: PreTrainedModel, tokenizer: Any, recipe: Recipe, wanted: Enc
 
 
 def _vocabulary(module: PreTrainedModel) -> int:
-    weight = module.get_input_embeddings().weight
+    """FAILED_PRECONDITION for a network that reads something else than tokens of a table."""
+    try:
+        weight = module.get_input_embeddings().weight
+    except (NotImplementedError, AttributeError):
+        raise failed_precondition(
+            f"{type(module).__name__} has no table of tokens, so it takes no texts here"
+        ) from None
     assert isinstance(weight, torch.Tensor)
     return int(weight.shape[0])
 
@@ -162,7 +169,7 @@ def _types(module: PreTrainedModel) -> int:
 def _with_settings(recipe: Recipe, wanted: EncoderSettings) -> Recipe:
     pooling = recipe.pooling if wanted.pooling is None else wanted.pooling
     normalize = recipe.normalize if wanted.normalize is None else wanted.normalize
-    return Recipe(pooling, normalize, recipe.max_length, recipe.lower_case, recipe.prompt)
+    return replace(recipe, pooling=pooling, normalize=normalize)
 
 
 def _check_inputs(wanted: EncoderSettings, known: tuple[str, ...]) -> None:
