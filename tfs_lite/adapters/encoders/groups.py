@@ -52,8 +52,8 @@ def group_by_length(
 
 
 def group_apart(lengths: Sequence[int], shared: int, max_tokens: int, group: Grouping) -> list[list[int]]:
-    """The indices of the rows, in groups: by ``group`` those of at most ``shared`` tokens, and of longer ones only those
-    of one length."""
+    """The indices of the rows, in groups: by ``group`` those of at most ``shared`` tokens; longer ones are only with
+    those of their own length."""
     if max(lengths, default=0) <= shared:
         return group(lengths)
     near = [index for index, length in enumerate(lengths) if length <= shared]

@@ -198,7 +198,7 @@ class TextEncoder(LoadedModel):
 
     def _check_sparse(self) -> None:
         """FAILED_PRECONDITION for a network whose attention to blocks ends with the first short text."""
-        full = full_attention_length(self._config)
+        full = full_attention_length(self._module)
         if full is not None and self._limits.length > full:
             raise failed_precondition(
                 f"{type(self._module).__name__} attends to blocks in texts of more than {full} tokens until the first "

@@ -8,6 +8,7 @@ The version needs no trust, because files with code and pickles are refused.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,13 @@ import torch
 from tfs_lite.adapters.encoders.groups import CPU_FORWARD, GPU_FORWARD
 from tfs_lite.adapters.encoders.images import PROCESSOR, ImageEncoder, open_processor
 from tfs_lite.adapters.encoders.model import NAME, Limits, TextEncoder
-from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
+from tfs_lite.adapters.encoders.sentence import LENGTHS, MODULES, PROMPTS, Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import EncoderSettings, encoder_settings
 from tfs_lite.adapters.encoders.task import Task, read_encoder, task_of_version
 from tfs_lite.adapters.encoders.tokens import TextReader
 from tfs_lite.adapters.language.budget import check_network
-from tfs_lite.adapters.language.codec import VOCABULARIES, load_tokenizer
-from tfs_lite.adapters.language.hf_files import CONFIG, read_json, recognises
+from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, load_tokenizer
+from tfs_lite.adapters.language.hf_files import CONFIG, GENERATION_CONFIG, INDEX, read_json, recognises, weight_files
 from tfs_lite.adapters.language.transformers_model import (
     ARTEFACT,
     files_refused,
@@ -39,6 +40,7 @@ from tfs_lite.core.status import failed_precondition, invalid_argument
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_READ = frozenset({CONFIG, INDEX, GENERATION_CONFIG, PROCESSOR, MODULES, LENGTHS, PROMPTS}) | TOKENIZER_FILES
 DEFAULT_LENGTH = 512
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WORKING = 12
@@ -113,7 +115,9 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
     limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
     reader = None
     if tokenizer is not None:
-        reader = TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case)
+        reader = TextReader(
+            tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case, tokenizer.truncation_side
+        )
     return TextEncoder(request, task, module, limits, reader, recipe, wanted.inputs == "tokens")
 
 
@@ -186,4 +190,10 @@ def _check_tokenizer(files: VersionFiles, wanted: EncoderSettings) -> None:
         )
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server")
+def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
+    """The weights, and what says how they are used."""
+    steps = [path for path in paths if MODULES in files.names and path.endswith("/config.json")]
+    return {*weight_files(files), *steps, *_READ}
+
+
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server", reads=_reads)

@@ -66,6 +66,7 @@ def read_recipe(files: VersionFiles) -> Recipe:
         elif path:
             raise failed_precondition(f"{MODULES}: the Transformer is in {path:.80}, expected in the version itself")
     lengths = read_optional(files, LENGTHS)
+    _check_vectors(lengths)
     length = lengths.get("max_seq_length")
     asked = read_optional(files, PROMPTS)
     prompt, dimensions = _prompt(asked), asked.get("truncate_dim")
@@ -81,6 +82,18 @@ def read_recipe(files: VersionFiles) -> Recipe:
         prompt,
         dimensions,
     )
+
+
+def _check_vectors(found: Json) -> None:
+    """FAILED_PRECONDITION if something else is pooled than what the network's last layer says of each token."""
+    modalities = found.get("modality_config")
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    output = text.get("method_output_name") if isinstance(text, dict) else None
+    task = found.get("transformer_task")
+    if task not in (None, "feature-extraction") or output not in (None, "last_hidden_state"):
+        raise failed_precondition(
+            f"{LENGTHS}: {output!s:.80} of {task!s:.80} is pooled; served is last_hidden_state of feature-extraction"
+        )
 
 
 def _steps(directory: str) -> Iterator[tuple[str, str]]:

@@ -115,8 +115,8 @@ def refuse_adapter(files: VersionFiles) -> None:
     if ADAPTER in files.names:
         raise failed_precondition(
             f"{ADAPTER} says that an adapter (LoRA and the like) belongs to the model, and adapters are not applied. "
-            "Merge it: model = peft.AutoPeftModel.from_pretrained(directory).merge_and_unload(), then "
-            f"model.save_pretrained(...); or take {ADAPTER} out to serve the model without it"
+            "Merge it with peft, PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(merged), "
+            f"and publish what that writes; or take {ADAPTER} out to serve the model without it"
         )
 
 

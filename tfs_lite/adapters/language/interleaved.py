@@ -210,7 +210,7 @@ def _check_family(module: PreTrainedModel, length: int) -> None:
             "takes no cache of keys and values, so every new token would cost a forward over the whole text. Publish "
             "it as a program that answers with logits: tfs_lite.save(module, base, example_inputs=...)",
         )
-    full = full_attention_length(config.to_dict())
+    full = full_attention_length(module)
     if full is not None and length > full:
         raise _refused(
             module,

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.adapters.language.hf_files import CONFIG, Json
 from tfs_lite.core.status import failed_precondition
 
-LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LENGTH = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
+    "max_target_positions",
+)
 """What configs call the length that a network was made for."""
 _GROWING_ROPES = frozenset({"dynamic", "longrope"})
 _ORIGINAL = "original_max_position_embeddings"
@@ -38,13 +44,13 @@ def steady_length(config: Json) -> int | None:
     return min(bounds, default=None)
 
 
-def full_attention_length(config: Json) -> int | None:
-    """Up to which length a network of block-sparse attention (BigBird) attends to everything; None for other networks.
-    It stays so afterwards, so later texts would be answered otherwise than before the first short one."""
-    if config.get("attention_type") != "block_sparse":
+def full_attention_length(module: PreTrainedModel) -> int | None:
+    """Up to which length a network of block-sparse attention (BigBird), as it comes, attends to everything; None for
+    other networks. After the first text of such a length it does so with all texts, so answers depend on history."""
+    if not any("BlockSparse" in type(part).__name__ for part in module.modules()):
         return None
-    blocks, size = (config.get(name) for name in ("num_random_blocks", "block_size"))
-    return (5 + 2 * blocks) * size if isinstance(blocks, int) and isinstance(size, int) else 0
+    config = module.config
+    return int((5 + 2 * config.num_random_blocks) * config.block_size)
 
 
 def thresholds(config: Json, length: int) -> list[int]:
