@@ -75,7 +75,7 @@ def check_layers(module: torch.nn.Module, before: Mapping[str, str]) -> None:
             kind = type(module).__name__
             raise failed_precondition(
                 f"{kind} cannot be exported: called with the example it exchanges {name} ({before[name]} becomes "
-                f"{after.get(name, 'nothing')}), and the program would do so with all sizes. Choose before you save it; "
+                f"{after.get(name, 'nothing')}), and the program would do so for all sizes. Choose before you save; "
                 'a BigBird attends to everything after model.set_attention_type("original_full")'
             )
 
