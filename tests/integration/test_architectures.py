@@ -27,7 +27,7 @@ from tfs_lite.testing.servers.process import wait_until
 
 pytestmark = pytest.mark.slow
 SAMPLE = (("embeds", "phi3"), ("classifies", "bart"), ("sees", "pvt"), ("generates", "falcon"))
-SAMPLE_REFUSED = (("generates", "prophetnet"), ("embeds", "big_bird"))
+SAMPLE_REFUSED = (("generates", "prophetnet"), ("embeds", "big_bird"), ("sees", "pp_lcnet"))
 LOADS = 600.0
 """Seconds for all loads."""
 OUTPUTS = {"embeds": "embeddings", "classifies": "logits", "tags": "logits", "sees": "logits"}
