@@ -11,7 +11,8 @@ from typing import Any
 from targets_generation import files_of, packed
 from words import FLOATS, NUMBERS
 
-from tfs_lite.adapters.language.budget import HEAD_SIZES, HEADS, KV_HEADS, LAYERS, LENGTH, WIDTH
+from tfs_lite.adapters.language.budget import HEAD_SIZES, HEADS, KV_HEADS, LAYERS, WIDTH
+from tfs_lite.adapters.language.lengths import LENGTH
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.protocols.openai.fields import NEUTRAL, REFUSED, Chat, Completion
 

@@ -1,15 +1,22 @@
-"""Which platform a version is for: its files decide; where they fit several, the config has to name one."""
+"""Which platform a version is for: its files decide; where they fit several, the config has to name one. And which of
+its files nobody reads: another program may read them, and answer otherwise."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.opening import Platform, VersionFiles, shown
-from tfs_lite.core.manifest import is_litter, is_looked_at
+from tfs_lite.config.batching import VERSION_FILE
+from tfs_lite.config.model import ModelSettings, files_beside
+from tfs_lite.core.manifest import MANIFEST_NAME, is_about, is_litter, is_looked_at
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
+from tfs_lite.protocols.tensorflow.prediction_log import WARMUP_DIRECTORY
 
+UNREAD = "files of the version that are not read, and change no answer"
+_OF_ALL = frozenset({MANIFEST_NAME, VERSION_FILE})
+_FOLDER_OF_ALL = f"{WARMUP_DIRECTORY}/"
 _ARCHIVES = (".pt2", ".pt")
 
 
@@ -51,6 +58,18 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
             f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
         )
     return next(iter(found.values()))
+
+
+def unread_files(files: VersionFiles, paths: Collection[str], platform: Platform, settings: ModelSettings) -> list[str]:
+    """Of a version's files, by their ``paths`` inside it, those that nothing reads although they may be a part of the
+    model, in order. Errors of opening the version, as far as they show in its files."""
+    if platform.reads is None:
+        return []
+    named = " ".join((*settings.parameters.values(), *files_beside(settings)))
+    wanted = [path for path in paths if not (is_about(path) or path in _OF_ALL or path.startswith(_FOLDER_OF_ALL))]
+    wanted = [path for path in wanted if path not in named]
+    read = frozenset(platform.reads(files, wanted))
+    return sorted(path for path in wanted if path not in read)
 
 
 def _none(message: str, code: StatusCode = StatusCode.FAILED_PRECONDITION) -> ServingError:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, unread_files
 from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
 from tfs_lite.adapters.failures import label_of, load_failure
 from tfs_lite.adapters.gpu_placement import GpuReservations
@@ -298,6 +298,9 @@ class ArtifactLoader(Loader):
         if changed:
             logger.warning("%s: its load writes %s into its own directory", label_of(servable_id), shown(changed))
         files.note_loaded(accept=bool(changed))
+        unread = unread_files(request.files, files.paths, platform, request.settings)
+        if unread:
+            logger.warning("%s: %s: %s", label_of(servable_id), UNREAD, shown(unread))
         return servable
 
     def _make_of(self, request: OpenRequest, platform: Platform) -> Servable:

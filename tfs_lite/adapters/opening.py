@@ -16,7 +16,7 @@ nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -94,6 +94,11 @@ class LoadedFiles:
     @property
     def state(self) -> str:
         return self._seen.state
+
+    @property
+    def paths(self) -> list[str]:
+        """Those in the version, without its configs."""
+        return [file.name for file in self._seen.tree.version.files]
 
     def changes(self) -> list[str]:
         """The names of the files that are others now."""
@@ -200,6 +205,9 @@ class Platform:
     whether it goes to a GPU, or raises ServingError; None means that the bound follows from the size of the files.
     ``for_a_moment`` returns the bytes of main memory that opening takes besides.
 
+    ``reads`` returns those of a version's files, given by their paths inside it, that the platform reads; None means
+    that the version's own code may read any.
+
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
     ``shares_weights``: instances in one process on one device have one copy of the weights as a rule (``another``).
@@ -226,6 +234,7 @@ class Platform:
     open_in_process: Callable[[OpenRequest], OpenedModel] | None = None
     shared: tuple[str, ...] = ()
     check_config: Callable[[str, ModelSettings], object] | None = None
+    reads: Callable[[VersionFiles, Collection[str]], Collection[str]] | None = None
 
     @property
     def is_served(self) -> bool:

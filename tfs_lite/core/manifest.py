@@ -6,6 +6,7 @@
       .model.pt2.x7Gh2k         says that a copy is in progress: a version waits for its end, and it is no part of it
       ._model.pt2, .DS_Store    litter, which no publisher writes: it is not looked at
       train.log                 is written beside a training: it is not looked at
+      README.md, optimizer.pt   counts, and is about the model or its training: it is no part of what answers
       tfs_lite.manifest.json    lists every file with size and digest
 
 A version is a directory whose name is a decimal number. Sources, loaders and whoever opens a version again compare
@@ -38,6 +39,15 @@ MAX_FILES = 10_000
 _LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "lost+found", "__pycache__", "@eadir", "$recycle.bin"})
 """In small letters. Besides: hidden files, and what editors leave (``model.py~``, ``#model.py#``)."""
 _LOGS = re.compile(r".+\.log|events\.out\.tfevents\..+")
+_ABOUT = re.compile(
+    r"(.*/)?((readme|licen[sc]e|notice|copying|citation|authors|changelog|requirements)(\..*)?"
+    r"|.+\.(md|rst|pdf|html|ipynb|png|jpe?g|svg|gif|sha256|md5|sig))"
+    r"|(runs|logs|eval|checkpoint-\d+)/.*"
+    r"|training_args\.bin|optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*|trainer_state\.json|(all|train|eval)_results\.json"
+    r"|(pytorch|tf|flax)_model.*|rust_model\.ot|(onnx|openvino|coreml|original)/.*|.+\.gguf",
+    re.IGNORECASE,
+)
+"""Files about a model, those of its training, and its weights in the formats of others."""
 _COPYING_DIRECTORIES = frozenset({".~tmp~", ".rsync-partial", ".cache"})
 """Hidden directories in which rsync and the hub's client keep what has come so far."""
 _PARTIAL = re.compile(r".+\.(part|partial|tmp|filepart|crdownload|incomplete)|\.(?!_|nfs).+\.[A-Za-z0-9]{6}|\.in\..+\.")
@@ -61,6 +71,11 @@ def is_looked_at(path: str) -> bool:
     version, with ``/`` between the parts."""
     parts = path.split("/")
     return not any(map(is_litter, parts)) and _LOGS.fullmatch(parts[-1]) is None
+
+
+def is_about(path: str) -> bool:
+    """Whether a file of a version tells about the model, or is left of its training, and is no part of it."""
+    return _ABOUT.fullmatch(path) is not None
 
 
 def file_stamp(inode: int, ctime_ns: int) -> str:

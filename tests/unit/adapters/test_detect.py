@@ -2,9 +2,10 @@ import re
 
 import pytest
 
-from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.detect import choose_platform, read_version, unread_files
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import add_to_archive
@@ -93,3 +94,56 @@ def test_damaged_archive_counts_as_what_it_weighs(exported):
 
 def test_directory_that_is_gone_is_not_found(tmp_path):
     assert str(tmp_path) not in refusal(read_version, str(tmp_path / "7"), code=StatusCode.NOT_FOUND)
+
+
+UNREAD = {
+    "program": (
+        files("model.pt2"),
+        ["model.pt2", "extra.json", "adapter/adapter_config.json"],
+        ["adapter/adapter_config.json", "extra.json"],
+    ),
+    "documents": (files("model.pt2"), ["model.pt2", "README.md", "LICENSE", "docs/how.pdf", "training_args.bin"], []),
+    "of every platform": (
+        files("model.pt"),
+        ["model.pt", "tfs_lite.manifest.json", "batching_params.pbtxt", "assets.extra/tf_serving_warmup_requests"],
+        [],
+    ),
+    "code of its own": (files("model.py"), ["model.py", "table.json"], []),
+    "SavedModel": (
+        files("saved_model.pb"),
+        ["saved_model.pb", "variables/variables.index", "assets/words.txt", "words.txt"],
+        ["words.txt"],
+    ),
+    "language model": (
+        files("config.json", "model.safetensors"),
+        ["config.json", "model.safetensors", "tokenizer.json", "lora.safetensors", "pytorch_model.bin", "steer.json"],
+        ["lora.safetensors", "steer.json"],
+    ),
+    "sentences": (
+        files("config.json", "model.safetensors", "modules.json"),
+        ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"],
+        ["2_Dense/model.safetensors"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_files_that_nobody_reads_are_found(case):
+    found, paths, unread = UNREAD[case]
+    platform = choose_platform(found, "", PLATFORMS)
+    assert unread_files(found, paths, platform, ModelSettings()) == unread
+
+
+def test_files_that_the_config_names_are_read():
+    settings = ModelSettings(parameters={"custom_ops": "ops.so"})
+    platform, paths = PLATFORMS["pytorch_export"], ["model.pt2", "ops.so", "other.so"]
+    assert unread_files(files("model.pt2"), paths, platform, settings) == ["other.so"]
+
+
+@pytest.mark.parametrize("folder", ["", "model.onnx/"])
+def test_weights_that_an_onnx_file_names_are_read(tmp_path, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "model.onnx").write_bytes(b"..location..weights.data..")
+    found = read_version(str(tmp_path))
+    paths = [f"{folder}model.onnx", f"{folder}weights.data", f"{folder}others.data"]
+    assert unread_files(found, paths, PLATFORMS["onnxruntime_onnx"], ModelSettings()) == [f"{folder}others.data"]

@@ -230,3 +230,12 @@ def test_unload_survives_a_servable_that_cannot_be_closed(exported_once, caplog)
         loader.unload()
     assert "closing a model failed" in caplog.text
     assert loader.servable is None
+
+
+def test_files_that_nobody_read_are_named_in_the_log(exported, loader_for, caplog):
+    (exported / "steer.json").write_text("{}")
+    (exported / "README.md").write_text("about the model")
+    loader = loader_for(exported)
+    loader.load(ID)
+    loader.unload()
+    assert "files of the version that are not read, and change no answer: steer.json" in caplog.text

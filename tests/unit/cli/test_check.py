@@ -48,7 +48,15 @@ def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> No
     takes, gives = {"x": "float[-1,3]"}, {"y": "float[-1,3]", "version": "float[-1]"}
     own = {"name": "serving_default", "method": "predict", "inputs": takes, "outputs": gives}
     assert version.pop("signatures") == [own]
-    assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}
+    assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": "", "unread": []}
+
+
+def test_files_that_would_not_be_read_are_named(published: Path, capsys: Captured) -> None:
+    for name in ("steer.json", "README.md"):
+        (published / "1" / name).write_text("{}")
+    code, model = check(published, capsys)
+    assert (code, model["versions"][0]["unread"]) == (0, ["steer.json"])
+    assert model["remarks"] == ["version 1: files of the version that are not read, and change no answer: steer.json"]
 
 
 def test_what_a_killed_publication_has_left_is_named(published: Path, capsys: Captured) -> None:

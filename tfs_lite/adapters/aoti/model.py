@@ -163,4 +163,5 @@ PLATFORM = Platform(
     open_in_process=open_by_torch,
     shared=EXPORT.shared,
     check_config=check_config,
+    reads=lambda files, paths: {ARTEFACT},
 )

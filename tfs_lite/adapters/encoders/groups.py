@@ -7,12 +7,13 @@ save.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 CPU_FORWARD, GPU_FORWARD = 16, 4096
 """What a forward costs beside its tokens, in tokens."""
 SHARE = 16
 MAX_ROWS = 256
+Grouping = Callable[[Sequence[int]], list[list[int]]]
 
 
 def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -48,3 +49,15 @@ def group_by_length(
         padding = more
         groups[-1].append(index)
     return groups
+
+
+def group_apart(lengths: Sequence[int], shared: int, max_tokens: int, group: Grouping) -> list[list[int]]:
+    """The indices of the rows, in groups: by ``group`` those of at most ``shared`` tokens; longer ones are only with
+    those of their own length."""
+    if max(lengths, default=0) <= shared:
+        return group(lengths)
+    near = [index for index, length in enumerate(lengths) if length <= shared]
+    far = [index for index, length in enumerate(lengths) if length > shared]
+    found = [[near[place] for place in places] for places in group([lengths[index] for index in near])]
+    alike = group_by_length([lengths[index] for index in far], max_tokens, pads=False)
+    return found + [[far[place] for place in places] for places in alike]

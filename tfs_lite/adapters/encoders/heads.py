@@ -40,9 +40,10 @@ POOLINGS: dict[str, Pool] = {"mean": _mean, "cls": _cls, "lasttoken": _last, "ma
 
 
 def embed(vectors: torch.Tensor, mask: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """[rows, width] from [rows, length, width]. ``mask``: [rows, length], 0 where a token does not count."""
+    """[rows, dimensions] from [rows, length, width]. ``mask``: [rows, length], 0 where a token does not count."""
     found = POOLINGS[recipe.pooling](vectors.float(), mask.float())
-    return torch.nn.functional.normalize(found, dim=-1) if recipe.normalize else found
+    found = torch.nn.functional.normalize(found, dim=-1) if recipe.normalize else found
+    return found[:, : recipe.dimensions]
 
 
 class ClassHead:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from tfs_lite.adapters.encoders.heads import ClassHead
-from tfs_lite.adapters.encoders.model import BATCH, NAME, class_outputs, class_signatures
+from tfs_lite.adapters.encoders.model import BATCH, NAME, alike, class_outputs, class_signatures
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.family import load_library
-from tfs_lite.adapters.language.hf_files import read_json, refuse_code
+from tfs_lite.adapters.language.hf_files import CONFIG, read_json, refuse_code
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
@@ -32,6 +32,8 @@ PROCESSOR = "preprocessor_config.json"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64 << 20
 """Of one encoded image."""
+SIDE = 224
+"""Of an image that is tried at the load, where the network takes any size."""
 ROWS = 32
 """Images of one forward."""
 
@@ -53,6 +55,7 @@ class ImageEncoder(LoadedModel):
             images = Signature(inputs, class_outputs(self._head))
             signatures |= {"images": images, **class_signatures(inputs, self._head)}
             signatures |= {DEFAULT_SIGNATURE: images} if takes_images else {}
+        self._check(pixels.inputs[0])
         super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
 
@@ -76,6 +79,30 @@ class ImageEncoder(LoadedModel):
 
     def close(self) -> None:
         del self._module
+
+    def _check(self, spec: TensorSpec) -> None:
+        """FAILED_PRECONDITION if the network does not run on one image and on several, answers one otherwise in
+        company, or gives other classes than the config names."""
+        assert spec.shape is not None
+        shape = [side if isinstance(side, int) else SIDE for side in spec.shape[1:]]
+        pixels = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
+        name, classes = type(self._module).__name__, len(self._head.labels)
+        try:
+            alone, together = self._forward(pixels[:1]), self._forward(pixels)
+        except Exception as error:
+            failure = f"{name} does not run on an image of {shape}: {sentence(error)}"
+        else:
+            failure = (
+                ""
+                if alone.shape == (1, classes)
+                else f"{name} gives {list(alone.shape[1:])} numbers, and {CONFIG} names {classes} classes"
+            )
+            if not np.isfinite(alone).all():
+                failure = f"what the network computes in {self._module.dtype} is not finite"
+            elif not failure and not alike(alone[0], together[0], self._module.dtype):
+                failure = f"{name} answers an image otherwise when there are others in its batch"
+        if failure:
+            raise failed_precondition(failure)
 
     @torch.inference_mode()
     def _forward(self, pixels: Array) -> Array:

@@ -3,7 +3,9 @@
     texts -> rows of tokens -> groups -> a forward for each -> answers in the order of the rows
 
 Requests share a batch as those of other models do. On a CPU the rows of a group are packed, if the network answers the
-same then; else they are of about the same length, and padded.
+same then; else they are of about the same length, and padded. Rows that are longer than some length may only share a
+forward with those of their own: where rotary positions turn with the longest row (longrope), or where a window of the
+network is too long to try it at the load.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_by_length, group_by_tokens
+from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_apart, group_by_length, group_by_tokens
 from tfs_lite.adapters.encoders.heads import ClassHead, embed
 from tfs_lite.adapters.encoders.sentence import Recipe
 from tfs_lite.adapters.encoders.task import Task
 from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
-from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.failures import out_of_memory, sentence
+from tfs_lite.adapters.language.lengths import full_attention_length, steady_length, thresholds
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest
@@ -48,6 +51,9 @@ ALONE, LONGEST = SymbolicDim("n0"), SymbolicDim("longest(n0)")
 TOLERANCES = {torch.float32: 1e-3}
 LOW_TOLERANCE = 0.1
 CHECKED_LENGTH = 1024
+SHORT, LONG = 12, 200
+LEAST = (1, 2, 3, 4, 6, 8)
+"""Tokens of rows that are run at the load."""
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +61,8 @@ logger = logging.getLogger(__name__)
 class Limits:
     """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs beside
     them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it. ``types``: of tokens, 1
-    where the network does not tell them apart."""
+    where the network does not tell them apart. Rows of more than ``shared`` tokens share a forward with those of the
+    same length only. Rows of fewer than ``least`` are padded up to it."""
 
     length: int
     vocabulary: int
@@ -64,6 +71,8 @@ class Limits:
     pads: bool = True
     pad: int = 0
     types: int = 1
+    shared: int = 1 << 31
+    least: int = 1
 
 
 class TextEncoder(LoadedModel):
@@ -90,6 +99,10 @@ class TextEncoder(LoadedModel):
         self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
         self._padding_position: int | None = None
         self._packs = False
+        self._width = 0
+        self._config = module.config.get_text_config().to_dict()
+        module.config.use_cache = False
+        self._check_sparse()
         self._limits = self._checked(request)
         self._packs = self._can_pack(request)
         signatures = self._make_signatures(takes_tokens or reader is None)
@@ -114,7 +127,7 @@ class TextEncoder(LoadedModel):
         found = self._answers(rows)
         if self._task is Task.EMBEDDING:
             counts = np.array([sum(row.mask) for row in rows], np.int32)
-            return {"embeddings": _stacked(found, self._width()), "token_count": counts}
+            return {"embeddings": _stacked(found, self._width), "token_count": counts}
         assert self._head is not None
         if self._task is Task.TEXT_CLASSES:
             return self._head.answer(_stacked(found, len(self._head.labels)))
@@ -138,15 +151,18 @@ class TextEncoder(LoadedModel):
         """Of each row, float32: its embedding, its logits, or the logits of its tokens."""
         limits, lengths = self._limits, [len(row.ids) for row in rows]
         found: list[Array] = [np.empty(0)] * len(rows)
-        if self._packs:
-            groups, forward = group_by_tokens(lengths, limits.tokens), self._packed
-        else:
-            groups, forward = group_by_length(lengths, limits.tokens, limits.forward, limits.pads), self._padded
-        for group in groups:
+        forward = self._packed if self._packs else self._padded
+        for group in group_apart(lengths, limits.shared, limits.tokens, self._groups):
             answers = forward([rows[index] for index in group])
             for index, answer in zip(group, answers, strict=True):
                 found[index] = answer[: len(rows[index].ids)] if self._task is Task.TOKEN_CLASSES else answer
         return found
+
+    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        limits = self._limits
+        if self._packs:
+            return group_by_tokens(lengths, limits.tokens)
+        return group_by_length(lengths, limits.tokens, limits.forward, limits.pads)
 
     @torch.inference_mode()
     def _packed(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
@@ -162,7 +178,8 @@ class TextEncoder(LoadedModel):
 
     @torch.inference_mode()
     def _padded(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
-        shape, device = (len(rows), max(len(row.ids) for row in rows)), self._module.device
+        longest = max(self._limits.least, *(len(row.ids) for row in rows))
+        shape, device = (len(rows), longest), self._module.device
         ids, mask = np.full(shape, self._limits.pad, np.int64), np.zeros(shape, np.int64)
         types = np.zeros(shape, np.int64) if self._limits.types > 1 else None
         for index, row in enumerate(rows):
@@ -179,29 +196,75 @@ class TextEncoder(LoadedModel):
             answer = output.logits.float()
         return list(answer.cpu().numpy())
 
+    def _check_sparse(self) -> None:
+        """FAILED_PRECONDITION for a network whose attention to blocks ends with the first short text."""
+        full = full_attention_length(self._module)
+        if full is not None and self._limits.length > full:
+            raise failed_precondition(
+                f"{type(self._module).__name__} attends to blocks in texts of more than {full} tokens until the first "
+                f"shorter one, and to everything from then on. Set max_length of parameters to {full}, or "
+                "attention_type of config.json to original_full"
+            )
+
     def _checked(self, request: OpenRequest) -> Limits:
-        """The limits, after two rows were run alone and together, and one of the full length. FAILED_PRECONDITION if
-        the network cannot do that, or what it computes is not finite."""
+        """The limits, after rows of many lengths were run alone and with a short one: on both sides of each length at
+        which the network may change its ways. Such lengths that are too long to be tried end those that rows share.
+        FAILED_PRECONDITION if the network cannot do that, or what it computes is not finite or of another shape."""
         limits = self._limits
-        long, short = self._two_rows()
+        steady, changes = steady_length(self._config), thresholds(self._config, limits.length)
+        untried = [length for length in changes if length >= CHECKED_LENGTH]
+        shared = min([limits.length, *([] if steady is None else [steady]), *untried])
+        self._limits = limits = replace(limits, shared=shared, least=self._least_length())
+        tried = {SHORT, 2 * SHORT, LONG, *(each + side for each in changes for side in (0, 1) if each not in untried)}
+        lengths = sorted({min(length, shared) for length in tried})
+        pads, length = True, min(SHORT, shared)
         try:
-            alone, together = self._padded([short])[0], self._padded([short, long])[0]
-            if limits.length <= CHECKED_LENGTH:
-                self._padded([_row([long.ids[0]] * limits.length)])
-        except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            failure = f"{type(self._module).__name__} does not run on {limits.length} tokens: {error!s:.200}"
-        else:
-            failure = "" if np.isfinite(alone).all() else f"what {self._module.dtype} gives is not finite"
+            short = self._sample(length)
+            alone = self._padded([short])[0]
+            for length in lengths:
+                long = self._sample(length)
+                other = self._padded([long])[0]
+                found = self._padded([short, long])
+                pads = pads and self._alike(alone, found[0]) and self._alike(other, found[1])
+            length = limits.length
+            if length <= CHECKED_LENGTH:
+                self._padded([self._sample(length)])
+            failure = (
+                "" if np.isfinite(alone).all() else f"what the network computes in {self._module.dtype} is not finite"
+            )
+        except Exception as error:
+            failure = f"{type(self._module).__name__} does not run on {length} tokens: {sentence(error)}"
+            if getattr(self._module.config, "is_encoder_decoder", False):
+                failure += "; a network with a decoder may need inputs for that: save the class of its encoder alone"
         if failure:
             raise failed_precondition(f"{failure}; see max_length and dtype of parameters")
-        together = together[: len(alone)] if self._task is Task.TOKEN_CLASSES else together
-        pads = self._alike(alone, together)
+        self._width = alone.shape[-1]
+        if self._head is not None and self._width != len(self._head.labels):
+            raise failed_precondition(
+                f"the network has {self._width} classes, and config.json names {len(self._head.labels)}"
+            )
         if not pads:
             logger.info(
                 "%s: padding changes answers; where rows are padded, only those of one length share a forward",
                 request.id,
             )
+        if shared < limits.length:
+            logger.info(
+                "%s: rows of more than %d tokens share a forward with those of their length", request.id, shared
+            )
         return replace(limits, pads=pads)
+
+    def _least_length(self) -> int:
+        """The tokens of the shortest row that the network runs on; 1 if it runs on none, which the check tells."""
+        for length in LEAST:
+            try:
+                self._padded([self._sample(min(length, self._limits.length))])
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+            else:
+                return length
+        return 1
 
     def _can_pack(self, request: OpenRequest) -> bool:
         """Whether rows that are packed are answered as those alone are; the network attends row by row then. Classes of
@@ -210,12 +273,13 @@ class TextEncoder(LoadedModel):
             return False
         from tfs_lite.adapters.encoders.packing import exchanged_attention, padding_position
 
-        rows = [*self._two_rows(), self._two_rows()[1]]
+        wanted = [2 * SHORT, SHORT, SHORT, LONG, *thresholds(self._config, min(self._limits.shared, CHECKED_LENGTH))]
+        rows = [self._sample(min(length, self._limits.shared)) for length in wanted]
         alone = [self._padded([row])[0] for row in rows]
         self._padding_position = padding_position(self._module)
         try:
             with exchanged_attention(self._module):
-                if not all(map(self._alike, alone, self._packed(rows))):
+                if self._limits.least > 1 or not all(map(self._alike, alone, self._packed(rows))):
                     raise ValueError("answers differ")
         except Exception as error:
             logger.info(
@@ -225,16 +289,18 @@ class TextEncoder(LoadedModel):
         return True
 
     def _alike(self, alone: Array, other: Array) -> bool:
-        scale = max(1.0, float(np.abs(alone).max()))
-        return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
+        if self._task is Task.TOKEN_CLASSES:
+            other = other[: len(alone)]
+        return alike(alone, other, self._module.dtype)
 
-    def _two_rows(self) -> tuple[TokenRow, TokenRow]:
-        """A row of random tokens, and the first half of it."""
-        ids = np.random.default_rng(0).integers(self._limits.vocabulary, size=min(self._limits.length, 24)).tolist()
-        return _row(ids), _row(ids[: max(1, len(ids) // 2)])
-
-    def _width(self) -> int:
-        return int(self._module.config.get_text_config().hidden_size)
+    def _sample(self, length: int) -> TokenRow:
+        """The first tokens of a random row that has its end of text where the family looks for one."""
+        ids = np.random.default_rng(0).integers(self._limits.vocabulary, size=length)
+        end = self._config.get("eos_token_id")
+        if type(end) is int and 0 <= end < self._limits.vocabulary:
+            ids[ids == end] = (end + 1) % self._limits.vocabulary
+            ids[-1] = end
+        return _row(ids.tolist())
 
     def _make_signatures(self, takes_tokens: bool) -> dict[str, Signature]:
         length = SymbolicDim("length", self._limits.length)
@@ -254,7 +320,7 @@ class TextEncoder(LoadedModel):
 
     def _outputs(self, first: SymbolicDim, width: SymbolicDim, of_text: bool) -> tuple[TensorSpec, ...]:
         if self._head is None:
-            vectors = TensorSpec("embeddings", DataType.FLOAT, (first, self._width()))
+            vectors = TensorSpec("embeddings", DataType.FLOAT, (first, self._width))
             return (vectors, TensorSpec("token_count", DataType.INT32, (first,)))
         if self._task is Task.TEXT_CLASSES:
             return class_outputs(self._head)
@@ -264,6 +330,12 @@ class TextEncoder(LoadedModel):
             TensorSpec("logits", DataType.FLOAT, (first, width, len(self._head.labels))),
         )
         return (*outputs, TensorSpec("offsets", DataType.INT64, (first, width, 2))) if of_text else outputs
+
+
+def alike(alone: Array, other: Array, dtype: torch.dtype) -> bool:
+    """Whether two answers of a network in ``dtype`` are the same but for rounding."""
+    scale = max(1.0, float(np.abs(alone).max()))
+    return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(dtype, LOW_TOLERANCE)
 
 
 def class_outputs(head: ClassHead) -> tuple[TensorSpec, ...]:

@@ -8,6 +8,8 @@ The version needs no trust, because files with code and pickles are refused.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +17,13 @@ import torch
 from tfs_lite.adapters.encoders.groups import CPU_FORWARD, GPU_FORWARD
 from tfs_lite.adapters.encoders.images import PROCESSOR, ImageEncoder, open_processor
 from tfs_lite.adapters.encoders.model import NAME, Limits, TextEncoder
-from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
+from tfs_lite.adapters.encoders.sentence import LENGTHS, MODULES, PROMPTS, Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import EncoderSettings, encoder_settings
 from tfs_lite.adapters.encoders.task import Task, read_encoder, task_of_version
 from tfs_lite.adapters.encoders.tokens import TextReader
 from tfs_lite.adapters.language.budget import check_network
-from tfs_lite.adapters.language.codec import VOCABULARIES, load_tokenizer
-from tfs_lite.adapters.language.hf_files import CONFIG, read_json, recognises
+from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, load_tokenizer
+from tfs_lite.adapters.language.hf_files import CONFIG, GENERATION_CONFIG, INDEX, read_json, recognises, weight_files
 from tfs_lite.adapters.language.transformers_model import (
     ARTEFACT,
     files_refused,
@@ -38,6 +40,7 @@ from tfs_lite.core.status import failed_precondition, invalid_argument
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_READ = frozenset({CONFIG, INDEX, GENERATION_CONFIG, PROCESSOR, MODULES, LENGTHS, PROMPTS}) | TOKENIZER_FILES
 DEFAULT_LENGTH = 512
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WORKING = 12
@@ -109,10 +112,12 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
         raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
     types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
     forward = GPU_FORWARD if on_gpu else CPU_FORWARD
-    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types)
+    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
     reader = None
     if tokenizer is not None:
-        reader = TextReader(tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case)
+        reader = TextReader(
+            tokenizer.backend_tokenizer, length, pad, recipe.prompt, recipe.lower_case, tokenizer.truncation_side
+        )
     return TextEncoder(request, task, module, limits, reader, recipe, wanted.inputs == "tokens")
 
 
@@ -139,7 +144,13 @@ def _length(module: PreTrainedModel, tokenizer: Any, recipe: Recipe, wanted: Enc
 
 
 def _vocabulary(module: PreTrainedModel) -> int:
-    weight = module.get_input_embeddings().weight
+    """FAILED_PRECONDITION for a network that reads something else than tokens of a table."""
+    try:
+        weight = module.get_input_embeddings().weight
+    except (NotImplementedError, AttributeError):
+        raise failed_precondition(
+            f"{type(module).__name__} has no table of tokens, so it takes no texts here"
+        ) from None
     assert isinstance(weight, torch.Tensor)
     return int(weight.shape[0])
 
@@ -162,7 +173,7 @@ def _types(module: PreTrainedModel) -> int:
 def _with_settings(recipe: Recipe, wanted: EncoderSettings) -> Recipe:
     pooling = recipe.pooling if wanted.pooling is None else wanted.pooling
     normalize = recipe.normalize if wanted.normalize is None else wanted.normalize
-    return Recipe(pooling, normalize, recipe.max_length, recipe.lower_case, recipe.prompt)
+    return replace(recipe, pooling=pooling, normalize=normalize)
 
 
 def _check_inputs(wanted: EncoderSettings, known: tuple[str, ...]) -> None:
@@ -179,4 +190,10 @@ def _check_tokenizer(files: VersionFiles, wanted: EncoderSettings) -> None:
         )
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server")
+def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
+    """The weights, and what says how they are used."""
+    steps = [path for path in paths if MODULES in files.names and path.endswith("/config.json")]
+    return {*weight_files(files), *steps, *_READ}
+
+
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_version, reserve=reserve_version, home="server", reads=_reads)

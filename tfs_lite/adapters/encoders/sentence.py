@@ -3,7 +3,7 @@
     modules.json                      the steps: Transformer, Pooling, Normalize
     1_Pooling/config.json             how token vectors are pooled
     sentence_bert_config.json         the most tokens of a text, whether it is made lower case
-    config_sentence_transformers.json   a prompt that stands before each text
+    config_sentence_transformers.json   a prompt that stands before each text, how many numbers are kept
 
 Without them embeddings are the mean of the token vectors, as they are.
 """
@@ -36,13 +36,15 @@ SUPPORTED = frozenset(POOLINGS.values())
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a text becomes an embedding. ``max_length`` None: the files do not say."""
+    """How a text becomes an embedding. ``max_length`` None: the files do not say. ``dimensions``: how many numbers of
+    an embedding are kept, its first ones; None means all."""
 
     pooling: str = "mean"
     normalize: bool = False
     max_length: int | None = None
     lower_case: bool = False
     prompt: str = ""
+    dimensions: int | None = None
 
 
 def read_recipe(files: VersionFiles) -> Recipe:
@@ -64,8 +66,12 @@ def read_recipe(files: VersionFiles) -> Recipe:
         elif path:
             raise failed_precondition(f"{MODULES}: the Transformer is in {path:.80}, expected in the version itself")
     lengths = read_optional(files, LENGTHS)
+    _check_vectors(lengths)
     length = lengths.get("max_seq_length")
-    prompt = _prompt(read_optional(files, PROMPTS))
+    asked = read_optional(files, PROMPTS)
+    prompt, dimensions = _prompt(asked), asked.get("truncate_dim")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise damaged(f"{PROMPTS}: truncate_dim is {dimensions!r:.80}, expected a number of dimensions")
     if prompt and not with_prompt:
         raise failed_precondition("1_Pooling/config.json leaves the prompt out of the mean, which is not served")
     return Recipe(
@@ -74,7 +80,20 @@ def read_recipe(files: VersionFiles) -> Recipe:
         length if type(length) is int and length > 0 else None,
         lengths.get("do_lower_case") is True,
         prompt,
+        dimensions,
     )
+
+
+def _check_vectors(found: Json) -> None:
+    """FAILED_PRECONDITION if something else is pooled than what the network's last layer says of each token."""
+    modalities = found.get("modality_config")
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    output = text.get("method_output_name") if isinstance(text, dict) else None
+    task = found.get("transformer_task")
+    if task not in (None, "feature-extraction") or output not in (None, "last_hidden_state"):
+        raise failed_precondition(
+            f"{LENGTHS}: {output!s:.80} of {task!s:.80} is pooled; served is last_hidden_state of feature-extraction"
+        )
 
 
 def _steps(directory: str) -> Iterator[tuple[str, str]]:

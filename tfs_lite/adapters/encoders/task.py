@@ -13,7 +13,7 @@ from typing import Any
 from tfs_lite.adapters.encoders.sentence import MODULES
 from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.family import known_config, load_library
-from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_json, refuse_code
+from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_json, refuse_adapter, refuse_code, refuse_quantised
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.config.settings import nearest
 from tfs_lite.core.status import failed_precondition
@@ -48,7 +48,8 @@ MAPPINGS: Mapping[Task, str] = {
 
 def task_of_version(files: VersionFiles) -> Task | None:
     """The task of a version; None for a language model, or a ``config.json`` that says something else. Errors of
-    :func:`~tfs_lite.adapters.language.hf_files.read_json`."""
+    :func:`~tfs_lite.adapters.language.hf_files.read_json`; FAILED_PRECONDITION for an adapter beside the weights."""
+    refuse_adapter(files)
     return task_of(read_json(files.directory, CONFIG), files.names)
 
 
@@ -61,7 +62,7 @@ def task_of(config: Json, names: Collection[str]) -> Task | None:
         return task
     if MODULES in names:
         return Task.EMBEDDING
-    is_base = name.endswith("Model") and not name.endswith("LMHeadModel")
+    is_base = name.endswith(("Model", "Encoder")) and not name.endswith("LMHeadModel")
     is_masked = name.endswith(("ForMaskedLM", "ForPreTraining")) and not config.get("is_decoder")
     return Task.EMBEDDING if is_base or is_masked else None
 
@@ -71,22 +72,43 @@ def read_encoder(files: VersionFiles, task: Task) -> tuple[Any, Any]:
     FAILED_PRECONDITION for what transformers does not have."""
     fields = read_json(files.directory, CONFIG)
     refuse_code(CONFIG, fields)
+    refuse_quantised(fields)
     config = known_config(fields)
-    known = getattr(load_library(), MAPPINGS[task])
-    if type(config) not in known:
-        raise failed_precondition(f"{CONFIG}: transformers has no {config.model_type} that gives {task.value}")
-    found = known[type(config)]
-    candidates = {each.__name__: each for each in (found if isinstance(found, tuple) else (found,))}
-    declared = (config.architectures or [""])[0]
+    declared = str((config.architectures or [""])[0])
     if task is Task.EMBEDDING:
-        return config, candidates.get(declared) or next(iter(candidates.values()))
+        return config, _embedding_class(config, declared, MODULES in files.names)
+    candidates = {each.__name__: each for each in _classes(config, task)}
     if declared not in candidates:
         raise failed_precondition(f"{CONFIG}: architectures is {declared:.100}{nearest(declared, candidates)}")
     labels = read_labels_of(fields, config.num_labels or 2)
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
+        config.num_labels = len(labels)  # a field of its own in some families
     return config, candidates[declared]
+
+
+def _embedding_class(config: Any, declared: str, is_sentence: bool) -> Any:
+    """The class that the directory names; the base class where that has a head. Of a network with an encoder and a
+    decoder, sentence-transformers takes the encoder where transformers has it alone."""
+    library = load_library()
+    named = getattr(library, declared, None)
+    is_base = declared.endswith(("Model", "Encoder")) and isinstance(named, type)
+    if is_base and issubclass(named, library.PreTrainedModel) and named.config_class is type(config):
+        chosen = named
+    else:
+        chosen = _classes(config, Task.EMBEDDING)[0]
+    encoder = getattr(library, f"{chosen.__name__.removesuffix('Model')}EncoderModel", None)
+    return encoder if is_sentence and encoder is not None else chosen
+
+
+def _classes(config: Any, task: Task) -> tuple[Any, ...]:
+    """Those that transformers has for the config. FAILED_PRECONDITION if there is none."""
+    known = getattr(load_library(), MAPPINGS[task])
+    if type(config) not in known:
+        raise failed_precondition(f"{CONFIG}: transformers has no {config.model_type} that gives {task.value}")
+    found = known[type(config)]
+    return found if isinstance(found, tuple) else (found,)
 
 
 def read_labels_of(fields: Json, default: int) -> tuple[str, ...]:

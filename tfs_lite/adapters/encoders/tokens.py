@@ -1,8 +1,8 @@
 """Texts to rows of tokens, by the tokenizer of a version.
 
-A text with more tokens than the network takes is cut at its end; the tokens that the tokenizer adds at both ends stay.
-Tokens of a client are not cut: too many of them are refused. A text without any token gets one token of padding, so
-that it has an answer.
+A text with more tokens than the network takes is cut at its end, or as ``truncation_side`` of the tokenizer says; the
+tokens that the tokenizer adds at both ends stay. Tokens of a client are not cut: too many of them are refused. A text
+without any token gets one token of padding, so that it has an answer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,19 @@ class TokenRow:
 class TextReader:
     """Texts as rows. Any number of threads."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int, pad: int, prompt: str = "", lower_case: bool = False) -> None:
-        """``tokenizer`` belongs to the reader from now on. ``length`` is the most tokens of a row."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        pad: int,
+        prompt: str = "",
+        lower_case: bool = False,
+        cut: str = "right",
+    ) -> None:
+        """``tokenizer`` belongs to the reader from now on. ``length`` is the most tokens of a row; ``cut``: the end at
+        which longer texts lose some, left or right."""
         tokenizer.no_padding()
-        tokenizer.enable_truncation(length)
+        tokenizer.enable_truncation(length, direction=cut)
         self._tokenizer = tokenizer
         self._pad = pad
         self._prompt = prompt

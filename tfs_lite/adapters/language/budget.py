@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config
+from tfs_lite.adapters.language.lengths import LENGTH, sizes, steady_length
 from tfs_lite.adapters.language.weights import read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.adapters.opening import VersionFiles
@@ -27,10 +27,7 @@ HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_hea
 KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "n_head_kv")
 WIDTH = ("hidden_size", "n_embd", "d_model")
 INNER = ("intermediate_size", "n_inner", "ffn_dim")
-LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 HEAD_SIZES = ("head_dim", "v_head_dim", "global_head_dim", "kv_channels")
-ORIGINAL_LENGTH = "original_max_position_embeddings"
-GROWING_ROPES = frozenset({"dynamic", "longrope"})
 FEW_LAYERS = 128
 """Any model may have this many layers, because layers may share weights."""
 FEW_NUMBERS, SLACK = 1024, 4
@@ -81,7 +78,7 @@ def length_of(wanted: GenerationSettings, on_gpu: bool, config: Json) -> int:
     """The tokens of one text, at most as many as the network was made for. Unless the settings ask for more, not beyond
     the length from which rotary positions depend on the longest text of a step. ``config``: the text part."""
     length = wanted.length(on_gpu, _largest(config, LENGTH))
-    return length if wanted.max_model_len else min(length, _steady_length(config) or length)
+    return length if wanted.max_model_len else min(length, steady_length(config) or length)
 
 
 def dtype_name(wanted: GenerationSettings, on_gpu: bool) -> str:
@@ -131,18 +128,6 @@ def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
             raise failed_precondition(f"{CONFIG}: {name} is {found}, and no tensor of the weights is that large")
 
 
-def _steady_length(config: Json) -> int | None:
-    """Up to which position rotary embeddings do not depend on the length of a text; None means for all positions."""
-    found = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(found, dict):
-        return None
-    bounds: list[int] = []
-    for rope in (found, *found.values()):
-        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in GROWING_ROPES:
-            bounds.extend(_sizes(ORIGINAL_LENGTH, rope.get(ORIGINAL_LENGTH) or config.get(ORIGINAL_LENGTH)))
-    return min(bounds, default=None)
-
-
 def _head_size(config: Json, heads: int, width: int) -> int:
     compressed = sum(_largest(config, (name,)) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
     declared = max(_largest(config, HEAD_SIZES) or 0, compressed)
@@ -151,15 +136,5 @@ def _head_size(config: Json, heads: int, width: int) -> int:
 
 def _largest(config: Json, names: Iterable[str]) -> int | None:
     """The largest of these fields, which may be lists with a value for each layer; None if there are none."""
-    found = [number for name in names for number in _sizes(name, config.get(name))]
+    found = [number for name in names for number in sizes(name, config.get(name))]
     return max(found, default=None)
-
-
-def _sizes(name: str, value: Any) -> Iterable[int]:
-    values = value if isinstance(value, list) else [value]
-    for number in values:
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
-            raise failed_precondition(f"{CONFIG}: {name} is {number!r:.50}, expected a size")
-        yield number

@@ -35,6 +35,8 @@ VOCABULARIES = frozenset(
     {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"}
     | {"tekken.json", "tiktoken.model"}
 )
+TOKENIZER_FILES = VOCABULARIES | {CONFIG, TEMPLATE, "merges.txt", "special_tokens_map.json", "added_tokens.json"}
+"""What a tokenizer is made of."""
 MAX_HELD = 8
 """The most tokens that a stream holds back. A character has four bytes at most, so more are not the beginning of
 one."""

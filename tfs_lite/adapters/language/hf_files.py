@@ -26,6 +26,7 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
+ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -37,8 +38,9 @@ Json = Mapping[str, Any]
 
 
 def recognises(files: VersionFiles) -> bool:
-    """Whether the version is one of this platform; also with pickled weights, so that the error names them."""
-    if CONFIG not in files.names or files.names & OTHER_PLATFORMS:
+    """Whether the version is one of this platform; also with pickled weights or as an adapter alone, so that the error
+    names them."""
+    if not files.names & {CONFIG, ADAPTER} or files.names & OTHER_PLATFORMS:
         return False
     return any(name.endswith((SAFETENSORS, *PICKLES)) or name == INDEX for name in files.names)
 
@@ -56,12 +58,17 @@ def read_json(directory: str, name: str) -> Json:
     if len(text) > MAX_JSON_BYTES:
         raise damaged(f"{name} is larger than {MAX_JSON_BYTES} bytes")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(text, object_hook=_special_number)
+    except (ValueError, TypeError, RecursionError) as error:
         raise damaged(f"{name} is truncated or no JSON: {error}") from None
     if not isinstance(found, dict):
         raise damaged(f"{name} holds no JSON object")
     return found
+
+
+def _special_number(found: dict[str, Any]) -> Any:
+    """The float for ``{"__float__": "Infinity"}``, as transformers writes what JSON has no number for."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 def read_optional(files: VersionFiles, name: str) -> Json:
@@ -78,8 +85,7 @@ def read_config(directory: str) -> Json:
     if not isinstance(config.get("model_type"), str):
         raise failed_precondition(f"{CONFIG} has no model_type, which says what network it is")
     refuse_code(CONFIG, config)
-    if config.get("quantization_config"):
-        raise failed_precondition(f"{CONFIG} has quantization_config: quantised weights are not served")
+    refuse_quantised(config)
     if config.get("is_encoder_decoder"):
         raise failed_precondition(
             f"{CONFIG}: {config['model_type']} is an encoder with a decoder, expected a decoder alone"
@@ -97,6 +103,21 @@ def refuse_code(name: str, found: Json) -> None:
                     f"{name} has {key}, which names code outside of transformers; such code is never run. If "
                     f"transformers itself has the model, take {key} out",
                 )
+
+
+def refuse_quantised(config: Json) -> None:
+    if config.get("quantization_config"):
+        raise failed_precondition(f"{CONFIG} has quantization_config: quantised weights are not served")
+
+
+def refuse_adapter(files: VersionFiles) -> None:
+    """FAILED_PRECONDITION if an adapter lies beside the weights: transformers would add it, and answer otherwise."""
+    if ADAPTER in files.names:
+        raise failed_precondition(
+            f"{ADAPTER} says that an adapter (LoRA and the like) belongs to the model, and adapters are not applied. "
+            "Merge it with peft, PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(merged), "
+            f"and publish what that writes; or take {ADAPTER} out to serve the model without it"
+        )
 
 
 def weight_files(files: VersionFiles) -> tuple[str, ...]:

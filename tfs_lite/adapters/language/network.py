@@ -125,6 +125,15 @@ class Network:
         storages: dict[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         return sum(storages.values()) + packed_bytes(self._module) + self.cache.resident_bytes()
 
+    @property
+    def cached_layers(self) -> int:
+        """How many layers attend through the cache."""
+        return len(self.cache.keys)
+
+    def clear(self) -> None:
+        """Forgets all texts."""
+        self.cache.clear()
+
     @contextmanager
     def ordinary(self) -> Iterator[PreTrainedModel]:
         """The module with its own attention. No step may run inside."""

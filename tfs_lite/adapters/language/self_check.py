@@ -1,8 +1,9 @@
 """Checks whether a model may serve many texts in one forward: by the properties of its class, and by numbers.
 
-A family that ignores the replaced attention does not fail; it gives wrong answers. So every model is compared with
-itself before it serves: logits of texts that went through the network in chunks, together, in used slots, against those
-of a plain forward over each whole text.
+A family that ignores the replaced attention, or that cannot go on from a cache, does not fail; it gives wrong answers.
+So every model is compared with itself before it serves: logits of texts that went through the network in chunks,
+together, in used slots, against those of a plain forward over each whole text. One text is longer than the windows and
+other lengths of the config, as far as they are short.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from tfs_lite.adapters.language.budget import GROWING_ROPES
-from tfs_lite.adapters.language.network import Network
+from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.language.lengths import steady_length, thresholds
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 
 TEXT_LENGTHS = (24, 17, 9)
 CHUNK = 7
 SINGLE_ROWS = 8
+MAX_LENGTH = 512
+"""Lengths of the config beyond this one are not tried: that would take longer than to load the weights."""
+PIECES = 8
+"""Of a longer text."""
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Parts of the spread of the logits."""
 LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -42,18 +48,9 @@ def needs_fallback(module: PreTrainedModel, length: int | None = None) -> str | 
     strange = set(getattr(config, "layer_types", None) or ()) - LAYERS
     if strange:
         return f"{name} has layers of other kinds than attention: {', '.join(sorted(map(str, strange)))}"
-    return _growing_rotary(name, config, length)
-
-
-def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
-    """The reason, if rotary embeddings change with the longest text in a forward."""
-    found = getattr(config, "rope_parameters", None) or {}
-    for rope in (found, *found.values()):
-        if not isinstance(rope, Mapping) or rope.get("rope_type") not in GROWING_ROPES:
-            continue
-        first = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None) or 0
-        if length is None or length > first:
-            return f"{name} turns positions by the length of the longest text, from {first} on"
+    first = steady_length(config.to_dict())
+    if first is not None and (length is None or length > first):
+        return f"{name} turns positions by the length of the longest text, from {first} on"
     return None
 
 
@@ -85,21 +82,43 @@ class SelfCheckResult:
         )
 
 
-def self_check(network: Network, module: PreTrainedModel) -> SelfCheckResult:
+class CheckedNetwork(Protocol):
+    """What is compared with its own module."""
+
+    slots: int
+    length: int
+    device: torch.device
+
+    def logits(self, step: Step) -> torch.Tensor:
+        """[wanted, vocabulary]"""
+
+    def ordinary(self) -> AbstractContextManager[PreTrainedModel]:
+        """The module as it came."""
+
+    @property
+    def cached_layers(self) -> int:
+        """How many layers attend through a cache."""
+
+    def clear(self) -> None:
+        """Forgets all texts."""
+
+
+def self_check(network: CheckedNetwork, module: PreTrainedModel) -> SelfCheckResult:
     """Compares ``network`` with its own ``module``, before it serves. No other thread may step it; its cache is clear
     afterwards. An error of a forward becomes the ``cause``, except for lack of memory."""
-    allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), len(network.cache.keys)
+    allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), network.cached_layers
     try:
         texts = _texts(network, module)
         plain = _plain(network, texts)
+        plain.append(plain[0][len(texts[0]) // 2 :])
         compared = [_compare(*pair, allowed) for pair in zip(plain, _served(network, texts), strict=True)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        cause = f"{type(module).__name__} cannot serve several texts at once: {error}"
+        cause = f"{type(module).__name__} fails where a text goes on from a cache: {sentence(error)}"
         return SelfCheckResult(math.inf, allowed, 0, 0, layers, cause)
     finally:
-        network.cache.clear()
+        network.clear()
     differences = [difference for difference, _ in compared]
     worst = math.inf if any(map(math.isnan, differences)) else max(differences)
     is_finite = all(bool(torch.isfinite(logits).all()) for logits in plain)
@@ -107,24 +126,33 @@ def self_check(network: Network, module: PreTrainedModel) -> SelfCheckResult:
     return SelfCheckResult(worst, allowed, others, positions, layers, is_finite=is_finite)
 
 
-def _texts(network: Network, module: PreTrainedModel) -> list[list[int]]:
-    numbers = random.Random(0)
-    size = module.config.get_text_config().vocab_size
-    lengths = [min(length, network.length) for length in TEXT_LENGTHS[: network.slots]]
-    return [[numbers.randrange(size) for _ in range(length)] for length in lengths]
+def _texts(network: CheckedNetwork, module: PreTrainedModel) -> list[list[int]]:
+    """The last text is the longest one, if the config has such lengths."""
+    numbers, config = random.Random(0), module.config.get_text_config()
+    wanted = TEXT_LENGTHS[: network.slots]
+    beyond = [length + 2 for length in thresholds(config.to_dict(), min(network.length, MAX_LENGTH))]
+    if beyond and beyond[-1] > wanted[0]:
+        wanted = (*wanted[: max(1, network.slots - 1)], beyond[-1]) if network.slots > 1 else (beyond[-1],)
+    lengths = [min(length, network.length) for length in wanted]
+    return [[numbers.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
 
 
 @torch.inference_mode()
-def _plain(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
+def _plain(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Positions are those that the library gives a text when it generates."""
     with network.ordinary() as module:
-        return [
-            module(input_ids=torch.tensor([text], device=network.device), use_cache=False).logits[0] for text in texts
-        ]
+        numbers = "position_ids" in inspect.signature(module.forward).parameters
+        found = []
+        for text in texts:
+            ids = torch.tensor([text], device=network.device)
+            positions = {"position_ids": torch.arange(len(text), device=network.device)[None]} if numbers else {}
+            found.append(module(input_ids=ids, use_cache=False, **positions).logits[0])
+        return found
 
 
 @torch.inference_mode()
-def _served(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
-    """Logits of all positions of each text."""
+def _served(network: CheckedNetwork, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Logits of all positions of each text, and of the second half of the first, which goes on from its first half."""
     for slot in range(len(texts)):  # what an earlier text leaves
         network.logits(Step([_all_wanted(slot, 0, texts[0][::-1])]))
     found: list[list[torch.Tensor]] = [[] for _ in texts]
@@ -134,7 +162,9 @@ def _served(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
             rows, torch.split_with_sizes(logits, [len(entry.tokens) for entry in rows]), strict=True
         ):
             found[entry.slot].append(part)
-    return [torch.cat(parts) for parts in found]
+    half = len(texts[0]) // 2
+    again = network.logits(Step([_all_wanted(0, half, texts[0][half:])]))
+    return [*map(torch.cat, found), again]
 
 
 def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
@@ -146,7 +176,7 @@ def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
         rows = []
         for slot, text in enumerate(texts[:begun]):
             start = done[slot]
-            count = max(1, min(CHUNK, len(text) - SINGLE_ROWS - start))
+            count = max(1, min(max(CHUNK, len(text) // PIECES), len(text) - SINGLE_ROWS - start))
             if start < len(text):
                 rows.append(_all_wanted(slot, start, text[start : start + count]))
                 done[slot] += count

@@ -22,7 +22,7 @@ from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, res
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
-from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional
+from tfs_lite.adapters.language.hf_files import CONFIG, GENERATION_CONFIG, check_settings, eos_ids, read_optional
 from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
@@ -36,6 +36,8 @@ from tfs_lite.protocols.generation_tensors import generation_signature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from tfs_lite.adapters.language.self_check import SelfCheckResult
 
 NAME = "transformers"
 ARTEFACT = "config.json and *.safetensors"
@@ -230,11 +232,11 @@ def _capture(network: StepNetwork, request: OpenRequest) -> None:
 def choose_network(
     module: PreTrainedModel, device: torch.device, slots: int, length: int, may_fall_back: bool, fixed: bool = False
 ) -> tuple[StepNetwork, str]:
-    """The network, and why it takes one text at a time; the reason is empty for a batched network, which has passed its
-    self-check. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with the reason, if it may
-    not fall back."""
+    """The network, which has passed its self-check, and why it takes one text at a time; the reason is empty for a
+    batched network. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with the reason, if it
+    may not fall back or fails that way too."""
     from tfs_lite.adapters.language.interleaved import InterleavedNetwork
-    from tfs_lite.adapters.language.self_check import needs_fallback
+    from tfs_lite.adapters.language.self_check import needs_fallback, self_check
 
     why = needs_fallback(module, length)
     if why is None:
@@ -246,7 +248,15 @@ def choose_network(
         module.set_attn_implementation(attention)
     if not may_fall_back:
         raise failed_precondition(f"texts cannot share steps, and parameters.fallback is refuse: {why}")
-    return InterleavedNetwork(module, device, slots, length), why
+    alone = InterleavedNetwork(module, device, slots, length)
+    result = self_check(alone, module)
+    _require_finite(result, module)
+    if not result.ok:
+        raise failed_precondition(
+            f"models of the family {module.config.model_type} cannot be served: in pieces, on a cache, a text gets "
+            f"other answers than as a whole ({result}). A network that is to generate may need is_decoder in {CONFIG}"
+        )
+    return alone, why
 
 
 def _batched_network(
@@ -263,9 +273,13 @@ def _batched_network(
         if out_of_memory(error):
             raise
         return sentence(error)
+    _require_finite(result, module)
+    return network if result.ok else str(result)
+
+
+def _require_finite(result: SelfCheckResult, module: PreTrainedModel) -> None:
     if not result.is_finite:
         raise failed_precondition(f"what the network computes in {module.dtype} is not finite: try another dtype")
-    return network if result.ok else str(result)
 
 
 def _vocabulary(module: PreTrainedModel) -> int:

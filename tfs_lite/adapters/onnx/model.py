@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, Versi
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadPhase
+from tfs_lite.core.manifest import open_plain
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
     DataType,
@@ -283,6 +284,19 @@ def recognises(files: VersionFiles) -> bool:
     return ARTEFACT in files.names or os.path.isfile(os.path.join(files.directory, ARTEFACT, ARTEFACT))
 
 
+def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
+    """The model, and the files of weights: those whose names are in it."""
+    artefact = artefact_path(files)
+    folder = "" if ARTEFACT in files.names else f"{ARTEFACT}/"
+    others = [path for path in paths if path != folder + ARTEFACT]
+    if not others:
+        return {folder + ARTEFACT}
+    with open_plain(artefact) as file:
+        content = file.read()
+    named = {path for path in others if os.fsencode(path.removeprefix(folder)) in content}
+    return {folder + ARTEFACT, *named}
+
+
 PLATFORM = Platform(
     NAME,
     ARTEFACT,
@@ -293,4 +307,5 @@ PLATFORM = Platform(
     extra="onnx",
     open_in_process=open_in_process,
     check_config=check_config,
+    reads=_reads,
 )

@@ -221,5 +221,6 @@ PLATFORM = Platform(
     open_in_process=open_by_torch,
     shared=("tfs_lite.adapters.exported.torch_loader",),
     check_config=check_config,
+    reads=lambda files, paths: {ARTEFACT},
     shares_weights=True,
 )

@@ -208,4 +208,4 @@ def _recognises(files: VersionFiles) -> bool:
     return ARTEFACT in files.names
 
 
-PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_script)
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_script, reads=lambda files, paths: {ARTEFACT})

@@ -61,6 +61,36 @@ def refusal(
     return failed_precondition(f"{kind} cannot be exported: {reason}")
 
 
+def layers_of(module: torch.nn.Module) -> dict[str, str]:
+    """The class of each layer, by its name."""
+    return {name: type(layer).__name__ for name, layer in module.named_modules()}
+
+
+def check_layers(module: torch.nn.Module, before: Mapping[str, str]) -> None:
+    """FAILED_PRECONDITION for a module that has exchanged layers while it was called: by the size of the example it has
+    chosen what the program would do with all sizes."""
+    after = layers_of(module)
+    for name in before:
+        if after.get(name) != before[name]:
+            kind = type(module).__name__
+            raise failed_precondition(
+                f"{kind} cannot be exported: called with the example it exchanges {name} ({before[name]} becomes "
+                f"{after.get(name, 'nothing')}), and the program would do so for all sizes. Choose before you save; "
+                'a BigBird attends to everything after model.set_attention_type("original_full")'
+            )
+
+
+def advised(module: torch.nn.Module, error: ServingError) -> ServingError:
+    """An error of opening what was exported, with what to write instead, if that is known."""
+    if "transformers.grouped_mm" not in str(error):
+        return error
+    return failed_precondition(
+        f"{type(module).__name__} cannot be exported: its experts run an operator of transformers, and a program that "
+        "needs no trust has PyTorch's alone. Choose them before you save it: "
+        'model.set_experts_implementation("batched_mm")'
+    )
+
+
 def _fails_itself(module: torch.nn.Module, given: Example, example: Example) -> str:
     """Why the module fails without any export; empty if it does not."""
     fails = _call(module, given)

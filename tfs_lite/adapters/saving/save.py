@@ -40,7 +40,7 @@ from tfs_lite.adapters.saving.examples import (
     read_examples,
 )
 from tfs_lite.adapters.saving.outputs import by_flat_name
-from tfs_lite.adapters.saving.refusals import refusal, without_torch_logs
+from tfs_lite.adapters.saving.refusals import advised, check_layers, layers_of, refusal, without_torch_logs
 from tfs_lite.core.publish import commit, staging_directory
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
@@ -102,11 +102,13 @@ def save(
         _as_served(module),
         _named_inputs(module, given),
     ):
+        layers = layers_of(module)
         try:
             program = _export(module, example, dynamic_shapes)
         except Exception as error:
             # torch's own stack, which a beginner cannot use, is logged and not shown
             raise refusal(module, given, example, dynamic_shapes, error) from None
+        check_layers(module, layers)
         path = os.path.join(staging, ARTEFACT)
         _check_disk(staging, program)
         if compile == "aoti":
@@ -116,7 +118,11 @@ def save(
             torch.export.save(program, path)
         del program
         opens = open_compiled if compile == "aoti" else _open_exported
-        with contextlib.closing(opens(_request(staging, module, example, trusted))) as saved:
+        try:
+            opened = opens(_request(staging, module, example, trusted))
+        except ServingError as error:
+            raise advised(module, error) from None
+        with contextlib.closing(opened) as saved:
             check_answers(saved, module, example, free)
         return Path(commit(staging, os.fspath(base), version).path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ EXTRA = "tensorflow"
 LIBRARY = "tensorflow"
 OPEN_VERSION = "tfs_lite.adapters.tensorflow.program:open_version"
 """The function that opens a version in its process."""
+_READ = re.compile(r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets)/.*")
 _MIB = 1 << 20
 PROCESS_BYTES = 600 * _MIB
 """What a process with TensorFlow takes beside the weights."""
@@ -120,5 +122,6 @@ PLATFORM = Platform(
     home="process",
     program=OPEN_VERSION,
     sandbox="required",
+    reads=lambda files, paths: [path for path in paths if _READ.fullmatch(path)],
     check_config=lambda directory, settings: inspect_saved_model(directory, SERVE, True, settings),
 )

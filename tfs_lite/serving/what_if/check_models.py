@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.adapters.aoti import model as aoti
-from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, unread_files
 from tfs_lite.adapters.encoders.platform import inspect_version
 from tfs_lite.adapters.encoders.task import task_of_version
 from tfs_lite.adapters.exported.document import inspect_exported
@@ -29,7 +29,7 @@ from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
 from tfs_lite.adapters.onnx.model import NAME as ONNX
 from tfs_lite.adapters.onnx.model import inspect_onnx
-from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.opening import VersionFiles, shown
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
 from tfs_lite.adapters.python.model import declared_signature, no_class
@@ -46,7 +46,7 @@ from tfs_lite.config.signatures import short_method
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, read_tree
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
@@ -79,6 +79,8 @@ class VersionCheck:
     platform: str = ""
     reason: str = ""
     signatures: tuple[SignatureCheck, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Files that a load would not read, although they may be a part of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class ModelCheck:
     label_problems: tuple[str, ...] = ()
     """Labels of versions that would not be served."""
     remarks: tuple[str, ...] = ()
-    """What looks like a version and is none."""
+    """What looks like a version and is none; files of versions that are not read."""
 
     @property
     def ok(self) -> bool:
@@ -141,7 +143,10 @@ def check_model(
         ordered,
         look.report.problem.message,
         _label_problems(labels, ordered),
-        tuple(f"{name} beside the versions is passed over: {why}" for name, why in look.report.passed_over.items()),
+        (
+            *(f"{name} beside the versions is passed over: {why}" for name, why in look.report.passed_over.items()),
+            *(f"version {check.version}: {UNREAD}: {shown(check.unread)}" for check in ordered if check.unread),
+        ),
     )
 
 
@@ -203,11 +208,12 @@ def check_version(
         if isinstance(own, Signature):
             own = {DEFAULT_SIGNATURE: own}
         signatures = check_signatures(own, settings, path)
+        unread = unread_files(files, [file.name for file in read_tree(path).version.files], chosen, settings)
     except (ServingError, OSError) as error:
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
     except Exception as error:  # of torch, for an archive that it cannot read
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
-    return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures)
+    return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures, unread=tuple(unread))
 
 
 def settings_of(path: str, place: str, model: str) -> ModelSettings:

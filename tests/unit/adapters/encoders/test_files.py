@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -16,7 +17,7 @@ from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import encoder_settings
-from tfs_lite.adapters.encoders.task import Task, read_labels_of, task_of
+from tfs_lite.adapters.encoders.task import Task, read_encoder, read_labels_of, task_of
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
@@ -31,6 +32,8 @@ TASKS = [
     ("ViTForImageClassification", (), Task.IMAGE_CLASSES),
     ("BertModel", (), Task.EMBEDDING),
     ("BertForMaskedLM", (), Task.EMBEDDING),
+    ("T5EncoderModel", (), Task.EMBEDDING),
+    ("BertGenerationEncoder", (), Task.EMBEDDING),
     ("Qwen3ForCausalLM", ("modules.json",), Task.EMBEDDING),
     ("Qwen3ForCausalLM", (), None),
     ("GPT2LMHeadModel", (), None),
@@ -61,6 +64,54 @@ def test_a_table_of_labels_with_gaps_is_damaged(table: Any) -> None:
     assert caught.value.code is StatusCode.DATA_LOSS
 
 
+CLASSES = [
+    ("t5", "T5EncoderModel", (), "T5EncoderModel"),
+    ("t5", "T5Model", (), "T5Model"),
+    ("t5", "T5ForConditionalGeneration", ("modules.json",), "T5EncoderModel"),
+    ("mt5", "MT5EncoderModel", (), "MT5EncoderModel"),
+    ("umt5", "UMT5Model", ("modules.json",), "UMT5EncoderModel"),
+    ("bert", "BertForMaskedLM", (), "BertModel"),
+    ("bert", "GPT2Model", (), "BertModel"),
+    ("bert", "json", (), "BertModel"),
+    ("bert-generation", "BertGenerationEncoder", (), "BertGenerationEncoder"),
+]
+
+
+@pytest.mark.parametrize(("kind", "declared", "files", "opened"), CLASSES)
+def test_embeddings_are_those_of_the_class_that_the_directory_names(
+    tmp_path: Path, kind: str, declared: str, files: tuple[str, ...], opened: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [declared]}))
+    for name in files:
+        (tmp_path / name).write_text("[]")
+    _, made = read_encoder(read_version(str(tmp_path)), Task.EMBEDDING)
+    assert made.__name__ == opened
+
+
+def test_number_of_classes_counts_where_a_family_has_a_field_of_its_own_for_it(tmp_path: Path) -> None:
+    fields = {"model_type": "pvt", "architectures": ["PvtForImageClassification"], "num_labels": 3}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config, _ = read_encoder(read_version(str(tmp_path)), Task.IMAGE_CLASSES)
+    assert (config.num_labels, len(config.id2label)) == (3, 3)
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    fields = {"model_type": "bert", "architectures": ["BertModel"], "quantization_config": {"bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ServingError, match="quantised weights"):
+        read_encoder(read_version(str(tmp_path)), Task.EMBEDDING)
+
+
+def test_an_adapter_beside_the_weights_is_refused_in_words_that_help(tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    said = refusal(lambda: opened(tmp_path), code=StatusCode.FAILED_PRECONDITION)
+    assert "adapters are not applied. Merge it with peft" in said
+    (tmp_path / "config.json").unlink()
+    assert PLATFORM.recognises(read_version(str(tmp_path)))
+
+
 def recipe(directory: Path) -> Recipe:
     return read_recipe(read_version(str(directory)))
 
@@ -71,6 +122,55 @@ def test_recipe_is_that_of_sentence_transformers(tmp_path: Path) -> None:
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     assert recipe(tmp_path) == Recipe("lasttoken", True, 9, True, "query: ")
+
+
+def test_only_the_first_numbers_are_kept_where_sentence_transformers_truncates(tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    add_sentence_files(tmp_path)
+    text = {"text": np.array([b"the cat sat"], object)}
+    whole = opened(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    model = opened(tmp_path)
+    assert model.signatures["text"].outputs[0].shape[-1] == 8
+    expected = whole.run("text", text, ())["embeddings"][:, :8]  # of length 1 before it was cut
+    np.testing.assert_array_equal(model.run("text", text, ())["embeddings"], expected)
+    model.close()
+    whole.close()
+
+
+@pytest.mark.parametrize("wrong", [0, "8", 2.5, True])
+def test_a_number_of_dimensions_that_is_none_is_damaged(tmp_path: Path, wrong: Any) -> None:
+    add_sentence_files(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": wrong}))
+    with pytest.raises(ServingError, match="truncate_dim") as caught:
+        recipe(tmp_path)
+    assert caught.value.code is StatusCode.DATA_LOSS
+
+
+OTHER_VECTORS = [
+    {"transformer_task": "fill-mask"},
+    {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+]
+
+
+@pytest.mark.parametrize("fields", OTHER_VECTORS)
+def test_other_vectors_than_those_of_the_last_layer_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    add_sentence_files(tmp_path, **fields)
+    with pytest.raises(ServingError, match="served is last_hidden_state"):
+        recipe(tmp_path)
+
+
+def test_a_long_text_loses_the_end_that_the_tokenizer_says(tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    words = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "ran", "home"]
+    text = {"text": np.array([" ".join(words).encode()], object)}
+    wanted = {"text": np.array([" ".join(words[-4:]).encode()], object)}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "truncation_side": "left"}))
+    model = opened(tmp_path, max_length="6")
+    found, expected = (model.run("text", each, ())["embeddings"] for each in (text, wanted))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    model.close()
 
 
 STEPS = {

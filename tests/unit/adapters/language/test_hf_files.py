@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from tfs_lite.adapters.language.hf_files import (
     check_settings,
     eos_ids,
     read_config,
+    read_json,
     recognises,
     weight_files,
 )
+from tfs_lite.adapters.language.lengths import steady_length, thresholds
 from tfs_lite.config.generation import GenerationSettings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import StatusCode
@@ -293,3 +296,43 @@ def test_budget_of_a_config_without_sense_is_refused_by_field(tmp_path, value):
 def test_budget_without_a_readable_config_is_an_error(tmp_path):
     weights(tmp_path, a=(1,))
     assert CONFIG in refusal(reserve, write(tmp_path, CONFIG, b"{"), ModelSettings(), False, code=StatusCode.DATA_LOSS)
+
+
+def test_numbers_that_json_has_not_are_read_as_transformers_writes_them(tmp_path):
+    write(tmp_path, CONFIG, {"limits": [0.0, {"__float__": "Infinity"}], "least": {"__float__": "-Infinity"}})
+    assert read_json(str(tmp_path), CONFIG) == {"limits": [0.0, math.inf], "least": -math.inf}
+    write(tmp_path, CONFIG, {"limits": {"__float__": "many"}})
+    assert CONFIG in refusal(read_json, str(tmp_path), CONFIG, code=StatusCode.DATA_LOSS)
+    write(tmp_path, CONFIG, {"limits": {"__float__": []}})
+    assert CONFIG in refusal(read_json, str(tmp_path), CONFIG, code=StatusCode.DATA_LOSS)
+
+
+def test_lengths_at_which_a_network_may_change_its_ways_are_found_by_name():
+    config = {
+        "max_position_embeddings": 512,
+        "sliding_window": 128,
+        "attention_window": [16, 32],
+        "max_window_layers": 28,
+        "position_buckets": -1,
+        "position_embedding_type": "absolute",
+        "hidden_size": 64,
+        "rope_parameters": {"full": {"original_max_position_embeddings": 256}},
+    }
+    assert thresholds(config, 512) == [16, 32, 128, 256]
+    assert thresholds(config, 32) == [16]
+    assert len(thresholds({"window": list(range(2, 100))}, 512)) == 16
+
+
+@pytest.mark.parametrize(
+    ("rope", "steady"),
+    [
+        (None, None),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 128}, None),
+        ({"type": "longrope", "original_max_position_embeddings": 128}, 128),
+        ({"rope_type": "longrope"}, 512),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512),
+        ({"full": {"rope_type": "longrope", "original_max_position_embeddings": 64}, "sliding": None}, 64),
+    ],
+)
+def test_positions_are_steady_up_to_the_length_that_the_config_names(rope, steady):
+    assert steady_length({"max_position_embeddings": 512, "rope_parameters": rope}) == steady

@@ -11,9 +11,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from tfs_lite.adapters.language.interleaved import InterleavedNetwork
+from tfs_lite.adapters.language.self_check import self_check
+from tfs_lite.adapters.language.transformers_model import choose_network
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.language.architectures import small_config
 
 VOCABULARY = 97
 CPU = torch.device("cpu")
@@ -236,3 +239,63 @@ def test_family_with_an_encoder_is_refused() -> None:
     )
     module = transformers.BartForConditionalGeneration(config).eval()
     assert "has an encoder" in refusal(InterleavedNetwork, module, CPU, 2, 10, code=StatusCode.FAILED_PRECONDITION)
+
+
+def longrope() -> PreTrainedModel:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 16
+    sizes = {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0}
+    return _built(transformers.Phi3Config(rope_parameters=rope, original_max_position_embeddings=16, **sizes, **DEEP))
+
+
+def test_a_text_that_crosses_the_length_at_which_positions_change_is_read_anew() -> None:
+    module = longrope()
+    network = InterleavedNetwork(module, CPU, 2, 60)
+    prompt = _prompts(1)[0][:5]
+    tokens = _continued(network, 0, [*prompt, *_best(network, _rows(0, prompt))], 24)
+    wanted = list(prompt)
+    for _ in range(25):
+        with torch.inference_mode():
+            wanted.append(int(module(input_ids=torch.tensor([wanted]), use_cache=False).logits[0, -1].argmax()))
+    assert tokens == wanted
+    copied, back = [*tokens[:9], 7], [*tokens[:9], 5, 6]  # both go on from a longer text, whose positions were others
+    found = network.logits(Step([_rows(1, copied, 9)], [Copy(0, 1, 9)])), network.logits(Step([_rows(0, back, 9)]))
+    for text, logits in zip((copied, back), found, strict=True):
+        with torch.inference_mode():
+            torch.testing.assert_close(logits[0], module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1])
+
+
+def _small(kind: str, **fields: object) -> PreTrainedModel:
+    return _built(small_config(kind, vocab_size=VOCABULARY, **fields))
+
+
+REFUSED = {
+    "no cache": (lambda: _small("openai-gpt"), "takes no cache of keys and values.*tfs_lite.save"),
+    "blocks": (lambda: _small("big_bird", is_decoder=True), "Set max_model_len of parameters to 28, or attention_type"),
+    "one token": (lambda: _small("prophetnet", is_decoder=True), "as a whole .*supported for `decoder_input_ids` of"),
+    "both ways": (lambda: _small("bert-generation"), "logits differ by .* may need is_decoder in config.json"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_go_on_from_a_cache_is_refused_at_the_load(case: str) -> None:
+    build, words = REFUSED[case]
+    with pytest.raises(ServingError, match=words) as caught:
+        choose_network(build(), CPU, 3, 40, True)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+def test_a_network_of_blocks_is_served_as_far_as_it_attends_to_everything() -> None:
+    network, why = choose_network(_small("big_bird", is_decoder=True), CPU, 3, 28, True)
+    assert isinstance(network, InterleavedNetwork)
+    assert why
+
+
+@families
+def test_the_fallback_passes_its_self_check_and_forgets_the_texts(build: Build) -> None:
+    module = build()
+    network = InterleavedNetwork(module, CPU, 3, 40)
+    result = self_check(network, module)
+    assert result.ok, str(result)
+    with pytest.raises(ValueError, match="place 0 holds 0 tokens"):
+        network.logits(Step([_rows(0, [1, 2, 3], 2)]))

@@ -111,7 +111,7 @@ def test_a_forward_that_raises_is_the_cause_and_not_an_error() -> None:
     module.model.layers[1].self_attn.layer_idx = 7
     result = self_check(network, module)
     assert not result.ok
-    assert "LlamaForCausalLM cannot serve several texts" in str(result)
+    assert "LlamaForCausalLM fails where a text goes on from a cache" in str(result)
 
 
 def test_logits_that_are_no_numbers_do_not_pass() -> None:

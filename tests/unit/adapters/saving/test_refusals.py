@@ -266,3 +266,35 @@ def test_quantised_modules_and_sparse_tensors_are_named_as_what_they_are(tmp_pat
 class MakesSparse(torch.nn.Module):
     def forward(self, x):
         return x.to_sparse()
+
+
+class Sparse(torch.nn.Module):
+    """Exchanges a layer when it is called with few columns, as BigBird does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.ReLU()
+
+    def forward(self, x):
+        if x.shape[1] < 10:
+            self.inner = torch.nn.GELU()
+        return self.inner(x)
+
+
+def test_a_module_that_chooses_its_layers_by_the_example_is_refused(tmp_path):
+    said = refusal(save, Sparse(), tmp_path, example_inputs=(ROWS,), code=StatusCode.FAILED_PRECONDITION)
+    assert "exchanges inner (ReLU becomes GELU)" in said
+    assert save(Sparse(), tmp_path, example_inputs=(torch.ones(4, 12),)).name == "1"
+
+
+def test_a_mixture_of_experts_is_told_which_of_its_ways_needs_no_trust(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, **heads}
+    config = transformers.MixtralConfig(**small, num_local_experts=2, vocab_size=30, use_cache=False)
+    module, ids = transformers.MixtralForCausalLM(config).eval(), torch.randint(0, 30, (1, 6))
+    said = refusal(save, module, tmp_path, example_inputs={"input_ids": ids}, code=StatusCode.FAILED_PRECONDITION)
+    assert 'model.set_experts_implementation("batched_mm")' in said
+    assert "trusted" not in said
+    module.set_experts_implementation("batched_mm")
+    assert save(module, tmp_path, example_inputs={"input_ids": ids}).name == "1"
