@@ -148,7 +148,7 @@ def test_disk_of_one_model_hangs_and_the_others_go_on(serve: Callable[..., Serve
     disk = hang.HangingDisk(tmp_path)
     for name in ("well", "sick"):
         models.write(name, 1)
-    server = serve(command=default_command(), env={**os.environ, **disk.env})
+    server = serve("--disk_timeout_seconds=2", command=default_command(), env={**os.environ, **disk.env})
     for name in ("well", "sick"):
         server.wait_for(name, 1)
     try:
@@ -158,7 +158,7 @@ def test_disk_of_one_model_hangs_and_the_others_go_on(serve: Callable[..., Serve
         server.wait_for("well", 2)
         assert server.hanging("disk", "sick")
         assert "BASE_PATH_PROBLEM" in server.events("sick")
-        assert "has not answered for 10 s" in server.process.get("/v1/models")[1].decode()
+        assert "has not answered for 2 s" in server.process.get("/v1/models")[1].decode()
         assert server.post("/v1/config:reload") == 200
         models.write("late", 1)
         server.wait_for("late", 1)

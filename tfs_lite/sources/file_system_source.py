@@ -353,7 +353,9 @@ class FileSystemStoragePathSource:
         look = self._look_closely(stream, config)
         if self._conclude(stream, look, forced or now >= stream.full_at, stamps):
             stream.device = stamps[0][0] if stamps[0] else 0
-            stream.full_at = now + FULL_LOOK_SECONDS * (1.0 if stream.full_at else random.random())  # not all at once
+            if now >= stream.full_at:
+                share = 1.0 if stream.full_at else random.random()  # not all at once
+                stream.full_at = now + FULL_LOOK_SECONDS * share
             self._prepare_next(stream, look, rests)
 
     def _stamp(self, paths: Iterable[str]) -> _Stamps:
