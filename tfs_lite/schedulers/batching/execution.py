@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
@@ -65,9 +66,13 @@ class Execution:
         if not ok and len(calls) > 1:
             return self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)
-        for call, answer in zip(calls, answers, strict=True):
+        given: Sequence[Any] = answers  # all of them outputs if the run went well
+        for call, answer in zip(calls, given, strict=True):
             call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
-            finish(call, complete(call, answer, call.outputs or queue.outputs, self._name), self._name)
+            wanted = call.outputs or queue.outputs
+            if ok and len(answer) < len(wanted):
+                answer = complete(call, answer, wanted, self._name)
+            finish(call, answer, self._name)
         return None
 
     def _attempt(
