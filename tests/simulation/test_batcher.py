@@ -281,6 +281,21 @@ def test_every_call_is_answered_once_and_rightly_whatever_happens(request: pytes
         RUNS.check(request.config.getoption("--hypothesis-seed"))
 
 
+@pytest.mark.parametrize("verdict", [Verdict.LOST, Verdict.UNREAD, Verdict.BUSY])
+def test_call_behind_a_part_that_was_lost_is_told_so_where_nothing_is_queued_again(verdict: Verdict) -> None:
+    """Its batch has failed, and its own part of it is not run any more."""
+    with no_threads_left():
+        story = Batcher()
+        story.begin(
+            wanted=BatchSettings(max_batch_size=2, max_queued_calls=2), models=(1, 1), stepwise=True, retries=None
+        )
+        story.submit_some(signature="a", sizes=[1, 1], moves=[])
+        story.settle()
+        story.finish_run(index=0, verdict=Verdict.FAILS, moves=[])
+        story.finish_run(index=0, verdict=verdict, moves=[0, 0])
+        story.teardown()
+
+
 # The simulation notices what it is there to notice.
 
 

@@ -291,7 +291,8 @@ class TextEncoder(LoadedModel):
     def _alike(self, alone: Array, other: Array) -> bool:
         if self._task is Task.TOKEN_CLASSES:
             other = other[: len(alone)]
-        return alike(alone, other, self._module.dtype)
+        scale = max(1.0, float(np.abs(alone).max()))
+        return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
 
     def _sample(self, length: int) -> TokenRow:
         """The first tokens of a random row that has its end of text where the family looks for one."""
@@ -330,12 +331,6 @@ class TextEncoder(LoadedModel):
             TensorSpec("logits", DataType.FLOAT, (first, width, len(self._head.labels))),
         )
         return (*outputs, TensorSpec("offsets", DataType.INT64, (first, width, 2))) if of_text else outputs
-
-
-def alike(alone: Array, other: Array, dtype: torch.dtype) -> bool:
-    """Whether two answers of a network in ``dtype`` are the same but for rounding."""
-    scale = max(1.0, float(np.abs(alone).max()))
-    return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(dtype, LOW_TOLERANCE)
 
 
 def class_outputs(head: ClassHead) -> tuple[TensorSpec, ...]:

@@ -7,6 +7,7 @@ network, attention, layout, cache   many texts in one forward, each with its slo
 packed                  linear layers as oneDNN reads them fastest
 sampler, exponential_sampling   logits to tokens
 fixed_decode, engine_stream   decode steps of fixed shapes for CUDA graphs; the stream of an engine
+lengths                 at which a network may change its ways; checks run texts on both sides of them
 self_check              whether the model may be batched, found out by numbers
 interleaved             the fallback for models that cannot be batched
 """

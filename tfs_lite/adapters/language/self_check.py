@@ -74,6 +74,11 @@ class SelfCheckResult:
     def ok(self) -> bool:
         return not self.cause and self.layers > 0 and self.difference <= self.allowed and self.other_tokens == 0
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether answers are others, and not only rounded otherwise, which may send a token to another expert."""
+        return bool(self.cause) or (self.difference > self.allowed and 10 * self.other_tokens > self.positions)
+
     def __str__(self) -> str:
         return self.cause or (
             f"logits differ by {self.difference:.2g} of their spread, {self.allowed:.2g} is allowed, and "

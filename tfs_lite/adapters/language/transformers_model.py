@@ -251,7 +251,7 @@ def choose_network(
     alone = InterleavedNetwork(module, device, slots, length)
     result = self_check(alone, module)
     _require_finite(result, module)
-    if not result.ok:
+    if result.is_wrong:
         raise failed_precondition(
             f"models of the family {module.config.model_type} cannot be served: in pieces, on a cache, a text gets "
             f"other answers than as a whole ({result}). A network that is to generate may need is_decoder in {CONFIG}"

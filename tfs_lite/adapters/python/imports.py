@@ -125,7 +125,7 @@ def _install() -> None:
 
 def _take_turns() -> None:
     """Around the function that Python calls for each module that is not there yet, and for no other."""
-    bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+    bootstrap: Any = importlib._bootstrap
     find_and_load: Callable[..., ModuleType] = bootstrap._find_and_load
 
     def in_turn(name: str, import_: Callable[..., ModuleType]) -> ModuleType:

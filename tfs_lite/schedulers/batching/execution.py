@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
@@ -76,9 +77,13 @@ class Execution:
             alone = queue.evidence is not None and queue.evidence.may_share is False
             return self._run_alone(model, queue, jobs) if alone else self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)
-        for call, answer in zip(calls, answers, strict=True):
+        given: Sequence[Any] = answers  # all of them outputs if the run went well
+        for call, answer in zip(calls, given, strict=True):
             call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
-            finish(call, complete(call, answer, call.outputs or queue.outputs, self._name), self._name)
+            wanted = call.outputs or queue.outputs
+            if ok and len(answer) < len(wanted):
+                answer = complete(call, answer, wanted, self._name)
+            finish(call, answer, self._name)
         return None
 
     def _attempt(

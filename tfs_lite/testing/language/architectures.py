@@ -51,7 +51,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("embeds", "big_bird"): "attention_type of config.json to original_full",
     ("embeds", "canine"): "has no table of tokens",
     ("embeds", "marian"): "a network with a decoder may need inputs for that",
-    ("sees", "pp_lcnet"): "does not run on an image",
+    ("sees", "pp_lcnet"): "does not run on 1 images",
 }
 """And those that are not served, with words of the reason."""
 

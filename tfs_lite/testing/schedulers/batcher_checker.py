@@ -188,7 +188,8 @@ class BatcherChecker:
                 )
             case StatusCode.RESOURCE_EXHAUSTED:
                 busy = self.retries is None and any(run.verdict is Verdict.BUSY for run in request.runs)
-                self._need(busy or self._alone(request, Verdict.FAILS), "it has not failed by itself")
+                behind = self.retries is None and self._was_behind(request, Verdict.BUSY)
+                self._need(busy or behind or self._alone(request, Verdict.FAILS), "it has not failed by itself")
             case StatusCode.UNAVAILABLE:
                 self._need(self._unavailable(request, status.message), f"not so: {status.message}")
             case _:
@@ -244,11 +245,17 @@ class BatcherChecker:
         lost = [run for run in request.runs if run.verdict is Verdict.LOST]
         unread = any(run.verdict is Verdict.UNREAD for run in request.runs)
         if self.retries is None:
-            return bool(lost or unread)
+            return bool(lost or unread) or self._was_behind(request, Verdict.LOST, Verdict.UNREAD)
         now = self.scheduler.clock.monotonic()
         late = request.call.deadline is not None and request.call.deadline <= now
         twice = any(sum(number in run.ids for run in lost) > 1 for number in request.ids)
         return self.closing or (bool(lost) and (not self.retries or twice or late or self._are_off(now)))
+
+    def _was_behind(self, request: CheckedCall, *verdicts: Verdict) -> bool:
+        """Whether a batch with the call was tried again in parts, and an earlier part than its own ended so: then
+        nothing runs the call where nothing is queued again."""
+        parts = [set(run.ids) for run in self.models[0].runs if run.verdict in verdicts]
+        return any(part < set(run.ids) for run in request.runs for part in parts)
 
     def _are_off(self, now: float) -> bool:
         """Whether two batches that were lost for the second time have switched retries off."""
