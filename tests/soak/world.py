@@ -119,10 +119,6 @@ class Model:
         """Whether the config beside its versions is broken, and is read."""
         return self.config_broken and (mode == REPOSITORY or not self.has_own_configs)
 
-    def policies(self, mode: str) -> set[Policy]:
-        """Those that may be in force: a server that has started with a broken config takes the newest version."""
-        return {self.wants(mode)} | ({Policy()} if self.config_broken and mode == REPOSITORY else set())
-
     def is_served(self, mode: str) -> bool:
         """Whether it is a model of the server at all."""
         return self.place(mode).versions is not None if mode == REPOSITORY else self.listed
@@ -151,15 +147,13 @@ def _next(model: Model, mode: str, loaded: Loading) -> set[Loading]:
         return {loaded}
     if not versions:
         return {NOTHING} if model.where(mode) == model.seen else {loaded}
-    if model.config_broken and model.has_own_configs:
-        return {after for policy in model.policies(mode) for after in _by_policy(model, versions, policy, mode, loaded)}
     return _by_policy(model, versions, model.wants(mode), mode, loaded)
 
 
 def _by_policy(model: Model, versions: Versions, policy: Policy, mode: str, loaded: Loading) -> set[Loading]:
     good = good_versions(model, mode)
     aspired = frozenset((version, good[version]) for version in policy.takes(good))
-    if model.config_broken and not model.has_own_configs:
+    if model.config_broken and not (model.has_own_configs and (loaded or mode == CONFIG_FILE)):
         return {loaded, aspired, NOTHING} if not loaded else {loaded}
     found = {aspired} if aspired else _kept(loaded)
     found |= _with_old_content(loaded, versions, good, policy)

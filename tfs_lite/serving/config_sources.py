@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
+from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, Specific, VersionPolicy, one_model
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile, read_model_server_config
 from tfs_lite.core.callbacks import ignore
@@ -397,7 +397,7 @@ def model_config(name: str, base_path: str) -> ModelConfig:
 
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
-_LATEST = VersionPolicy()
+_LATEST, _NONE = VersionPolicy(), VersionPolicy(specific=Specific(versions=()))
 
 
 class RepositoryPolicies:
@@ -412,7 +412,8 @@ class RepositoryPolicies:
         self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
 
     def look(self, name: str, base: str) -> None:
-        """At the config of one model. While it is wrong, the policy stays what it was."""
+        """At the config of one model. While it is wrong, the policy stays what it was; before the first that was right,
+        no version is wanted, for any of them may be the one that nobody should be answered by."""
         stamp = _stamp(base)
         before = self._known.get(name)
         if before is not None:
@@ -422,12 +423,13 @@ class RepositoryPolicies:
                 return  # a volume that is away has taken the config along
             if not self._is_quiet(name, stamp):
                 return
-        policy, problem = before[1] if before is not None else _LATEST, OK
+        policy, problem = before[1] if before is not None else _NONE, OK
         try:
             policy = wanted_by(base_settings(base, name))
         except ServingError as error:
             problem = error.status
-            logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
+            what = "no version is wanted" if policy is _NONE else "its version policy stays as it is"
+            logger.error("model %s: %s, for its config is wrong: %s", name, what, str(error))
         self._known[name] = (stamp, policy, problem)
 
     def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
@@ -439,7 +441,7 @@ class RepositoryPolicies:
 
     @property
     def wrong(self) -> dict[str, Status]:
-        """By name: why the config of a model could not be read, so that its policy stays what it was."""
+        """By name: why the config of a model could not be read, so that its policy stays what it was, if it was any."""
         return {name: problem for name, (_, _, problem) in list(self._known.items()) if not problem.ok}
 
     @staticmethod

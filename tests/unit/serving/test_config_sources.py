@@ -377,13 +377,26 @@ def test_wrong_config_leaves_the_version_policy_as_it_was(
     assert caplog.text.count("its version policy stays as it is") == 1
 
 
+def test_no_version_is_wanted_of_a_model_whose_config_is_wrong_at_the_start_until_it_is_right(
+    repository: Path, look: RepositoryWatcher, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = repository / "a" / "config.pbtxt"
+    file.write_text("version_policy { specific { versions: 1 } } max_batch_sice: 8")
+    assert policies(look.first_look()) == {"a": Specific(versions=()), "b": Latest()}
+    assert "model a: no version is wanted, for its config is wrong: config.pbtxt:1:45" in caplog.text
+    look.start()
+    file.write_text("version_policy { specific { versions: 1 } } max_batch_size: 8")
+    target.wait_for_config(lambda config: policies(config)["a"] == Specific(versions=(1,)))
+    assert all(policies(config)["a"] != Latest() for config in target.configs)
+
+
 @pytest.mark.timeout(60)
 def test_pipe_in_the_place_of_a_models_config_holds_up_nothing_and_the_file_after_it_is_read(
     repository: Path, look: RepositoryWatcher, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = repository / "a" / "config.pbtxt"
     os.mkfifo(file)
-    assert policies(look.first_look())["a"] == Latest()
+    assert policies(look.first_look())["a"] == Specific(versions=())
     assert "it is no plain file" in caplog.text
     look.start()
     file.unlink()

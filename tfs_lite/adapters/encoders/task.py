@@ -92,10 +92,10 @@ def _embedding_class(config: Any, declared: str, is_sentence: bool) -> Any:
     """The class that the directory names; the base class where that has a head. Of a network with an encoder and a
     decoder, sentence-transformers takes the encoder where transformers has it alone."""
     library = load_library()
-    named: Any = getattr(library, declared, None)
-    is_base = declared.endswith(("Model", "Encoder")) and isinstance(named, type)
-    if is_base and issubclass(named, library.PreTrainedModel) and named.config_class is type(config):
-        chosen = named
+    named: Any = getattr(library, declared, None) if declared.endswith(("Model", "Encoder")) else None
+    is_model = isinstance(named, type) and issubclass(named, library.PreTrainedModel)
+    if is_model and named.config_class is type(config):
+        chosen: Any = named
     else:
         chosen = _classes(config, Task.EMBEDDING)[0]
     encoder: Any = getattr(library, f"{chosen.__name__.removesuffix('Model')}EncoderModel", None)

@@ -47,10 +47,8 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        if len(calls) > 1 and not self._may_share(queue, calls, sizes):
-            return self._run_alone(model, queue, jobs)
-        if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
-            return self._run_halves(model, queue, jobs)
+        if len(calls) > 1 and (apart := self._apart(queue, calls, sizes)) is not None:
+            return apart(model, queue, jobs)
         started = self._clock.monotonic()
         rule = None if jobs[0].alone else queue.rule
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes, rule)
@@ -64,11 +62,7 @@ class Execution:
         again = any(job.again for job in jobs)
         report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving, loss is not None, again)
         count_run(self._on_batch, report, self._name)
-        traces = [call.trace for call in calls if call.trace is not None]
-        if traces:
-            batch = BatchTrace(report, started)
-            for trace in traces:
-                trace.batches += (batch,)
+        _trace(calls, report, started)
         if loss is not None:
             return loss
         if not ok and len(calls) > 1:
@@ -114,9 +108,14 @@ class Execution:
         except BaseException as error:
             return [failure_of(error, self._name)] * len(calls), padding, None, None
 
-    def _may_share(self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> bool:
+    def _apart(
+        self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+    ) -> Callable[[Model, SignatureQueue, Sequence[Job]], Loss | None] | None:
+        """How calls run that may not share a run; None if they may."""
         evidence = queue.evidence
-        return evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))
+        if not (evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))):
+            return self._run_alone
+        return self._run_halves if queue.has_conditions and not queue.takes(calls, sum(sizes)) else None
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2
@@ -131,3 +130,11 @@ class Execution:
             if loss is not None:
                 return replace(loss, behind=[*loss.behind, *jobs[index:]])
         return None
+
+
+def _trace(calls: Sequence[PredictCall], report: BatchReport, started: float) -> None:
+    traces = [call.trace for call in calls if call.trace is not None]
+    if traces:
+        batch = BatchTrace(report, started)
+        for trace in traces:
+            trace.batches += (batch,)

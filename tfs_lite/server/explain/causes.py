@@ -33,6 +33,7 @@ from tfs_lite.server.explain.verdicts import (
     verdict_of_version,
     wanted_in_vain,
 )
+from tfs_lite.sources.version_scan import SpecificPolicy
 
 MOST_IN_VAIN = 3
 """Versions beside the one that a model is about of which the causes are told; the others are only named."""
@@ -387,8 +388,8 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
-    unread = model.unread_policy
-    if not (unread.ok or any(unread.message in said.message for said in (case.failure, case.remark))):
+    unread, is_told = model.unread_policy, model.policy == SpecificPolicy(())
+    if not (unread.ok or is_told or any(unread.message in said.message for said in (case.failure, case.remark))):
         yield words.policy_not_read(unread)
     yield from _in_vain(model, case)
     yield from _answering_too(model, case)
