@@ -26,7 +26,7 @@ KNOWN = [
     ("GET", "/v2/models/m/versions/007/ready", "model_ready", Target("m", 7)),
     ("GET", "/v2/models/m/config", "model_config", Target("m")),
     ("GET", "/v2/models/m/versions/0/config", "model_config", Target("m", 0)),
-    ("GET", "/v2/models/stats", "statistics", Target()),
+    ("GET", "/v2/models/stats", "all_statistics", Target()),
     ("GET", "/v2/models/m/stats", "statistics", Target("m")),
     ("GET", "/v2/models/m/versions/1/stats", "statistics", Target("m", 1)),
     ("POST", "/v2/models/m/infer", "infer", Target("m")),
