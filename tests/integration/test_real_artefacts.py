@@ -1,8 +1,9 @@
 """Models inside public wheels answer through a server as their own library does.
 
-Each library runs as it is, on a picture, a sound or a text; its sessions of onnxruntime ask a server besides, compare the
-answers bit for bit, and go on with the server's. Install what is to be tried (``pip install --no-deps silero-vad
-magika rapidocr rapidocr-onnxruntime nudenet ddddocr openwakeword basic-pitch speechmos faster-whisper``); the rest is skipped.
+Each library runs as it is, on a picture, a sound or a text; its sessions of onnxruntime ask a server besides, compare
+the answers bit for bit, and go on with the server's. Install what is to be tried (``pip install --no-deps silero-vad
+magika rapidocr rapidocr-onnxruntime nudenet ddddocr openwakeword basic-pitch speechmos faster-whisper``); the rest is
+skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 import onnxruntime
-
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from tfs_lite.client import Client
