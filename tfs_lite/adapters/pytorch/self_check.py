@@ -19,9 +19,10 @@ import torch
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, SymbolicDim, Tensor, example_shapes
+from tfs_lite.core.signature import Signature, SymbolicDim, example_shapes
 from tfs_lite.core.status import ServingError, failed_precondition
 from tfs_lite.protocols.conditions import read_conditions
+from tfs_lite.protocols.dtypes import Array
 
 SIZES = (2, 8, 64)
 """Of all sizes that requests choose, but for the rows: the first ones are tried that the program takes."""
@@ -34,7 +35,7 @@ MAX_ELEMENTS = 1 << 22
 CPU = torch.device("cpu")
 logger = logging.getLogger(__name__)
 
-Run = Callable[[Mapping[str, Tensor]], Mapping[str, object]]
+Run = Callable[[Mapping[str, Array]], Mapping[str, object]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
