@@ -22,6 +22,7 @@ import time
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,11 @@ NOT_OURS = {
     "test_profiler_service_with_valid_trace_request": "TensorFlow's profiler: docs/savedmodel.md",
     "test_tf_text": "operators of tensorflow_text, which is not installed: docs/savedmodel.md",
 }
+if find_spec("tf_keras") is not None:
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+else:
+    for keras in ("test_sequential_keras_saved_model_save", "test_distrat_sequential_keras_saved_model_save"):
+        NOT_OURS[keras] = "Keras 3 saves the input under another name: pip install tf_keras"
 DIFFERS = {"testBadModelConfig": "the message names file, line and nearest field: docs/from-tf-serving.md"}
 """What differs by decision, and the page that says so."""
 
