@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python soak-world conformance browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -98,6 +98,11 @@ test-tensorflow: $(TENSORFLOWVENV)/.installed
 
 test-tensorflow-long: $(TENSORFLOWVENV)/.installed
 	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)
+
+# The tests that TensorFlow Serving has for its server, from a checkout of it: make conformance-upstream TF_SERVING=DIR
+conformance-upstream: $(TENSORFLOWVENV)/.installed
+	$(if $(TF_SERVING),,$(error give a checkout of github.com/tensorflow/serving: TF_SERVING=DIR))
+	$(TENSORFLOWVENV)/bin/python tests/conformance_upstream/run_tensorflow_serving.py $(TF_SERVING)
 
 # Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
 test-grpcio: $(VENV)/.dev

@@ -46,6 +46,8 @@ def half_plus_two(path: Path) -> None:
         )
         example = v1.placeholder(tf.string, name="tf_example")
         features = v1.io.parse_example(example, FEATURES)
+        for feature in features.values():
+            feature.set_shape([None, 1])
         x, x2 = tf.identity(features["x"], "x"), tf.identity(features["x2"], "x2")
         y, y2, y3 = tf.identity(a * x + b, "y"), tf.identity(a * x + c, "y2"), tf.identity(a2 * x2 + c2, "y3")
         file = Path(directory) / "foo.txt"
