@@ -44,14 +44,21 @@ def conditions_of(document: Document, inputs: Mapping[str, Sequence[Any]]) -> Si
     return read_conditions(list(reader.axes), texts[:MAX_CONDITIONS], complete) if texts or not complete else None
 
 
-def bounds_of(document: Document, expression: str) -> Mapping[str, int | None]:
-    """The range of a size, with ``min_val`` and ``max_val``; empty if it has none."""
+def bounds_of(document: Document, expression: str) -> tuple[int | None, int | None]:
+    """The smallest and the largest value of a size; None where it has no bound."""
     ranges: Mapping[str, Any] = document.program["range_constraints"]
     symbol = symbol_of(parsed(expression))
     if symbol is not None:
-        return ranges.get(symbol) or {}
-    wanted = canonical(expression) if ranges else ""
-    return next((found for text, found in ranges.items() if canonical(text) == wanted), {})
+        found = ranges.get(symbol)
+    else:
+        wanted = canonical(expression) if ranges else ""
+        found = next((bounds for text, bounds in ranges.items() if canonical(text) == wanted), None)
+    if found is None:
+        return None, None
+    least, most = found["min_val"], found["max_val"]
+    if not all(bound is None or type(bound) is int for bound in (least, most)):
+        raise ValueError(f"the range of {expression:.80} is no range")
+    return least, most
 
 
 class _Reader:
@@ -86,7 +93,7 @@ class _Reader:
         for text in self._document.program.get("guards_code") or ():
             try:
                 yield from _conditions(rebuilt(parsed(text), self._guarded))
-            except (ValueError, IndexError):
+            except (ValueError, IndexError, RecursionError):
                 self.complete = False
 
     def assertions(self) -> Iterator[str]:
@@ -104,12 +111,11 @@ class _Reader:
                     continue
 
     def _range(self, size: ast.expr, expression: str) -> Iterator[str]:
-        tree, bounds = parsed(expression), bounds_of(self._document, expression)
+        tree, (least, _) = parsed(expression), bounds_of(self._document, expression)
         if symbol_of(tree) is None:
             yield from self._derived(size, tree)
-        least = bounds.get("min_val")
         if least is not None and least > EXPORTER_MINIMUM:
-            yield f"{ast.unparse(size)} >= {least:d}"
+            yield f"{ast.unparse(size)} >= {least}"
 
     def _derived(self, size: ast.expr, tree: ast.expr) -> Iterator[str]:
         """For a size such as ``8*s79``. A symbol that is no size itself is what makes the first such size right."""
