@@ -80,9 +80,9 @@ class Pool(ThreadPoolExecutor):
     def _adjust_thread_count(self) -> None:
         """Called when work was queued."""
         try:
-            super()._adjust_thread_count()  # type: ignore[misc]
+            super()._adjust_thread_count()
         except RuntimeError:
-            if not self._threads:  # type: ignore[attr-defined]
+            if not self._threads:
                 raise
 
 
