@@ -370,6 +370,16 @@ def test_connection_that_makes_room_is_told_of(start: Start, connect: Any, caplo
     assert caplog.records[0].getMessage().endswith(" ended, too_many")
 
 
+def test_clients_that_send_bodies_byte_by_byte_keep_nobody_out(start: Start, connect: Any) -> None:
+    port = start(max_connections=4)
+    sent = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\na"
+    held = [connect(port, sent) for _ in range(4)]
+    wait_until(lambda: sum(one.busy for one in start.server.connections) == 4, "they are all inside", 20)
+    assert [fetch(port) for _ in range(3)] == [200] * 3
+    assert start.server.cuts["too_many"] == 1
+    assert read_all(held[0]) == b""
+
+
 def test_connection_that_had_a_request_is_spared_before_those_that_never_had_one(start: Start, connect: Any) -> None:
     port = start(max_connections=3)
     used = connect(port, GET % (b"/page", b""))
