@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,83 @@ PROGRAM = textwrap.dedent(
     print("both came back")
     """
 )
+
+
+SERVER = textwrap.dedent(
+    """
+    import gzip, json, os, resource, sys, threading, urllib.error, urllib.request
+
+    from tfs_lite.server.server import Server
+
+    def ask(path, data=None, **headers):
+        request = urllib.request.Request(f"http://127.0.0.1:{server.rest_api_port}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read()}"
+
+    root = sys.argv[1]
+    server = Server(model_repository=root, trusted_model_base_paths=(f"{root}/*",), ready_requires_all_models=True)
+    server.start()
+    server.wait_ready(60)
+    small, rows = "/v1/models/plus:predict", [[1.0] * 50_000] * 4
+    ask(small, b'{"instances": [[1.0]]}'), ask("/nothing")  # Python's own files cannot be read afterwards
+    os.setgid(64999)
+    os.setuid(64999)
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, most))
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError:
+        pass
+    else:
+        raise SystemExit(77)
+    instances = json.dumps({"instances": rows}).encode()
+    tensor = {"name": "x", "shape": [4, 50_000], "datatype": "FP32", "data": rows}
+    asked = {
+        "metrics": ask("/metrics"),
+        "explain": ask("/v1/models/plus:explain"),
+        "large": ask(small, instances),
+        "packed": ask(small, gzip.compress(instances), **{"Content-Encoding": "gzip"}),
+        "v2": ask("/v2/models/plus/infer", json.dumps({"inputs": [tensor]}).encode()),
+        "reload": ask("/v1/config:reload", b"{}", **{"Content-Type": "application/json"}),
+    }
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    server.stop()
+    print(json.dumps(asked))
+    """
+)
+SOURCE = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {"y": inputs["x"] + 1}
+"""
+CONFIG = """
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+max_batch_size: 8
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user with a limit of its own")
+def test_server_answers_everything_while_the_system_has_no_thread_to_give() -> None:
+    with tempfile.TemporaryDirectory() as root:  # the folders of pytest are closed to other users
+        os.chmod(root, 0o755)
+        directory = Path(root) / "plus" / "1"
+        directory.mkdir(parents=True)
+        (directory / "model.py").write_text(SOURCE)
+        (directory.parent / "config.pbtxt").write_text(CONFIG)
+        done = subprocess.run([sys.executable, "-c", SERVER, root], capture_output=True, text=True, timeout=240)
+    if done.returncode == 77:
+        pytest.skip("the system does not enforce RLIMIT_NPROC here")
+    assert done.returncode == 0, done.stderr
+    asked = json.loads(done.stdout.splitlines()[-1])
+    assert asked == dict.fromkeys(("metrics", "explain", "large", "packed", "v2", "reload"), 200), done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user with a limit of its own")

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import NamedTuple, TypeVar
 
@@ -64,6 +64,26 @@ def left_behind() -> list[str]:
     with _lock:
         left = list(_left)
     return list(dict.fromkeys(name for name, goes_on in left if goes_on()))
+
+
+class Pool(ThreadPoolExecutor):
+    """A few threads for slow work. The first is there from the beginning; while the system refuses another one, those
+    that are there do the work. UNAVAILABLE if not even the first can be started."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        super().__init__(threads, thread_name_prefix=name)
+        try:
+            self.submit(int)
+        except RuntimeError as error:
+            raise ServingError(StatusCode.UNAVAILABLE, f"the thread {name} cannot be started: {error}") from None
+
+    def _adjust_thread_count(self) -> None:
+        """Called when work was queued."""
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 class _Hanging(NamedTuple):

@@ -117,10 +117,15 @@ class ConnectionRoom(Generic[C]):
 
     def _find(self) -> C | None:
         now = self._clock()
-        if not self._found and now - self._searched_at >= SEARCH_INTERVAL:
+        spared = self._next_found(now)
+        if spared is None and now - self._searched_at >= SEARCH_INTERVAL:
             self._searched_at = now
             ranked = [(one, rank) for one in self._open if (rank := self._rank(one, now)) is not None]
             self._found.extend(sorted(ranked, key=lambda found: found[1]))
+            spared = self._next_found(now)
+        return spared
+
+    def _next_found(self, now: float) -> C | None:
         while self._found:
             connection, rank = self._found.popleft()
             if connection in self._open and self._rank(connection, now) == rank:

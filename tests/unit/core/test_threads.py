@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.threads import BoundedCalls, PeriodicThread, left_behind, within
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, left_behind, within
 
 FOREVER = 3600.0
 
@@ -226,3 +226,19 @@ def test_path_that_leads_to_something_else_is_read_though_the_first_read_never_e
     assert calls.call("the path", lambda: "good") == "good"
     assert calls.call("the path", lambda: "good") == "good"
     forever.set()
+
+
+def test_pool_does_its_work_on_the_threads_that_it_has_while_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, gate = Pool(4, "slow"), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        waiting = [pool.submit(gate.wait, 60), *(pool.submit(threading.get_ident) for _ in range(3))]
+        gate.set()
+        assert len({each.result(60) for each in waiting[1:]}) == 1
+        with pytest.raises(ServingError, match="the thread late cannot be started: can't start new thread") as caught:
+            Pool(4, "late")
+        assert caught.value.code is StatusCode.UNAVAILABLE
+    pool.shutdown()

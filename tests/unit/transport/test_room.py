@@ -65,6 +65,18 @@ def test_search_is_repeated_after_a_while_only() -> None:
     assert room.add(Held(0))
 
 
+def test_search_is_repeated_where_nothing_that_it_found_can_be_spared_any_more() -> None:
+    """A connection that came after the search makes room, and the new one is not refused."""
+    room, held, clock = full(1, 2)
+    late = Held(3)
+    assert room.add(late)
+    held[1].rank = 9
+    clock.now += SEARCH_INTERVAL
+    assert room.add(Held(None))
+    assert late.evicted
+    assert not held[1].evicted
+
+
 def test_connection_that_has_ended_leaves_its_place() -> None:
     room, held, _ = full(None, None)
     room.discard(held[0])

@@ -10,12 +10,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.core.threads import JOIN_SECONDS, join, within
+from tfs_lite.core.threads import JOIN_SECONDS, Pool, join, within
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ class BackgroundRunner:
         self._what = what
         self._max_pending = max_pending
         self._pending = 0
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tfs-{what}")
+        self._executor = Pool(threads, f"tfs-{what}")
 
     async def run(self, work: Callable[[], T]) -> T:
         """Returns the result of ``work``, which runs with the caller's context variables. RESOURCE_EXHAUSTED when too

@@ -40,7 +40,7 @@ class CollectorClient:
             try:
                 last = self._way.attempt(body, max(ends - time.monotonic(), 0.1))
             except (OSError, ValueError) as error:
-                last = Attempt(ALL, f"{self.settings.url}: {error}", again=True)
+                last = Attempt(ALL, f"{self.settings.place}: {error}", again=True)
             wait = max(last.wait, pause * random.uniform(0.8, 1.2))
             if not last.again or time.monotonic() + wait >= ends or self._closed.wait(wait):
                 return last

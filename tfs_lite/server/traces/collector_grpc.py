@@ -43,7 +43,7 @@ class GrpcWay:
             code, words = error.code(), error.details()
             wait = _retry_delay(error) if code.name == "RESOURCE_EXHAUSTED" else 0.0
             again = code.name in RETRIED or wait > 0
-            return Attempt(ALL, f"{self._settings.url}: {code.name}: {words:.500}", again and not self._closed, wait)
+            return Attempt(ALL, f"{self._settings.place}: {code.name}: {words:.500}", again and not self._closed, wait)
         return read_answer(answer, PROTOBUF)
 
     def close(self) -> None:

@@ -69,6 +69,13 @@ class OtlpSettings:
     certificate: str = ""
     key: str = ""
 
+    @property
+    def place(self) -> str:
+        """The URL for the log: what may be secret is left out."""
+        scheme, _, rest = self.url.partition("://")
+        host, slash, path = (rest or scheme).partition("?")[0].partition("/")
+        return f"{f'{scheme}://' if rest else ''}{host.rpartition('@')[2]}{slash}{path}"
+
 
 @dataclass(frozen=True, slots=True)
 class TraceEnvironment:
@@ -181,7 +188,7 @@ def _read_otlp(config: TraceConfig, variables: _Variables) -> OtlpSettings:
     name, _ = variables.own("TIMEOUT")
     timeout = variables.number(name, TIMEOUT, most=LONGEST_TIMEOUT)
     if timeout < SHORT_TIMEOUT:
-        variables.complain(name, f"is {timeout}, which are milliseconds: hardly a collector answers so fast")
+        variables.complain(name, f"is {timeout}, which are milliseconds: hardly any collector answers that fast")
     export = variables.number("OTEL_BSP_EXPORT_TIMEOUT", EXPORT_TIMEOUT, most=LONGEST_TIMEOUT)
     name, text = variables.own("COMPRESSION")
     compression = variables.choice(name, text, COMPRESSIONS, COMPRESSIONS[0])

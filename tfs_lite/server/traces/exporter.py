@@ -181,7 +181,7 @@ def make_exporter(
         return None
     encoder = SpanEncoder(found.resource, found.limits, found.otlp.protocol == JSON)
     client = CollectorClient(found.otlp)
-    logger.info("traces go to %s by %s", found.otlp.url, found.otlp.protocol)
+    logger.info("traces go to %s by %s", found.otlp.place, found.otlp.protocol)
     return TraceExporter(
         found.queue,
         found.delay,

@@ -9,7 +9,7 @@ import asyncio
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
+from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE
 from tfs_lite.transport.grpc.messages import MessageFault
 
 ENCODINGS = ("identity", "deflate", "gzip")
@@ -66,7 +66,11 @@ class Inflater:
                     raise
         if self._threads is None:
             self._threads = ThreadPoolExecutor(INFLATE_THREADS, thread_name_prefix="grpc-inflate")
-        return await self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
+        try:
+            inflated = self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
+        except RuntimeError as error:  # the system has no thread to give
+            raise MessageFault(UNAVAILABLE, f"a message in {encoding} cannot be inflated now: {error}") from None
+        return await inflated
 
     def close(self) -> None:
         """Waits for messages that are being inflated: part of a second for the largest."""

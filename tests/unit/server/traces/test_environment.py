@@ -76,6 +76,18 @@ def test_environment_says_where_and_how_where_the_flag_does_not(
 
 
 @pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"ENDPOINT": "https://me:secret@a:1/b"}, "https://a:1/b/v1/traces"),
+        ({"TRACES_ENDPOINT": "http://a/b?key=secret"}, "http://a/b"),
+        ({"PROTOCOL": "grpc", "ENDPOINT": "http://me:secret@a:1"}, "a:1"),
+    ],
+)
+def test_place_has_nothing_secret(variables: dict[str, str], shown: str) -> None:
+    assert read({OTLP + name: value for name, value in variables.items()}).otlp.place == shown
+
+
+@pytest.mark.parametrize(
     ("variables", "seconds"),
     [
         ({f"{OTLP}TIMEOUT": "2500"}, 2.5),
@@ -107,7 +119,7 @@ BAD: list[tuple[str, str, str]] = [
     (f"{OTLP}ENDPOINT", "http://a:b", "is http://a:b, expected http://HOST:PORT: http://localhost:4318 counts"),
     (f"{OTLP}TRACES_TIMEOUT", "soon", "is soon, expected a whole number from 1: 10000 counts"),
     (f"{OTLP}TIMEOUT", "-1", "is -1, expected a whole number from 1: 10000 counts"),
-    (f"{OTLP}TIMEOUT", "10", "is 10, which are milliseconds: hardly a collector answers so fast"),
+    (f"{OTLP}TIMEOUT", "10", "is 10, which are milliseconds: hardly any collector answers that fast"),
     (f"{OTLP}COMPRESSION", "zip", "is zip, expected none, gzip, deflate: none counts"),
     (f"{OTLP}PROTOCOL", "http", "is http, expected grpc, http/protobuf, http/json: http/protobuf counts"),
     (f"{OTLP}HEADERS", "a=b,secret", "has a part (number 2) that is not NAME=VALUE: nothing of it counts"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import threading
 import tracemalloc
 import zlib
 
@@ -10,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
-from tfs_lite.transport.grpc.compression import inflate
+from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE
+from tfs_lite.transport.grpc.compression import Inflater, inflate
 from tfs_lite.transport.grpc.messages import MessageFault
 
 MIB = 1024 * 1024
@@ -114,3 +116,19 @@ def test_the_wrong_format_and_data_that_needs_a_dictionary_are_faults() -> None:
 def test_a_flag_without_an_encoding_is_a_fault() -> None:
     fault = fault_of(b"text", "identity")
     assert (fault.code, "no grpc-encoding" in fault.text) == (INTERNAL, True)
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_large_message_while_the_system_has_no_thread_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflater = Inflater(asyncio.get_running_loop(), 100 * MIB)
+    packed = deflate(bytes(8 * MIB), "gzip")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(MessageFault, match="cannot be inflated now: can't start new thread") as fault:
+            await inflater.inflate(packed, "gzip")
+        assert fault.value.code == UNAVAILABLE
+    assert await inflater.inflate(packed, "gzip") == bytes(8 * MIB)
+    inflater.close()
