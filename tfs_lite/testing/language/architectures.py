@@ -103,7 +103,7 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "convnext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "layer_scale_init_value": 1.0},
     "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
     "segformer": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]},
-    "granitemoehybrid": {"layer_types": ["attention", "attention"]},
+    "granitemoehybrid": {"layer_types": ["attention", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16},
     "pvt": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]},
     "squeezebert": {"embedding_size": 32},
     "mobilenet_v2": {"depth_multiplier": 0.25},
