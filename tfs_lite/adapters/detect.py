@@ -14,7 +14,7 @@ from tfs_lite.core.manifest import MANIFEST_NAME, is_about, is_litter, is_looked
 from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found
 from tfs_lite.protocols.tensorflow.prediction_log import WARMUP_DIRECTORY
 
-UNREAD = "files of the version that are not read, and change no answer"
+UNREAD = "files of the version that are not read, and so have no effect"
 _OF_ALL = frozenset({MANIFEST_NAME, VERSION_FILE})
 _FOLDER_OF_ALL = f"{WARMUP_DIRECTORY}/"
 _ARCHIVES = (".pt2", ".pt")

@@ -238,4 +238,4 @@ def test_files_that_nobody_read_are_named_in_the_log(exported, loader_for, caplo
     loader = loader_for(exported)
     loader.load(ID)
     loader.unload()
-    assert "files of the version that are not read, and change no answer: steer.json" in caplog.text
+    assert "files of the version that are not read, and so have no effect: steer.json" in caplog.text

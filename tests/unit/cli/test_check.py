@@ -56,7 +56,7 @@ def test_files_that_would_not_be_read_are_named(published: Path, capsys: Capture
         (published / "1" / name).write_text("{}")
     code, model = check(published, capsys)
     assert (code, model["versions"][0]["unread"]) == (0, ["steer.json"])
-    assert model["remarks"] == ["version 1: files of the version that are not read, and change no answer: steer.json"]
+    assert model["remarks"] == ["version 1: files of the version that are not read, and so have no effect: steer.json"]
 
 
 def test_what_a_killed_publication_has_left_is_named(published: Path, capsys: Captured) -> None:

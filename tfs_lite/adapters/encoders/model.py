@@ -51,7 +51,7 @@ ALONE, LONGEST = SymbolicDim("n0"), SymbolicDim("longest(n0)")
 TOLERANCES = {torch.float32: 1e-3}
 LOW_TOLERANCE = 0.1
 CHECKED_LENGTH = 1024
-SHORT, LONG = 12, 200
+SHORT, LONG = 12, 100
 LEAST = (1, 2, 3, 4, 6, 8)
 """Tokens of rows that are run at the load."""
 logger = logging.getLogger(__name__)

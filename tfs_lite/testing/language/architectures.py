@@ -38,7 +38,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "generates": (
         *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma2", "gemma3_text"),
         *("falcon", "bloom", "mpt", "gpt_neox", "opt", "olmo2", "stablelm", "starcoder2", "granite", "deepseek_v3"),
-        *("gpt_oss", "roberta", "bert-generation"),
+        *("gpt_oss", "granitemoehybrid", "roberta", "bert-generation"),
     ),
 }
 """Those that answer as the library does."""
@@ -103,6 +103,7 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "convnext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "layer_scale_init_value": 1.0},
     "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
     "segformer": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]},
+    "granitemoehybrid": {"layer_types": ["attention", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16},
     "pvt": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]},
     "squeezebert": {"embedding_size": 32},
     "mobilenet_v2": {"depth_multiplier": 0.25},
