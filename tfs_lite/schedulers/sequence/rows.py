@@ -69,6 +69,7 @@ class RowPlan:
             signature,
             inputs=tuple(spec for spec in signature.inputs if spec.name not in added),
             outputs=tuple(spec for spec in signature.outputs if spec.name not in kept),
+            conditions=None,  # they are about all inputs, and about runs of several sequences: the model checks them
         )
         return cls(key, model, visible, controls, states, settings.max_batch_size > 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.model import PredictCall, SequenceFlags
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Status
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan
 from tfs_lite.schedulers.sequence.states import States
@@ -95,3 +97,10 @@ def test_output_that_is_missing_is_an_error_and_the_state_stays() -> None:
     assert isinstance(answer, Status)
     assert "did not return output y" in answer.message
     assert state is FIRST.state
+
+
+def test_conditions_on_sizes_are_about_all_inputs_and_for_the_model_to_check() -> None:
+    conditions = read_conditions([("START", 0), (SIGNATURE.inputs[0].name, 0)], ["n0 >= 5", "n0 == n1"])
+    signature = replace(SIGNATURE, conditions=conditions)
+    plan = RowPlan.of(DEFAULT_SIGNATURE, "m", signature, SETTINGS, Controls.of(SETTINGS), States.of(SETTINGS, None))
+    assert plan.visible.conditions is None
