@@ -81,6 +81,26 @@ def test_a_server_answers_refuses_other_sizes_and_swaps(version: Path, network: 
         _check(network, 5, dict(served.client.predict("m", _inputs(5)).outputs))
 
 
+class Blocks(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x.reshape(x.shape[0], -1, 8).sum(-1)}
+
+
+def test_compiled_code_gets_only_sizes_that_its_program_takes(tmp_path: Path) -> None:
+    dims = {"x": {0: torch.export.Dim("batch", min=5), 1: 8 * torch.export.Dim("blocks")}}
+    version = tfs_lite.save(
+        Blocks(), tmp_path, example_inputs={"x": torch.ones(6, 32)}, dynamic_dims=dims, compile="aoti"
+    )
+    model = open_compiled(OpenRequest(ServableId("m", 1), read_version(str(version)), "cpu", True))
+    for rows, width in ((5, 16), (6, 32), (9, 80)):
+        answer = model.run(DEFAULT_SIGNATURE, {"x": np.ones((rows, width), np.float32)}, ())
+        np.testing.assert_array_equal(answer["y"], np.full((rows, width // 8), 8, np.float32))
+    for rows, width, said in ((4, 16, "at least 5 is needed"), (6, 12, "has to be a multiple of 8")):
+        inputs = {"x": np.ones((rows, width), np.float32)}
+        assert said in refusal(model.run, DEFAULT_SIGNATURE, inputs, (), code=StatusCode.INVALID_ARGUMENT)
+    model.close()
+
+
 def test_memory_stays_level_over_many_loads(version: Path, network: Network) -> None:
     process, levels = psutil.Process(), []
     for _ in range(CYCLES):

@@ -54,7 +54,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, archives: TaggedArchive
     """``sums`` needs torch's loader, ``plain`` does not, and ``negative`` an operator that only this process has."""
     root = tmp_path_factory.mktemp("models")
     rows = (torch.from_numpy(ROWS),)
-    tfs_lite.save(RunningSum(), root / "sums", example_inputs=rows, dynamic_batch=False)
+    bounded = {"x": {0: torch.export.Dim("rows", min=3)}}
+    tfs_lite.save(RunningSum(), root / "sums", example_inputs=rows, dynamic_batch=False, dynamic_dims=bounded)
     (root / "negative" / "1").mkdir(parents=True)
     torch.export.save(torch.export.export(Negative(), rows), root / "negative" / "1" / "model.pt2")
     archives.write_version(1, root / "plain")
@@ -109,6 +110,12 @@ def test_version_answers_from_a_process_and_status_and_log_say_why(server: Serve
     assert len(lines) == 1
     (version,) = client.status("sums")
     assert (version.state, version.status.code, version.status.message) == (VersionState.AVAILABLE, StatusCode.OK, "")
+
+
+def test_conditions_on_sizes_are_checked_before_the_process_is_asked(client: Client) -> None:
+    with pytest.raises(ServingError, match="input x has size 2 in dimension 0, at least 3 is needed") as caught:
+        client.predict("sums", {"x": ROWS[:2]})
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
 def test_neighbour_that_is_built_directly_lives_where_the_flag_says(server: ServerProcess, flag: str) -> None:

@@ -113,7 +113,8 @@ def check_outputs(
 ) -> None:
     """INTERNAL unless every output has the dtype and shape that the signature declares. Skips values without a type.
 
-    A dimension that an input has as well must have the request's size, so that a model cannot lose or add rows.
+    A dimension that an input has as well must have the request's size, so that a model cannot lose or add rows. A 1 may
+    come as 0: exporters take a size that is broadcast for 1, whatever it is at 0 rows.
     """
     sizes: dict[str, int] = {}
     for spec in signature.inputs:
@@ -141,5 +142,5 @@ def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapp
         return True
     expected = [sizes.get(dim.symbol, -1) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape]
     return len(expected) == len(shape) and all(
-        wanted in (-1, size) for wanted, size in zip(expected, shape, strict=True)
+        wanted in (-1, size) or (wanted == 1 and size == 0) for wanted, size in zip(expected, shape, strict=True)
     )

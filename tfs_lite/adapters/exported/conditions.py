@@ -28,7 +28,7 @@ from tfs_lite.adapters.exported.expression import (
     symbol_of,
 )
 from tfs_lite.core.signature import SizeConditions
-from tfs_lite.protocols.conditions import FUNCTIONS, check_condition, read_conditions
+from tfs_lite.protocols.conditions import FUNCTIONS, MAX_CONDITIONS, check_condition, read_conditions
 
 EXPORTER_MINIMUM = 2
 ASSERTION = "torch.ops.aten._assert_scalar.default"
@@ -40,19 +40,25 @@ def conditions_of(document: Document, inputs: Mapping[str, Sequence[Any]]) -> Si
     the schema says."""
     reader = _Reader(document, inputs)
     texts = list(dict.fromkeys((*reader.sizes(), *reader.guards(), *reader.assertions())))
-    if not texts and not reader.unread:
-        return None
-    return read_conditions(list(reader.axes), texts, complete=not reader.unread)
+    complete = reader.complete and len(texts) <= MAX_CONDITIONS
+    return read_conditions(list(reader.axes), texts[:MAX_CONDITIONS], complete) if texts or not complete else None
 
 
-def bounds_of(document: Document, expression: str) -> Mapping[str, int | None]:
-    """The range of a size, with ``min_val`` and ``max_val``; empty if it has none."""
+def bounds_of(document: Document, expression: str) -> tuple[int | None, int | None]:
+    """The smallest and the largest value of a size; None where it has no bound."""
     ranges: Mapping[str, Any] = document.program["range_constraints"]
     symbol = symbol_of(parsed(expression))
     if symbol is not None:
-        return ranges.get(symbol) or {}
-    wanted = canonical(expression) if ranges else ""
-    return next((found for text, found in ranges.items() if canonical(text) == wanted), {})
+        found = ranges.get(symbol)
+    else:
+        wanted = canonical(expression) if ranges else ""
+        found = next((bounds for text, bounds in ranges.items() if canonical(text) == wanted), None)
+    if found is None:
+        return None, None
+    least, most = found["min_val"], found["max_val"]
+    if not all(bound is None or type(bound) is int for bound in (least, most)):
+        raise ValueError(f"the range of {expression:.80} is no range")
+    return least, most
 
 
 class _Reader:
@@ -60,7 +66,8 @@ class _Reader:
 
     def __init__(self, document: Document, inputs: Mapping[str, Sequence[Any]]) -> None:
         self.axes: dict[tuple[str, int], int] = {}
-        self.unread = list[str]()
+        self.complete = True
+        """Whether all could be read."""
         self._document = document
         self._inputs = inputs
         self._known: dict[str, ast.expr] = {}
@@ -86,8 +93,8 @@ class _Reader:
         for text in self._document.program.get("guards_code") or ():
             try:
                 yield from _conditions(rebuilt(parsed(text), self._guarded))
-            except (Unreadable, ValueError, IndexError):
-                self.unread.append(str(text))
+            except (ValueError, IndexError, RecursionError):
+                self.complete = False
 
     def assertions(self) -> Iterator[str]:
         """Assertions of the graph that follow from sizes alone. Others are checked as it runs."""
@@ -100,22 +107,24 @@ class _Reader:
             if value and "as_expr" in value:
                 try:
                     yield from _conditions(rebuilt(parsed(value["as_expr"]["expr_str"]), self._symbol))
-                except (Unreadable, ValueError):
+                except ValueError:
                     continue
 
     def _range(self, size: ast.expr, expression: str) -> Iterator[str]:
-        tree, bounds = parsed(expression), bounds_of(self._document, expression)
+        tree, (least, _) = parsed(expression), bounds_of(self._document, expression)
         if symbol_of(tree) is None:
             yield from self._derived(size, tree)
-        least = bounds.get("min_val")
         if least is not None and least > EXPORTER_MINIMUM:
-            yield f"{ast.unparse(size)} >= {least:d}"
+            yield f"{ast.unparse(size)} >= {least}"
 
     def _derived(self, size: ast.expr, tree: ast.expr) -> Iterator[str]:
         """For a size such as ``8*s79``. A symbol that is no size itself is what makes the first such size right."""
         hidden = {symbol for node in ast.walk(tree) if (symbol := symbol_of(node))} - self._known.keys()
         if not hidden:
-            yield from _conditions(compared(size, ast.Eq(), rebuilt(tree, self._symbol)))
+            try:
+                yield from _conditions(compared(size, ast.Eq(), rebuilt(tree, self._symbol)))
+            except ValueError:
+                self.complete = False
         elif len(hidden) == 1 and (line := line_of(tree)) is not None:
             (symbol,), (factor, constant) = hidden, line
             rest = ast.BinOp(size, ast.Sub(), ast.Constant(constant)) if constant else size

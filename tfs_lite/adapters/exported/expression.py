@@ -167,14 +167,16 @@ _CALLS: Mapping[str, str] = {
 """Functions of sympy and torch -> those of a condition."""
 
 
-class Unreadable(Exception):
+class Unreadable(ValueError):
     """A text is no arithmetic on sizes."""
 
 
 def parsed(text: object) -> ast.expr:
     """Raises Unreadable."""
+    if not isinstance(text, str) or len(text) > MAX_LENGTH:
+        raise Unreadable
     try:
-        return ast.parse(str(text), mode="eval").body
+        return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Unreadable from None
 
@@ -344,5 +346,5 @@ def canonical(text: str) -> str:
     """Equal for two texts, sympy's or Python's, of the same sums and products."""
     try:
         return ast.dump(_Sorted().visit(rebuilt(parsed(text), _as_name)))
-    except Unreadable:
+    except (Unreadable, RecursionError):
         return text

@@ -130,4 +130,5 @@ def _dim(size: Mapping[str, Any], document: Document) -> Dim:
     expression = format_expression(content["expr_str"])
     if expression.isdecimal():
         return int(expression)
-    return SymbolicDim(expression, bounds_of(document, content["expr_str"]).get("max_val"))
+    _, most = bounds_of(document, content["expr_str"])
+    return SymbolicDim(expression, most)

@@ -60,6 +60,7 @@ class ExportedModel(DeviceModel):
         self._request = replace(request, beside=())
         self._program = program
         self._sharing = [] if sharing is None else sharing
+        self._shapes_were_checked = _is_complete(signature)
         self._share_inputs = not program.writes
         self._resident = tensor_bytes(program.weights)
         self._forward = program.forward

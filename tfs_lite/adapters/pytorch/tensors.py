@@ -60,8 +60,12 @@ def to_tensor(array: Array, device: torch.device, share: bool) -> torch.Tensor:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     foreign = _FOREIGN.get(array.dtype)
     if foreign is None:
-        return torch.from_numpy(array).to(device)
-    return torch.from_numpy(array.view(_RAW[array.itemsize][0])).view(foreign).to(device)
+        tensor = torch.from_numpy(array)
+    else:
+        tensor = torch.from_numpy(array.view(_RAW[array.itemsize][0])).view(foreign)
+    if not array.size:  # numpy's strides are 0 then, and torch's are not
+        tensor = tensor.new_empty(tensor.shape)
+    return tensor.to(device)
 
 
 def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def assemble(
     """
     rows = sum(sizes)
     padding = 0 if rule is None else _padding(rule, rows, settings)
-    if rule is not None and padding and not rule.takes([call.inputs for call in calls], rows + padding):
+    if padding and rule is not None and not rule.takes([call.inputs for call in calls], rows + padding):
         padding = 0
     if rule is None or (len(calls) == 1 and not padding):
         (call,) = calls

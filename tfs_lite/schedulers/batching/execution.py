@@ -16,7 +16,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, PredictCall, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
-from tfs_lite.schedulers.batching.assembly import assemble, split_outputs, wanted_outputs
+from tfs_lite.schedulers.batching.assembly import RowEvidence, assemble, split_outputs, wanted_outputs
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
@@ -45,10 +45,9 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        rule = queue.rule
-        if len(calls) > 1 and not self._may_share(queue, calls, sizes):
+        if len(calls) > 1 and queue.evidence is not None and not self._may_share(queue.evidence, calls, sizes):
             return self._run_alone(model, queue, jobs)
-        if rule is not None and len(calls) > 1 and not rule.takes([call.inputs for call in calls], sum(sizes)):
+        if len(calls) > 1 and queue.has_conditions and not queue.takes(calls, sum(sizes)):
             return self._run_halves(model, queue, jobs)
         started = self._clock.monotonic()
         answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
@@ -103,9 +102,8 @@ class Execution:
         except BaseException as error:
             return [failure_of(error, self._name)] * len(calls), padding, None, None
 
-    def _may_share(self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> bool:
-        evidence = queue.evidence
-        return evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))
+    def _may_share(self, evidence: RowEvidence, calls: Sequence[PredictCall], sizes: Sequence[int]) -> bool:
+        return evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2

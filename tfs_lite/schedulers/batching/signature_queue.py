@@ -35,8 +35,8 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_name", "_run_seconds", "delay", "evidence", "jobs", "key", "rule", "settings"),
-        *("usual_rows", "wake_rows"),
+        *("_has_rows", "_name", "_run_seconds", "delay", "evidence", "has_conditions", "jobs", "key", "rule"),
+        *("settings", "usual_rows", "wake_rows"),
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
@@ -52,6 +52,8 @@ class SignatureQueue:
         """A call of at most so many rows is neither refused for what it is nor larger than a run."""
         if self.rule is not None:
             self.usual_rows = -1 if self.rule.too_deep else min(self.rule.max_call_rows, self.settings.max_batch_size)
+        self.has_conditions = self.rule is not None and self.rule.conditions is not None
+        """Whether the model takes some calls alone and not together."""
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0
@@ -66,6 +68,10 @@ class SignatureQueue:
             return Job(call, 1, None, now, rows_of(call.inputs) if self._has_rows else 1, expires=expires)
         size = rule.rows(call.inputs)
         return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
+
+    def takes(self, calls: Sequence[PredictCall], rows: int) -> bool:
+        """Whether the model takes these calls in one run of so many rows."""
+        return self.rule is None or self.rule.takes([call.inputs for call in calls], rows)
 
     def refusal(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""

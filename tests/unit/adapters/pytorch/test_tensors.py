@@ -117,3 +117,10 @@ def test_quantised_and_nested_results_are_named_as_what_they_are():
     assert "dequantize()" in message
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert "layout torch.jagged" in refusal(to_arrays, {"y": nested}, CPU, code=StatusCode.INTERNAL)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_tensor_without_numbers_has_torchs_strides(dtype):
+    """numpy's are 0, and programs look at them: torch.view_as_complex wants the last one to be 1."""
+    for share in (True, False):
+        assert to_tensor(np.zeros((0, 2), dtype), CPU, share).stride() == (2, 1)
