@@ -21,20 +21,79 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.protocols.runs import Run, call_inputs
 
 pytestmark = [pytest.mark.load, pytest.mark.filterwarnings("ignore")]
-TIMM = """
-cait_xxs24_224 coat_lite_tiny coatnet_nano_rw_224 convit_tiny convnextv2_atto crossvit_tiny_240 davit_tiny
-deit3_small_patch16_224 deit_tiny_patch16_224 dla34 dpn68 edgenext_xx_small efficientformer_l1 efficientvit_b0
-eva02_tiny_patch14_224 fastvit_t8 focalnet_tiny_srf gernet_s ghostnet_100 hardcorenas_a hgnetv2_b0 hrnet_w18_small
-lcnet_050 levit_128s maxxvit_rmlp_nano_rw_256 mobilenetv4_conv_small mobileone_s0 mobilevit_xxs mobilevitv2_050
-nf_regnet_b0 pit_ti_224 poolformer_s12 pvt_v2_b0 repvgg_a0 repvit_m0_9 res2net50_26w_4s resmlp_12_224 resnest14d
-resnetv2_50 rexnet_100 sebotnet33ts_256 selecsls42 skresnet18 starnet_s1 swin_tiny_patch4_window7_224
-tiny_vit_5m_224 tinynet_e tnt_s_patch16_224 vit_tiny_patch16_224 xcit_nano_12_p16_224
-""".split()
-TORCHVISION = """
-densenet121 efficientnet_b0 googlenet inception_v3 maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_large
-mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 shufflenet_v2_x1_0 squeezenet1_0 swin_t swin_v2_t
-deeplabv3_mobilenet_v3_large lraspp_mobilenet_v3_large r3d_18
-""".split()
+TIMM = [
+    "cait_xxs24_224",
+    "coat_lite_tiny",
+    "coatnet_nano_rw_224",
+    "convit_tiny",
+    "convnextv2_atto",
+    "crossvit_tiny_240",
+    "davit_tiny",
+    "deit3_small_patch16_224",
+    "deit_tiny_patch16_224",
+    "dla34",
+    "dpn68",
+    "edgenext_xx_small",
+    "efficientformer_l1",
+    "efficientvit_b0",
+    "eva02_tiny_patch14_224",
+    "fastvit_t8",
+    "focalnet_tiny_srf",
+    "gernet_s",
+    "ghostnet_100",
+    "hardcorenas_a",
+    "hgnetv2_b0",
+    "hrnet_w18_small",
+    "lcnet_050",
+    "levit_128s",
+    "maxxvit_rmlp_nano_rw_256",
+    "mobilenetv4_conv_small",
+    "mobileone_s0",
+    "mobilevit_xxs",
+    "mobilevitv2_050",
+    "nf_regnet_b0",
+    "pit_ti_224",
+    "poolformer_s12",
+    "pvt_v2_b0",
+    "repvgg_a0",
+    "repvit_m0_9",
+    "res2net50_26w_4s",
+    "resmlp_12_224",
+    "resnest14d",
+    "resnetv2_50",
+    "rexnet_100",
+    "sebotnet33ts_256",
+    "selecsls42",
+    "skresnet18",
+    "starnet_s1",
+    "swin_tiny_patch4_window7_224",
+    "tiny_vit_5m_224",
+    "tinynet_e",
+    "tnt_s_patch16_224",
+    "vit_tiny_patch16_224",
+    "xcit_nano_12_p16_224",
+]
+TORCHVISION = [
+    "densenet121",
+    "efficientnet_b0",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+    "resnet18",
+    "shufflenet_v2_x1_0",
+    "squeezenet1_0",
+    "swin_t",
+    "swin_v2_t",
+    "deeplabv3_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large",
+    "r3d_18",
+]
 OPTIONS = {
     "deeplabv3_mobilenet_v3_large": {"weights_backbone": None},
     "lraspp_mobilenet_v3_large": {"weights_backbone": None},
