@@ -17,7 +17,7 @@ from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.adapters.pytorch.tensors import DATA_TYPES, to_arrays
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.saving.examples import BATCH, Example
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Dim, Tensor, check_inputs, format_shape
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Dim, Signature, Tensor, check_inputs, format_shape
 from tfs_lite.core.status import ServingError, failed_precondition
 
 _REASON = (
@@ -76,9 +76,7 @@ def _check_sizes(
     size = example.tensors[places[0][0]].shape[places[0][1]]
     for wanted in (1, size + 1) if dim == BATCH else (size + 1,):
         question, what = _of_size(example, places, wanted), _text(dim, wanted)
-        try:
-            check_inputs(signature, {name: _type(value) for name, value in question.tensors.items()})
-        except ServingError:
+        if not (dim == BATCH and wanted == 1) and not _takes(signature, question):
             continue  # the program says itself that it does not take this size
         try:
             first = _answer(module, question, signature.output_names)
@@ -101,6 +99,14 @@ def _check_sizes(
                     "decides by a size (if x.shape[0] == 1), of which a program keeps the way that the example took: "
                     f"write one way for all sizes{'' if dim != BATCH else ', or save it with dynamic_batch=False'}"
                 )
+
+
+def _takes(signature: Signature, question: Example) -> bool:
+    try:
+        check_inputs(signature, {name: _type(value) for name, value in question.tensors.items()})
+    except ServingError:
+        return False
+    return True
 
 
 def _of_size(example: Example, places: Sequence[tuple[str, int]], size: int) -> Example:

@@ -145,11 +145,11 @@ def dynamic_dimensions(
 
 def places_by_name(dims: Mapping[str, Mapping[int, Dim] | None]) -> dict[str, list[tuple[str, int]]]:
     """(input, axis) of the dimensions that may have any size, by their names; none that follow from others, such as
-    ``8*blocks``."""
+    ``8*blocks``, or have a least size."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name, by_axis in dims.items():
         for axis, dim in (by_axis or {}).items():
-            if dim.__name__.isidentifier():
+            if dim.__name__.isidentifier() and (getattr(dim, "min", 0) or 0) <= 1:
                 found.setdefault(dim.__name__, []).append((name, axis))
     return found
 

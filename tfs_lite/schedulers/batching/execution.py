@@ -47,7 +47,7 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        if len(calls) > 1 and (apart := self._apart(queue, calls, sizes)) is not None:
+        if len(calls) > 1 and queue.may_run_apart and (apart := self._apart(queue, calls, sizes)) is not None:
             return apart(model, queue, jobs)
         started = self._clock.monotonic()
         rule = None if jobs[0].alone else queue.rule
@@ -115,7 +115,7 @@ class Execution:
         evidence = queue.evidence
         if not (evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))):
             return self._run_alone
-        return self._run_halves if queue.has_conditions and not queue.takes(calls, sum(sizes)) else None
+        return None if queue.takes(calls, sum(sizes)) else self._run_halves
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2

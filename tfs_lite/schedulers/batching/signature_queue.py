@@ -35,7 +35,7 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_hinted", "_name", "_run_seconds", "delay", "evidence", "has_conditions", "jobs", "key"),
+        *("_has_rows", "_hinted", "_name", "_run_seconds", "delay", "evidence", "jobs", "key", "may_run_apart"),
         *("outputs", "rule", "settings", "usual_rows", "wake_rows"),
     )
 
@@ -53,8 +53,9 @@ class SignatureQueue:
         """A call of at most so many rows is neither refused for what it is nor larger than a run."""
         if self.rule is not None:
             self.usual_rows = -1 if self.rule.too_deep else min(self.rule.max_call_rows, self.settings.max_batch_size)
-        self.has_conditions = self.rule is not None and self.rule.conditions is not None
-        """Whether the model takes some calls alone and not together."""
+        has_conditions = self.rule is not None and self.rule.conditions is not None
+        self.may_run_apart = has_conditions or self.evidence is not None
+        """Whether there may be calls that the model takes alone and not together."""
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0

@@ -103,13 +103,6 @@ def test_value_that_no_tensor_type_fits_is_the_models_fault(value):
     assert "output y is of type" in refusal(to_arrays, {"y": value}, CPU, code=StatusCode.INTERNAL)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_tensor_without_numbers_has_torchs_strides(dtype):
-    """numpy's are 0, and programs look at them: torch.view_as_complex wants the last one to be 1."""
-    for share in (True, False):
-        assert to_tensor(np.zeros((0, 2), dtype), CPU, share).stride() == (2, 1)
-
-
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_sparse_results_are_given_dense(layout):
@@ -124,3 +117,10 @@ def test_quantised_and_nested_results_are_named_as_what_they_are():
     assert "dequantize()" in message
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert "layout torch.jagged" in refusal(to_arrays, {"y": nested}, CPU, code=StatusCode.INTERNAL)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_tensor_without_numbers_has_torchs_strides(dtype):
+    """numpy's are 0, and programs look at them: torch.view_as_complex wants the last one to be 1."""
+    for share in (True, False):
+        assert to_tensor(np.zeros((0, 2), dtype), CPU, share).stride() == (2, 1)
