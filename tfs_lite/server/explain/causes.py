@@ -33,7 +33,6 @@ from tfs_lite.server.explain.verdicts import (
     verdict_of_version,
     wanted_in_vain,
 )
-from tfs_lite.sources.version_scan import SpecificPolicy
 
 MOST_IN_VAIN = 3
 """Versions beside the one that a model is about of which the causes are told; the others are only named."""
@@ -253,9 +252,10 @@ def _seen_soon(case: Case) -> Link | None:
 
 
 def _base_path(case: Case) -> Link | None:
-    if case.model.problem.ok or not case.model.configured:
+    model = case.model
+    if model.problem.ok or not model.configured or model.wants_unknown:
         return None
-    return words.base_path_problem(case.model, case.paths)
+    return words.base_path_problem(model, case.paths)
 
 
 def _not_configured(case: Case) -> Link | None:
@@ -388,8 +388,10 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
-    unread, is_told = model.unread_policy, model.policy == SpecificPolicy(())
-    if not (unread.ok or is_told or any(unread.message in said.message for said in (case.failure, case.remark))):
+    unread = model.unread_policy
+    if not (
+        unread.ok or model.wants_unknown or any(unread.message in said.message for said in (case.failure, case.remark))
+    ):
         yield words.policy_not_read(unread)
     yield from _in_vain(model, case)
     yield from _answering_too(model, case)

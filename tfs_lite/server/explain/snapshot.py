@@ -28,7 +28,7 @@ from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import Burden, ServerCore, StandingRefusal
 from tfs_lite.sources.source_config import SourceReport
-from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy
+from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
 
 MAX_DEPTH = 3
 """How far the models of ensembles are followed."""
@@ -40,6 +40,7 @@ LEAST_FAILED, LEAST_SHARE = 5, 0.01
 
 
 NO_REPORT = SourceReport("")
+NO_VERSION = SpecificPolicy(())
 """Of a source that has not looked at the model."""
 
 
@@ -185,9 +186,9 @@ class ModelSnapshot:
     """One model. ``versions`` has every version of which anything is known. ``config_name`` is the config beside its
     versions, empty without one. ``looked``: the source has looked at its base path. ``exists``: the asked version has a
     directory now, which the source may not have seen. ``unmarked``: the repository has a directory of its name that
-    holds no version. ``refused``: why the last load call began nothing, by version. ``others``: the models that its
-    versions wait for. ``report`` is the source's last. ``unread_policy``: why its version policy stays as it was,
-    whatever the config beside its versions says."""
+    holds no version. ``refused``: why nothing was begun with a version, by a load call or because nobody knows which
+    versions are wanted, by version. ``others``: the models that its versions wait for. ``report`` is the source's last.
+    ``unread_policy``: why its version policy stays as it was, whatever the config beside its versions says."""
 
     name: str
     server: ServerSnapshot
@@ -210,6 +211,11 @@ class ModelSnapshot:
     def problem(self) -> Status:
         """Why the source has nothing to offer."""
         return self.report.problem
+
+    @property
+    def wants_unknown(self) -> bool:
+        """Whether nobody knows which versions are wanted: the config beside them has been wrong since the start."""
+        return not self.unread_policy.ok and self.policy == NO_VERSION
 
     @property
     def answering(self) -> list[int]:
@@ -303,20 +309,25 @@ class Snapshots:
         core = self._core
         config, report, since = core.sources.configs.get(name), core.states.source_report(name), core.states.since(name)
         found = core.sources.found(name)
+        policy = scan_policy(config) if config is not None else LatestPolicy()
+        refused = self._repository.refused.get(name, {}) if self._repository is not None else {}
+        unread = core.unread_policies.get(name, OK)
+        if not unread.ok and policy == NO_VERSION and found is not None:
+            refused = dict.fromkeys(found.versions, unread)
         return ModelSnapshot(
             name,
             shared.server,
             name in shared.configured,
             self._versions(name, shared, since),
-            scan_policy(config) if config is not None else LatestPolicy(),
+            policy,
             config.base_path if config is not None else "",
             found.config if found is not None else "",
             core.labels.get(name, {}),
             report or NO_REPORT,
             since.get(None),
             report is not None,
-            refused=self._repository.refused.get(name, {}) if self._repository is not None else {},
-            unread_policy=core.unread_policies.get(name, OK),
+            refused=refused,
+            unread_policy=unread,
         )
 
     def _versions(self, name: str, shared: _Shared, since: Mapping[int | None, float]) -> dict[int, VersionSnapshot]:

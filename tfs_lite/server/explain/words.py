@@ -195,9 +195,9 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
     return Link(Cause.CONFIG_NOT_APPLIED, remark.message, fix)
 
 
-def policy_not_read(problem: Status, what: str = "its version policy stays as it was") -> Link:
+def policy_not_read(problem: Status) -> Link:
     """Of a model in a repository; versions with a config of their own do not mind."""
-    text = f"{what}, for the config beside its versions is wrong: {problem.message}"
+    text = f"its version policy stays as it was, for the config beside its versions is wrong: {problem.message}"
     fix = "correct that config file: it is read again by itself"
     return Link(Cause.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
 
@@ -583,8 +583,6 @@ def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
         return Link(Cause.NO_VERSIONS, text, fix, since)
     if "lists no version" in text:
-        if not model.unread_policy.ok:
-            return policy_not_read(model.unread_policy, "no version is wanted")
         return Link(Cause.NO_VERSIONS, text, f"name versions: {_specific(model, [1])}, and reload", since)
     fix = "bring the directory back (a mount that is missing, a name, its rights), or correct base_path and reload"
     return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
