@@ -1,0 +1,179 @@
+"""Runs tests that Triton has for its protocols (``qa/L0_...``), from a checkout of it, against ``tfs-lite serve``.
+
+python run_triton.py CHECKOUT --server TFS_LITE [--only NAME] [--logs DIRECTORY]
+
+Nothing of theirs is in this repository. Each suite's ``test.sh`` starts a server on ports 8000 and 8001 with models that
+its generators make; here the server is ours, with its default flags and what the suite needs, and the models are those
+of ``make_triton_models.py``. Three things are not theirs: a server is kept between the cases of a suite, and regions of
+shared memory are unregistered instead; their word ``np.object``, which numpy no longer has, is set; and values that
+their mock of a language model reads from a request's parameters are optional inputs, because parameters reach no model
+here. Exits with 1 if a case fails that the tables do not list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import requests
+from run_tensorflow_serving import printing_to, reason_of
+
+HERE = Path(__file__).parent
+GRPC_PORT, HTTP_PORT = 8001, 8000
+"""The tests have them in their text."""
+READY_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Cases of one file, with one server."""
+
+    file: str
+    models: str
+    client: str = ""
+    """What the file's tests read as ``CLIENT_TYPE``."""
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} {self.client}".strip()
+
+
+VALUES = (
+    *("test_generate_stream", "test_streaming", "test_generate_stream_response_error"),
+    *("test_zero_response", "test_many_response", "test_race_condition", "test_parameters"),
+)
+"""Those of the mock of a language model that send more than its two inputs."""
+SUITES = (
+    Suite("L0_input_validation/input_validation_test.py", "input_validation"),
+    Suite("L0_string_io/string_client_test.py", "string_io"),
+    Suite("L0_http/http_test.py", "http"),
+    Suite("L0_http/generate_endpoint_test.py", "generate", without=VALUES),
+    Suite("L0_http/generate_endpoint_test.py", "generate_values", only=VALUES),
+    Suite("L0_http/http_request_many_chunks.py", "simple"),
+    Suite("L0_shared_memory/shared_memory_test.py", "simple", client="http"),
+    Suite("L0_shared_memory/shared_memory_test.py", "simple", client="grpc"),
+)
+NOT_OURS: dict[str, str] = {}
+DIFFERS: dict[str, str] = {}
+"""What differs by decision, and the page that says so."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checkout", type=Path, help="a checkout of github.com/triton-inference-server/server")
+    parser.add_argument("--server", type=Path, required=True, help="tfs-lite, in an environment with onnx and torch")
+    parser.add_argument("--only", default="", help="run the cases with this in FILE CASE")
+    parser.add_argument("--logs", type=Path, help="a directory for what each case and its server print")
+    arguments = parser.parse_args()
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="tfs-lite-upstream-logs-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    numpy.object = object  # type: ignore[attr-defined]
+    sys.path.append(str(arguments.checkout.resolve() / "qa" / "common"))
+    ends = []
+    with tempfile.TemporaryDirectory(prefix="tfs-lite-upstream-") as directory:
+        root = Path(directory)
+        subprocess.run([arguments.server.parent / "python", HERE / "make_triton_models.py", root], check=True)
+        os.chdir(root)  # their cases leave files where they run
+        for suite in SUITES:
+            for name, found, reason in run(suite, arguments, root, logs):
+                print(f"{suite.name} {name}".ljust(92), f"{found:<10} {reason}", flush=True)
+                ends.append(found)
+    print(", ".join(f"{ends.count(end)} {end}" for end in ("pass", "differs", "not ours", "FAILS")), f"(logs: {logs})")
+    return int("FAILS" in ends)
+
+
+def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> Iterator[tuple[str, str, str]]:
+    """The name, the end and the reason of each case of a suite."""
+    os.environ["CLIENT_TYPE"] = suite.client
+    with printing_to(logs / "import.txt"):
+        cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
+    cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
+    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}"
+    with serving(suite, arguments.server, root, log.with_suffix(".server.txt")) if cases else no_server():
+        for case in cases:
+            name = case._testMethodName
+            if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
+                yield name, "not ours", NOT_OURS[key]
+                continue
+            result = unittest.TestResult()
+            with printing_to(logs / f"{key}.{suite.client}.txt"):
+                unregister_regions()
+                case.run(result)
+                for _, trace in (*result.failures, *result.errors):
+                    print(trace)
+            if bad := [*result.failures, *result.errors]:
+                yield name, "differs" if key in DIFFERS else "FAILS", DIFFERS.get(key) or reason_of(bad[0][1])
+            else:
+                yield name, "pass", "the table says that it differs" if key in DIFFERS else ""
+
+
+def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for group in unittest.defaultTestLoader.loadTestsFromModule(module):
+        for case in group:
+            name = case._testMethodName
+            if (not suite.only or name in suite.only) and name not in suite.without:
+                yield case
+
+
+@contextmanager
+def no_server() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def serving(suite: Suite, server: Path, root: Path, log: Path) -> Iterator[None]:
+    """A server of the suite's models, ready, on the tests' ports."""
+    command = [server, "serve", f"--model_repository={root / suite.models}", f"--trusted_model_base_paths={root}/*/*"]
+    command += [f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}", *suite.flags]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        wait_ready(process, log)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + READY_SECONDS
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            break
+        try:
+            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/health/ready", timeout=5).ok:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"the server is not ready: {log}")
+
+
+def unregister_regions() -> None:
+    requests.post(f"http://127.0.0.1:{HTTP_PORT}/v2/systemsharedmemory/unregister", timeout=5).raise_for_status()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
