@@ -40,6 +40,18 @@ class Model:
     def predict(self, inputs):
         return {"OUTPUT0": inputs["INPUT0"]}
 """
+SUMS = """
+import time
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        time.sleep({seconds})
+        return {{"OUTPUT0": inputs["INPUT0"] + inputs["INPUT1"], "OUTPUT1": inputs["INPUT0"] - inputs["INPUT1"]}}
+"""
 MOCK = """
 import time
 
@@ -77,6 +89,15 @@ input [
   { name: "FAIL_LAST" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
 ]
 """
+
+
+class Sums(torch.nn.Module):
+    """For TorchScript."""
+
+    def forward(self, INPUT0: torch.Tensor, INPUT1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUT0 + INPUT1, INPUT0 - INPUT1
+
+
 QUEUE = """
 dynamic_batching {
   max_queue_delay_microseconds: 1000000
@@ -108,6 +129,12 @@ def main(root: Path) -> None:
     write_python(http / "simple_identity_int64", SAME, "max_batch_size: 8" + same("TYPE_INT64", [-1]))
 
     write_sums(root / "simple" / "simple", "TYPE_INT32")
+    for name in ("onnx", "plan", "openvino"):  # TensorRT and OpenVINO are no platforms here
+        write_sums(root / "simple" / f"{name}_int32_int32_int32", "TYPE_INT32")
+    write_python(root / "simple" / "python_int32_int32_int32", SUMS.format(seconds=0), sums_config("OUTPUT"))
+    write_python(root / "slow" / "simple", SUMS.format(seconds=5), sums_config("OUTPUT"))
+    base = write_config(root / "simple" / "libtorch_int32_int32_int32", sums_config("OUTPUT__"))
+    torch.jit.script(Sums()).save(str(base / "1" / "model.pt"))
     write_python(root / "generate" / "mock_llm", MOCK, MOCK_CONFIG)
     write_python(root / "generate_values" / "mock_llm", MOCK, MOCK_CONFIG + MOCK_VALUES)
     for name in ("graphdef_nobatch_zero_1_object", "string_identity"):
@@ -116,7 +143,9 @@ def main(root: Path) -> None:
 
 def tensors(kind: str, named: list[tuple[str, str, list[int]]], more: str = "") -> str:
     """Lines of a config: inputs or outputs of these names, datatypes and dims."""
-    return "".join(f'{kind} {{ name: "{name}" data_type: {kind_of} dims: {dims} {more} }}\n' for name, kind_of, dims in named)
+    return "".join(
+        f'{kind} {{ name: "{name}" data_type: {kind_of} dims: {dims} {more} }}\n' for name, kind_of, dims in named
+    )
 
 
 def same(datatype: str, dims: list[int]) -> str:
@@ -141,9 +170,16 @@ def write_identity(base: Path, datatype: str, dims: list[int], count: int = 1, m
     write_onnx(base, nodes, inputs, outputs, more)
 
 
+def sums_config(output: str) -> str:
+    inputs, outputs = ([(f"{kind}{at}", "TYPE_INT32", [16]) for at in (0, 1)] for kind in ("INPUT", output))
+    return "max_batch_size: 8\n" + tensors("input", inputs) + tensors("output", outputs)
+
+
 def write_sums(base: Path, datatype: str) -> None:
     """The sum and the difference of two vectors of 16."""
-    nodes = [helper.make_node(kind, ["INPUT0", "INPUT1"], [out]) for kind, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))]
+    nodes = [
+        helper.make_node(kind, ["INPUT0", "INPUT1"], [out]) for kind, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
+    ]
     inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
     write_onnx(base, nodes, inputs, outputs)
 
