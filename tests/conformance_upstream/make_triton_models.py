@@ -2,7 +2,7 @@
 
     python make_triton_models.py DIR
 
-``DIR/<repository>/<model>`` has the names, inputs and outputs that the tests' ``test.sh`` and ``gen_qa_*.py`` give them.
+``DIR/<repository>/<model>`` has the names, inputs and outputs that their ``test.sh`` and ``gen_qa_*.py`` give them.
 What is a model of ONNX or TorchScript there is one here; custom backends and TensorFlow's identities are ``model.py``.
 """
 
@@ -135,10 +135,36 @@ def main(root: Path) -> None:
     write_python(root / "slow" / "simple", SUMS.format(seconds=5), sums_config("OUTPUT"))
     base = write_config(root / "simple" / "libtorch_int32_int32_int32", sums_config("OUTPUT__"))
     torch.jit.script(Sums()).save(str(base / "1" / "model.pt"))
+    write_lifecycle(root)
     write_python(root / "generate" / "mock_llm", MOCK, MOCK_CONFIG)
     write_python(root / "generate_values" / "mock_llm", MOCK, MOCK_CONFIG + MOCK_VALUES)
     for name in ("graphdef_nobatch_zero_1_object", "string_identity"):
         write_python(root / "string_io" / name, SAME, same("TYPE_STRING", [-1]))
+
+
+def write_lifecycle(root: Path) -> None:
+    """What the cases of lifecycle and ensemble change while they run: each has ``models`` and what it copies there."""
+    some, name = "version_policy { specific { versions: [ 1, 3 ] } }\n", "{}_float32_float32_float32".format
+    for case in ("lifecycle_load", "lifecycle_control", "lifecycle_fail"):
+        write_sums(root / case / "models" / name("onnx"), "TYPE_FP32", (1, 3), 3, some)
+    write_sums(root / "lifecycle_load" / name("savedmodel"), "TYPE_FP32", (1, 3), 3, some)
+    whole = step(name("onnx"), -1, "INPUT0", "INPUT1", OUTPUT0="OUTPUT0", OUTPUT1="OUTPUT1")
+    write_ensemble(root / "lifecycle_control" / "models" / name("simple_onnx"), "TYPE_FP32", whole, (1, 3))
+    for file in (root / "lifecycle_fail").rglob("model.onnx"):
+        file.unlink()
+    graphdef = root / "lifecycle_versions" / "models" / "graphdef_int32_int32_int32"
+    write_sums(graphdef, "TYPE_INT32", (1, 2, 3), more="version_policy { all {} }\n")
+    models = root / "ensemble" / "models"
+    write_sums(models / "simple", "TYPE_INT32", (1, 2), more="version_policy { all {} }\n")
+    steps = (
+        step("simple", -1, "INPUT0", "INPUT0", OUTPUT0="double_input0"),
+        step("simple", 1, "INPUT1", "INPUT1", OUTPUT0="double_input1"),
+        step("simple", -1, "double_input0", "INPUT0", OUTPUT1="input0_val"),
+        step("simple", 1, "double_input1", "INPUT1", OUTPUT1="input1_val"),
+        step("simple", -1, "input0_val", "INPUT1", OUTPUT0="OUTPUT0"),
+        step("simple", 1, "INPUT0", "input1_val", OUTPUT1="OUTPUT1"),
+    )
+    write_ensemble(models / "ensemble_add_sub_int32_int32_int32", "TYPE_INT32", "".join(steps))
 
 
 def tensors(kind: str, named: list[tuple[str, str, list[int]]], more: str = "") -> str:
@@ -152,8 +178,8 @@ def same(datatype: str, dims: list[int]) -> str:
     return "\n" + tensors("input", [("INPUT0", datatype, dims)]) + tensors("output", [("OUTPUT0", datatype, dims)])
 
 
-def write_config(base: Path, config: str) -> Path:
-    (base / "1").mkdir(parents=True)
+def write_config(base: Path, config: str, version: int = 1) -> Path:
+    (base / str(version)).mkdir(parents=True)
     (base / "config.pbtxt").write_text(config)
     return base
 
@@ -175,13 +201,31 @@ def sums_config(output: str) -> str:
     return "max_batch_size: 8\n" + tensors("input", inputs) + tensors("output", outputs)
 
 
-def write_sums(base: Path, datatype: str) -> None:
-    """The sum and the difference of two vectors of 16."""
-    nodes = [
-        helper.make_node(kind, ["INPUT0", "INPUT1"], [out]) for kind, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
-    ]
+def write_sums(base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "") -> None:
+    """The sum and the difference of two vectors of 16; the version ``swapped`` has them the other way round."""
     inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
-    write_onnx(base, nodes, inputs, outputs)
+    for version in versions:
+        names = ("OUTPUT1", "OUTPUT0") if version == swapped else ("OUTPUT0", "OUTPUT1")
+        nodes = [
+            helper.make_node(kind, ["INPUT0", "INPUT1"], [name])
+            for kind, name in zip(("Add", "Sub"), names, strict=True)
+        ]
+        write_onnx(base, nodes, inputs, outputs, more, version)
+
+
+def write_ensemble(base: Path, datatype: str, steps: str, versions: tuple[int, ...] = (1,)) -> None:
+    inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
+    head = f'platform: "ensemble"\nmax_batch_size: 8\nversion_policy {{ specific {{ versions: {list(versions)} }} }}\n'
+    scheduling = f"ensemble_scheduling {{\n{steps}}}\n"
+    for version in versions:
+        write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + scheduling, version)
+
+
+def step(model: str, version: int, first: str, second: str, **outputs: str) -> str:
+    """A step of a model of sums; ``outputs`` says what becomes of its outputs."""
+    maps = "".join(f' output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items())
+    inputs = f'input_map {{ key: "INPUT0" value: "{first}" }} input_map {{ key: "INPUT1" value: "{second}" }}'
+    return f'  step {{ model_name: "{model}" model_version: {version} {inputs}{maps} }}\n'
 
 
 def write_onnx(
@@ -190,6 +234,7 @@ def write_onnx(
     inputs: list[tuple[str, str, list[int]]],
     outputs: list[tuple[str, str, list[int]]],
     more: str = "",
+    version: int = 1,
 ) -> None:
     """A model of up to eight rows; a dim of -1 is one of any size."""
 
@@ -204,8 +249,8 @@ def write_onnx(
     graph = helper.make_graph(nodes, base.name, values(inputs), values(outputs))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     head = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-    write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + more)
-    onnx.save(model, str(base / "1" / "model.onnx"))
+    write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + more, version)
+    onnx.save(model, str(base / str(version) / "model.onnx"))
 
 
 if __name__ == "__main__":

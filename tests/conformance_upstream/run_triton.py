@@ -4,10 +4,11 @@ python run_triton.py CHECKOUT --server TFS_LITE [--only NAME] [--logs DIRECTORY]
 
 Nothing of theirs is in this repository. Each suite's ``test.sh`` starts a server on ports 8000 and 8001 with models
 that its generators make; here the server is ours, with its default flags and what the suite needs, and the models are
-those of ``make_triton_models.py``. Three things are not theirs: a server is kept between the cases of a suite, and regions of
-shared memory are unregistered instead; their word ``np.object``, which numpy no longer has, is set; and values that
-their mock of a language model reads from a request's parameters are optional inputs, because parameters reach no model
-here. Exits with 1 if a case fails that the tables do not list.
+those of ``make_triton_models.py``. Four things are not theirs: a server is kept between cases
+that change nothing but regions of shared memory, which are unregistered instead; their word ``np.object``, which numpy
+no longer has, is set; values that their mock of a language model reads from a request's parameters are optional inputs,
+because parameters reach no model here; and models of TensorFlow, TensorRT and OpenVINO are ones of ONNX under their
+names. Exits with 1 if a case fails that the tables do not list.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,8 @@ class Suite:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    changes: bool = False
+    """Whether cases change what is served: each has a copy of the folder, and a server of the ``models`` in it."""
 
     @property
     def name(self) -> str:
@@ -63,6 +67,8 @@ UNREGISTER = tuple(
     for case in ("during_inference_single_req", "during_inference_multiple_req", "after_inference")
 )
 """Those that use a slow model."""
+LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
+NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
 SUITES = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
     Suite("L0_string_io/string_client_test.py", "string_io"),
@@ -74,6 +80,15 @@ SUITES = (
     Suite("L0_shared_memory/shared_memory_test.py", "simple", client="grpc", without=UNREGISTER),
     Suite("L0_shared_memory/shared_memory_test.py", "slow", client="http", only=UNREGISTER[:3]),
     Suite("L0_shared_memory/shared_memory_test.py", "slow", client="grpc", only=UNREGISTER[3:]),
+    Suite("L0_simple_ensemble/ensemble_test.py", "ensemble", changes=True),
+    Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload",), changes=True),
+    Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload_disabled",), flags=NONE, changes=True),
+    Suite(LIFECYCLE, "lifecycle_versions", only=("test_dynamic_version_load_unload",), changes=True),
+    Suite(
+        LIFECYCLE, "lifecycle_versions", only=("test_dynamic_version_load_unload_disabled",), flags=NONE, changes=True
+    ),
+    Suite(LIFECYCLE, "lifecycle_control", only=("test_model_control",), flags=EXPLICIT, changes=True),
+    Suite(LIFECYCLE, "lifecycle_fail", only=("test_model_control_fail",), flags=EXPLICIT, changes=True),
 )
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
@@ -129,23 +144,35 @@ def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> 
     with printing_to(logs / "import.txt"):
         cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
     cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
-    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}"
-    with serving(suite, arguments.server, root, log.with_suffix(".server.txt")) if cases else no_server():
+    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}.txt"
+    if suite.changes:
         for case in cases:
-            name = case._testMethodName
-            if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
-                yield name, "not ours", NOT_OURS[key]
-                continue
-            result = unittest.TestResult()
-            with printing_to(logs / f"{key}.{suite.client}.txt"):
-                unregister_regions()
-                case.run(result)
-                for _, trace in (*result.failures, *result.errors):
-                    print(trace)
-            if bad := [*result.failures, *result.errors]:
-                yield name, "differs" if key in DIFFERS else "FAILS", DIFFERS.get(key) or reason_of(bad[0][1])
-            else:
-                yield name, "pass", "the table says that it differs" if key in DIFFERS else ""
+            folder = root / f"{suite.models}.{case._testMethodName}"
+            shutil.copytree(root / suite.models, folder)
+            os.chdir(folder)
+            with serving(suite, arguments.server, folder / "models", log):
+                yield ended(case, suite, logs)
+        os.chdir(root)
+    elif cases:
+        with serving(suite, arguments.server, root / suite.models, log):
+            for case in cases:
+                yield ended(case, suite, logs)
+
+
+def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, str]:
+    """The name, the end and the reason of a case, which is run if it is ours."""
+    name = case._testMethodName
+    if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
+        return name, "not ours", NOT_OURS[key]
+    result = unittest.TestResult()
+    with printing_to(logs / f"{key}.{suite.client}.txt"):
+        unregister_regions()
+        case.run(result)
+        for _, trace in (*result.failures, *result.errors):
+            print(trace)
+    if bad := [*result.failures, *result.errors]:
+        return name, "differs" if key in DIFFERS else "FAILS", DIFFERS.get(key) or reason_of(bad[0][1])
+    return name, "pass", "the table says that it differs" if key in DIFFERS else ""
 
 
 def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
@@ -162,16 +189,11 @@ def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
 
 
 @contextmanager
-def no_server() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def serving(suite: Suite, server: Path, root: Path, log: Path) -> Iterator[None]:
-    """A server of the suite's models, ready, on the tests' ports."""
-    command = [server, "serve", f"--model_repository={root / suite.models}", f"--trusted_model_base_paths={root}/*/*"]
+def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[None]:
+    """A server of these models, ready, on the tests' ports."""
+    command = [server, "serve", f"--model_repository={models}", f"--trusted_model_base_paths={models}/*"]
     command += [f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}", *suite.flags]
-    with open(log, "wb") as file:
+    with open(log, "ab") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
         wait_ready(process, log)
