@@ -103,7 +103,7 @@ DIFFERS = {
         ("http_test", "test_descriptive_status_code", "the first request after a load runs alone, and at once"),
         ("http_test", "test_negative_dimensions", "400, and not 500"),
         ("generate_endpoint_test", "test_generate_stream_response_error", "an error names model and version"),
-        ("shared_memory_test", "test_infer_integer_overflow", "offset and size are added without overflow"),
+        ("shared_memory_test", "test_infer_integer_overflow http", "offset and size are added without overflow"),
         *(
             ("shared_memory_test", name, "unregistering counts at once for other requests")
             for name in UNREGISTER
@@ -170,9 +170,10 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
         case.run(result)
         for _, trace in (*result.failures, *result.errors):
             print(trace)
+    differs = DIFFERS.get(key) or DIFFERS.get(f"{key} {suite.client}")
     if bad := [*result.failures, *result.errors]:
-        return name, "differs" if key in DIFFERS else "FAILS", DIFFERS.get(key) or reason_of(bad[0][1])
-    return name, "pass", "the table says that it differs" if key in DIFFERS else ""
+        return name, "differs" if differs else "FAILS", differs or reason_of(bad[0][1])
+    return name, "pass", "the table says that it differs" if differs else ""
 
 
 def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
