@@ -80,6 +80,7 @@ SUITES = (
     Suite("L0_shared_memory/shared_memory_test.py", "simple", client="grpc", without=UNREGISTER),
     Suite("L0_shared_memory/shared_memory_test.py", "slow", client="http", only=UNREGISTER[:3]),
     Suite("L0_shared_memory/shared_memory_test.py", "slow", client="grpc", only=UNREGISTER[3:]),
+    Suite("L0_logging/logging_endpoint_test.py", "simple"),
     Suite("L0_simple_ensemble/ensemble_test.py", "ensemble", changes=True),
     Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload",), changes=True),
     Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload_disabled",), flags=NONE, changes=True),
