@@ -99,10 +99,12 @@ test-tensorflow: $(TENSORFLOWVENV)/.installed
 test-tensorflow-long: $(TENSORFLOWVENV)/.installed
 	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)
 
-# The tests that TensorFlow Serving has for its server, from a checkout of it: make conformance-upstream TF_SERVING=DIR
-conformance-upstream: $(TENSORFLOWVENV)/.installed
-	$(if $(TF_SERVING),,$(error give a checkout of github.com/tensorflow/serving: TF_SERVING=DIR))
-	$(TENSORFLOWVENV)/bin/python tests/conformance_upstream/run_tensorflow_serving.py $(TF_SERVING)
+# Tests that others have for their servers, from checkouts: make conformance-upstream TF_SERVING=DIR TRITON_QA=DIR, or one
+# of them. Of TensorFlow Serving: github.com/tensorflow/serving; of Triton: github.com/triton-inference-server/server.
+conformance-upstream: $(if $(TF_SERVING),$(TENSORFLOWVENV)/.installed) $(if $(TRITON_QA),$(VENV)/.dev $(TFVENV)/.installed)
+	$(if $(TF_SERVING)$(TRITON_QA),,$(error give a checkout: TF_SERVING=DIR or TRITON_QA=DIR))
+	$(if $(TF_SERVING),$(TENSORFLOWVENV)/bin/python tests/conformance_upstream/run_tensorflow_serving.py $(TF_SERVING))
+	$(if $(TRITON_QA),$(TFVENV)/bin/python tests/conformance_upstream/run_triton.py $(TRITON_QA) --server $(abspath $(BIN)/tfs-lite))
 
 # Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
 test-grpcio: $(VENV)/.dev

@@ -31,7 +31,7 @@ REFUSED = {
     ],
     "names twice": [
         {"words": "input 'a' already exists in request", "inputs": [A, A]},
-        {"words": "output 'sum' already exists in request", "outputs": ["sum", "sum"]},
+        {"words": "Duplicate output name 'sum' is not allowed in a request", "outputs": ["sum", "sum"]},
     ],
     "wrong datatype": [
         {

@@ -172,7 +172,11 @@ TABLE: dict[str, tuple[Request, tuple[str, int], str]] = {
     "unknown_input": (pair(A, floats("c", 1, 3)), BAD, "unexpected inference input 'c' for model 'pair'"),
     "input_twice": (pair(A, A), BAD, "input 'a' already exists in request"),
     "unknown_output": (pair(A, B, outputs=("product",)), BAD, "unexpected inference output 'product' for model 'pair'"),
-    "output_twice": (pair(A, B, outputs=("sum", "sum")), BAD, "output 'sum' already exists in request"),
+    "output_twice": (
+        pair(A, B, outputs=("sum", "sum")),
+        BAD,
+        "Duplicate output name 'sum' is not allowed in a request",
+    ),
     "other_dtype": (
         pair(A, Tensor("b", (1, 3), bytes(12), "INT32")),
         BAD,

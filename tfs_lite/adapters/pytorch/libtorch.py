@@ -1,7 +1,8 @@
 """Platform ``pytorch_libtorch``: ``model.pt`` as ``torch.jit.save`` writes it. PyTorch has deprecated TorchScript.
 
 A script has the names of its inputs, but neither dtypes nor shapes: they come from the model's config, or are
-undeclared. As in Triton, names of the form ``INPUT__0`` in the config mean positions.
+undeclared. As in Triton, names of the form ``INPUT__0`` in the config mean positions, and names of which none is known
+stand in the order of forward's parameters.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class ScriptModel(DeviceModel):
         super().__init__(
             request, NAME, signature, reentrant=False, streams=open_streams(torch.device(request.device)), pool=pool
         )
-        self._parameters = {spec.name: _argument_for(spec.name, arguments).name for spec in signature.inputs}
+        fed = _arguments_for([spec.name for spec in signature.inputs], arguments)
+        self._parameters = {spec.name: argument.name for spec, argument in zip(signature.inputs, fed, strict=True)}
         self._module: Any = module
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
 
@@ -138,8 +140,9 @@ def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: A
         for argument in arguments
         if argument.required
     )
-    _check_inputs(inputs, arguments)
-    optional = frozenset(name for name in declared.optional if not _argument_for(name, arguments).required)
+    fed = _check_inputs(inputs, arguments)
+    may_be_left_out = {spec.name for spec, argument in zip(inputs, fed, strict=True) if not argument.required}
+    optional = frozenset(declared.optional) & may_be_left_out
     return Signature(inputs, declared.outputs or _outputs(module), optional=optional)
 
 
@@ -165,9 +168,10 @@ def _names_in(name: str, kind: Any) -> list[str] | None:
     return [name] if str(kind) in _SINGLE else None
 
 
-def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -> None:
-    """INVALID_ARGUMENT unless every required parameter gets one input, of its kind: a tensor or texts."""
-    fed = [_argument_for(spec.name, arguments) for spec in inputs]
+def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -> list[Argument]:
+    """The parameter of each input. INVALID_ARGUMENT unless every required one gets one input, of its kind: a tensor or
+    texts."""
+    fed = _arguments_for([spec.name for spec in inputs], arguments)
     missing = [argument.name for argument in arguments if argument.required and argument not in fed]
     if missing or len(set(fed)) != len(fed):
         raise invalid_argument(f"the inputs of the config feed {_names(fed)}; the script takes {_names(arguments)}")
@@ -176,6 +180,7 @@ def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -
             expected = "texts" if argument.takes_texts else "a tensor"
             raise invalid_argument(f"input {spec.name} of the config is {spec.dtype.text}, the script takes {expected}")
     check_texts(inputs)
+    return fed
 
 
 def check_texts(inputs: Sequence[TensorSpec]) -> None:
@@ -189,15 +194,24 @@ def check_texts(inputs: Sequence[TensorSpec]) -> None:
             )
 
 
-def _argument_for(name: str, arguments: Sequence[Argument]) -> Argument:
-    """forward's parameter for an input of the config: of the same name, or at the position in ``NAME__0``."""
+def _arguments_for(names: Sequence[str], arguments: Sequence[Argument]) -> list[Argument]:
+    """forward's parameter for each input of the config: of the same name, or at the position in ``NAME__0``; in the
+    order of forward if no name is of either kind and there are as many. INVALID_ARGUMENT for any other name."""
+    found = [_argument_for(name, arguments) for name in names]
+    if not any(found) and len(names) == len(arguments):
+        return list(arguments)
+    for name, argument in zip(names, found, strict=True):
+        if argument is None:
+            raise invalid_argument(f"input {name} of the config: the script takes {_names(arguments)}")
+    return [argument for argument in found if argument is not None]
+
+
+def _argument_for(name: str, arguments: Sequence[Argument]) -> Argument | None:
     for argument in arguments:
         if argument.name == name:
             return argument
     position = _POSITION.fullmatch(name)
-    if position is None or int(position[1]) >= len(arguments):
-        raise invalid_argument(f"input {name} of the config: the script takes {_names(arguments)}")
-    return arguments[int(position[1])]
+    return arguments[int(position[1])] if position is not None and int(position[1]) < len(arguments) else None
 
 
 def _names(arguments: Sequence[Argument]) -> str:

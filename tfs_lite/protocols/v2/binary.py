@@ -79,7 +79,7 @@ def raw_request(
     of the batch, which is 1. INVALID_ARGUMENT if the bytes could mean several things."""
     if len(inputs) != 1:
         raise invalid_argument(
-            f"Raw request must only have 1 input (found {len(inputs)}) to be deduced but got {len(inputs)} inputs "
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(inputs)} inputs "
             f"in '{model}' model configuration"
         )
     name, datatype, declared = inputs[0]
@@ -91,7 +91,7 @@ def raw_request(
 def _one_text(model: str, name: str, shape: list[int], data: memoryview) -> SentTensor:
     if math.prod(abs(size) for size in shape) != 1:
         raise invalid_argument(
-            f"For BYTES datatype raw input '{name}', model '{model}' must have input shape [1], has {shape}"
+            f"For BYTE datatype raw input '{name}', the model must have input shape [1], model '{model}' has {shape}"
         )
     text = np.empty(len(shape) * (1,), object)
     text[(0,) * len(shape)] = bytes(data)
@@ -102,7 +102,7 @@ def _numbers(model: str, declared: DeclaredInput, shape: list[int], data: memory
     """The tensor, whose size is checked when it is decoded."""
     if shape.count(-1) > 1:
         raise invalid_argument(
-            f"The shape of Raw input '{declared.name}' can not be deduced because there are more than one "
+            f"The shape of the raw input '{declared.name}' can not be deduced because there are more than one "
             f"variable-sized dimension in model '{model}': {shape}"
         )
     if -1 in shape:

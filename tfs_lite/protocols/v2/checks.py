@@ -57,8 +57,10 @@ def run_of(
 
 def check_distinct(request: InferRequest) -> None:
     """INVALID_ARGUMENT if an input or an output is named twice."""
-    _distinct("input", (tensor.name for tensor in request.inputs), request.model)
-    _distinct("output", (output.name for output in request.outputs), request.model)
+    if (name := _twice(tensor.name for tensor in request.inputs)) is not None:
+        raise invalid_argument(f"input '{name:.256}' already exists in request for model '{request.model:.500}'")
+    if (name := _twice(output.name for output in request.outputs)) is not None:
+        raise invalid_argument(f"Duplicate output name '{name:.256}' is not allowed in a request")
 
 
 def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
@@ -71,12 +73,14 @@ def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
         )
 
 
-def _distinct(what: str, names: Iterable[str], model: str) -> None:
+def _twice(names: Iterable[str]) -> str | None:
+    """The first name that comes again."""
     seen = set[str]()
     for name in names:
         if name in seen:
-            raise invalid_argument(f"{what} '{name:.256}' already exists in request for model '{model:.500}'")
+            return name
         seen.add(name)
+    return None
 
 
 def _check_outputs(request: InferRequest, signature: Signature, name: str) -> None:
@@ -113,7 +117,7 @@ def _check_number(inputs: Sequence[SentTensor], signature: Signature, name: str)
         else (f"expected number of inputs between {least} and {most} but got")
     )
     missing = _missing(inputs, signature)
-    but = f", but missing required input(s) {_shown(missing)}" if missing else ""
+    but = f", but missing required input(s) {_shown(missing)}. Please provide all required input(s)" if missing else ""
     sent = _shown([tensor.name for tensor in inputs])
     raise invalid_argument(f"{expected} {got} inputs for model '{name}'. Got input(s) {sent}{but}.")
 

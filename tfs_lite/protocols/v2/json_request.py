@@ -16,6 +16,7 @@ from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.json.values import shorten, type_name
 from tfs_lite.protocols.v2.binary import LENGTH_HEADER, BinaryData
 from tfs_lite.protocols.v2.json_values import (
+    MAX_UINT64,
     Members,
     read_data,
     read_flag,
@@ -158,7 +159,8 @@ def _output(members: Members) -> WantedOutput:
 def _memory(parameters: Members, what: str) -> SharedMemorySlice | None:
     if _REGION not in parameters:
         return None
-    size, offset = read_size(parameters, _REGION_SIZE, what), read_size(parameters, _REGION_OFFSET, what, default=0)
+    size = read_size(parameters, _REGION_SIZE, what, most=MAX_UINT64)
+    offset = read_size(parameters, _REGION_OFFSET, what, default=0, most=MAX_UINT64)
     return SharedMemorySlice(read_text(parameters, _REGION, what), size, offset)
 
 

@@ -26,6 +26,7 @@ from tfs_lite.protocols.v2.tensors import name_of
 Members: TypeAlias = dict[str, Any]
 
 MAX_INT64 = 2**63 - 1
+MAX_UINT64 = 2**64 - 1
 _DEEP = "levels of nesting"
 TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 
@@ -41,7 +42,8 @@ def read_members(text: bytes, what: str = "request") -> Members:
         tree = json_text.loads(text)
     except ServingError as error:
         deep = f"{TOO_DEEP}: " if _DEEP in str(error) else ""
-        raise invalid_argument(f"failed to parse the {what} JSON buffer: {deep}{error}") from None
+        fault = str(error).removeprefix("JSON Parse error: ").replace(" at offset: ", " at ")  # as Triton says it
+        raise invalid_argument(f"failed to parse the {what} JSON buffer: {deep}{fault}") from None
     if not isinstance(tree, dict):
         raise invalid_argument(f"failed to parse the {what} JSON buffer: expected an object, got {type_name(tree)}")
     return tree
@@ -70,12 +72,12 @@ def read_parameters(members: Members, of: str = "") -> Members:
     return present(value)
 
 
-def read_size(members: Members, key: str, of: str = "", default: int | None = None) -> int:
-    """A whole number of 64 bits from 0; required if there is no ``default``."""
+def read_size(members: Members, key: str, of: str = "", default: int | None = None, most: int = MAX_INT64) -> int:
+    """A whole number from 0 to ``most``; required if there is no ``default``."""
     if key not in members and default is not None:
         return default
     value = members.get(key)
-    fits = type(value) is int and 0 <= value <= MAX_INT64
+    fits = type(value) is int and 0 <= value <= most
     return _require(members, key, of, fits, "a whole number from 0")  # type: ignore[no-any-return]
 
 

@@ -160,10 +160,15 @@ def element_count(shape: tuple[int, ...], item_size: int = 1, name: str = "") ->
         )
     count = math.prod(shape)
     sizes = math.prod(size or 1 for size in shape)
-    if sizes * item_size > (MAX_ELEMENTS if count else MAX_FILL_BYTES):
+    most = MAX_ELEMENTS if count else MAX_FILL_BYTES
+    if sizes > most:
         raise invalid_argument(
             f"shape {format_shape(shape)} of input '{name}' causes total element count to exceed maximum size of "
-            f"{MAX_ELEMENTS if count else MAX_FILL_BYTES} bytes"
+            f"{most} bytes"
+        )
+    if sizes * item_size > most:
+        raise invalid_argument(
+            f"byte size overflow for input '{name}': shape {format_shape(shape)} has more than {most} bytes"
         )
     return count
 

@@ -165,7 +165,12 @@ class SharedRegions:
                 os.close(region.descriptor)
 
     def _check_slice(self, region: RegionStatus, memory: SharedMemorySlice) -> None:
-        if memory.offset < 0 or memory.byte_size < 0 or memory.offset + memory.byte_size > region.byte_size:
+        if not 0 <= memory.offset < region.byte_size:
+            raise invalid_argument(
+                f"Invalid offset for shared memory region: '{memory.region:.{SHOWN}}': {memory.offset} in "
+                f"{region.byte_size} bytes"
+            )
+        if memory.byte_size < 0 or memory.offset + memory.byte_size > region.byte_size:
             raise invalid_argument(
                 f"Invalid offset + byte size for shared memory region: '{memory.region:.{SHOWN}}': {memory.offset} + "
                 f"{memory.byte_size} is more than its {region.byte_size} bytes"

@@ -74,6 +74,23 @@ def test_positions_in_names_of_the_config_are_positions(opened):
     assert model.run("", {"INPUT__0": ROW}, ())["OUTPUT__0"].shape == (1, 2)
 
 
+class Weighted(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left - 2 * right
+
+
+def test_names_of_the_config_that_the_script_does_not_know_stand_in_its_order(opened):
+    model = opened(Weighted(), ModelSettings(input=(tensor("INPUT0"), tensor("INPUT1"))))
+    answer = model.run("", {"INPUT1": ROW, "INPUT0": 3 * ROW}, ())
+    np.testing.assert_allclose(next(iter(answer.values())), ROW)
+
+
+@pytest.mark.parametrize("names", [("left", "INPUT1"), ("INPUT__0", "INPUT1"), ("INPUT0",)])
+def test_names_of_the_config_of_which_some_are_known_are_not_guessed(opened, names):
+    settings = ModelSettings(input=tuple(tensor(name) for name in names))
+    assert "of the config: the script takes left, right" in refusal(opened, Weighted(), settings)
+
+
 class Texts(torch.nn.Module):
     def forward(self, names: list[str], x: torch.Tensor) -> torch.Tensor:
         return x * sum([len(name) for name in names])

@@ -128,9 +128,19 @@ def test_raw_body_is_one_text(declared: tuple[int, ...], batches: bool, shape: t
 
 
 IMPOSSIBLE = [
-    ("two inputs", [DeclaredInput("a", "INT8", (1,)), DeclaredInput("b", "INT8", (1,))], False, "must only have 1"),
+    (
+        "two inputs",
+        [DeclaredInput("a", "INT8", (1,)), DeclaredInput("b", "INT8", (1,))],
+        False,
+        "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm' model configuration",
+    ),
     ("no input", [], False, "Raw request must only have 1 input"),
-    ("two free", [DeclaredInput("a", "INT8", (-1, -1))], False, "can not be deduced because there are more than one"),
+    (
+        "two free",
+        [DeclaredInput("a", "INT8", (-1, -1))],
+        False,
+        "The shape of the raw input 'a' can not be deduced because",
+    ),
     ("several texts", [DeclaredInput("a", "BYTES", (2,))], False, "must have input shape [1]"),
     ("several texts and a batch", [DeclaredInput("a", "BYTES", (-1, 2))], True, "must have input shape [1]"),
 ]

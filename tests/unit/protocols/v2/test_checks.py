@@ -61,7 +61,8 @@ def test_inputs_with_defaults_may_be_left_out() -> None:
         ((a(), a()), "input 'A' already exists in request"),
         (
             (a(),),
-            "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['A'], but missing required input(s) ['B']",
+            "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['A'], but missing required input(s) ['B']"
+            ". Please provide all required input(s).",
         ),
         ((a(), b(), other("C")), "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['A','B','C']."),
         ((a(), other("C")), "unexpected inference input 'C' for model 'm'"),
@@ -89,7 +90,7 @@ def test_the_first_mistake_counts() -> None:
 
 
 def test_an_output_twice_and_a_number_of_inputs_out_of_range_are_refused() -> None:
-    assert "output 'Z' already exists in request" in refusal(run, a(), b(), outputs=["Z", "Z"])
+    assert "Duplicate output name 'Z' is not allowed in a request" in refusal(run, a(), b(), outputs=["Z", "Z"])
     assert "expected number of inputs between 1 and 2 but got 3" in refusal(
         run, a(), b(), other("C"), signature=OPTIONAL
     )

@@ -130,6 +130,7 @@ def test_input_may_be_in_shared_memory() -> None:
 
 WRONG: list[tuple[str, Any, str]] = [
     ("no JSON", b'{"inputs": [', "failed to parse the request JSON buffer"),
+    ("nothing that begins a value", b"AAA", "failed to parse the request JSON buffer: Invalid value. at 0"),
     ("empty body", b"", "failed to parse the request JSON buffer"),
     ("no object", [1], "failed to parse the request JSON buffer: expected an object, got Array"),
     ("no inputs", {}, "Unable to parse 'inputs'"),
@@ -151,6 +152,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("data no list", {"inputs": [tensor(data=1)]}, "Unable to parse 'data' of input 'x'"),
     ("too few", {"inputs": [tensor(data=[1, 2])]}, "shape does not match true shape"),
     ("too many", {"inputs": [tensor(data=[1, 2, 3, 4])]}, "Shape does not match true shape of 'data' field"),
+    ("overflow of bytes", {"inputs": [tensor(shape=[4, 2**60 + 2])]}, "byte size overflow for input"),
     ("overflow", {"inputs": [tensor(shape=[BIG - 1, 4])]}, "causes total element count to exceed maximum size of"),
     ("text as number", {"inputs": [tensor(data=[1, "2", 3])]}, "attempt to access JSON non-signed-integer as signed"),
     ("fraction as integer", {"inputs": [tensor(data=[1, 2.0, 3])]}, "non-signed-integer as signed-integer"),

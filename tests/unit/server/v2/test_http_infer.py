@@ -188,7 +188,14 @@ REFUSED: list[tuple[str, str, Any, dict[str, str], int, str]] = [
     ("bomb", SIMPLE, zlib.compress(bytes(20 << 20)), {"Content_Encoding": "deflate"}, 413, "(after unpacking)"),
     ("one input", SIMPLE, {"inputs": json_body()["inputs"][:1]}, {}, 400, "expected 2 inputs but got 1 inputs for"),
     ("twice", SIMPLE, {"inputs": json_body()["inputs"][:1] * 2}, {}, 400, "input 'INPUT0' already exists in request"),
-    ("output twice", SIMPLE, json_body(outputs=[{"name": "OUTPUT0"}] * 2), {}, 400, "output 'OUTPUT0' already exists"),
+    (
+        "output twice",
+        SIMPLE,
+        json_body(outputs=[{"name": "OUTPUT0"}] * 2),
+        {},
+        400,
+        "Duplicate output name 'OUTPUT0' is not allowed in a request",
+    ),
     ("unknown output", SIMPLE, json_body(outputs=[{"name": "z"}]), {}, 400, "unexpected inference output 'z'"),
     ("model fails", SIMPLE, orjson.loads(orjson.dumps(json_body()).replace(b"0,1", b"13,1")), {}, 500, "bad luck"),
 ]

@@ -54,11 +54,17 @@ def test_texts_are_written_with_their_lengths(regions, memory):
     ("place", "code", "text"),
     [
         (SharedMemorySlice("other", 4), StatusCode.NOT_FOUND, "Unable to find shared memory region: 'other'"),
-        (SharedMemorySlice("r", 2048), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
-        (SharedMemorySlice("r", 4, 1021), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
-        (SharedMemorySlice("r", 4, -4), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
+        (SharedMemorySlice("r", 2048), StatusCode.INVALID_ARGUMENT, r"Invalid offset \+ byte size for shared memory"),
+        (
+            SharedMemorySlice("r", 4, 1021),
+            StatusCode.INVALID_ARGUMENT,
+            r"Invalid offset \+ byte size for shared memory",
+        ),
+        (SharedMemorySlice("r", 4, 1024), StatusCode.INVALID_ARGUMENT, "Invalid offset for shared memory region"),
+        (SharedMemorySlice("r", 4, 2**64 - 4), StatusCode.INVALID_ARGUMENT, "Invalid offset for shared memory region"),
+        (SharedMemorySlice("r", 4, -4), StatusCode.INVALID_ARGUMENT, "Invalid offset for shared memory region"),
     ],
-    ids=["unknown", "too long", "beyond the end", "negative"],
+    ids=["unknown", "too long", "beyond the end", "at the end", "that overflows", "negative"],
 )
 def test_place_outside_a_region_is_refused(regions, memory, place, code, text):
     register(regions, memory)

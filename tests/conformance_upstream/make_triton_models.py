@@ -1,0 +1,257 @@
+"""Writes the models that Triton's own tests name; run in the server's environment.
+
+    python make_triton_models.py DIR
+
+``DIR/<repository>/<model>`` has the names, inputs and outputs that their ``test.sh`` and ``gen_qa_*.py`` give them.
+What is a model of ONNX or TorchScript there is one here; custom backends and TensorFlow's identities are ``model.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+TYPES = {
+    "TYPE_FP32": TensorProto.FLOAT,
+    "TYPE_FP16": TensorProto.FLOAT16,
+    "TYPE_INT32": TensorProto.INT32,
+    "TYPE_STRING": TensorProto.STRING,
+}
+ONE = """
+import torch
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {"OUTPUT0": torch.ones(1)}
+"""
+SAME = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+"""
+SUMS = """
+import time
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        time.sleep({seconds})
+        return {{"OUTPUT0": inputs["INPUT0"] + inputs["INPUT1"], "OUTPUT1": inputs["INPUT0"] - inputs["INPUT1"]}}
+"""
+MOCK = """
+import time
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        def given(name, otherwise):
+            return inputs[name].item() if name in inputs else otherwise
+
+        if not inputs["STREAM"].item():
+            yield {"TEXT": inputs["PROMPT"]}
+            return
+        for _ in range(given("REPETITION", 1)):
+            time.sleep(given("DELAY", 0))
+            yield {"TEXT": inputs["PROMPT"]}
+        if given("FAIL_LAST", False):
+            raise RuntimeError("An Error Occurred")
+"""
+MOCK_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input [
+  { name: "PROMPT" data_type: TYPE_STRING dims: [ 1, 1 ] },
+  { name: "STREAM" data_type: TYPE_BOOL dims: [ 1, 1 ] }
+]
+output { name: "TEXT" data_type: TYPE_STRING dims: [ 1, -1 ] }
+"""
+MOCK_VALUES = """
+input [
+  { name: "REPETITION" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "DELAY" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "FAIL_LAST" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+]
+"""
+
+
+class Sums(torch.nn.Module):
+    """For TorchScript."""
+
+    def forward(self, INPUT0: torch.Tensor, INPUT1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUT0 + INPUT1, INPUT0 - INPUT1
+
+
+QUEUE = """
+dynamic_batching {
+  max_queue_delay_microseconds: 1000000
+  preferred_batch_size: [ 8 ]
+  default_queue_policy { max_queue_size: 1 }
+}
+"""
+
+
+def main(root: Path) -> None:
+    validation = root / "input_validation"
+    required = [("INPUT0", "TYPE_FP32", [-1]), ("INPUT1", "TYPE_FP32", [-1]), ("INPUT2", "TYPE_FP32", [-1])]
+    one = tensors("output", [("OUTPUT0", "TYPE_FP32", [1])])
+    write_python(validation / "input_all_required", ONE, tensors("input", required) + one)
+    fourth = tensors("input", [("INPUT3", "TYPE_FP32", [-1])], "optional: true")
+    write_python(validation / "input_optional", ONE, tensors("input", required) + fourth + one)
+    write_python(validation / "input_all_optional", ONE, tensors("input", required, "optional: true") + one)
+    base = write_config(validation / "pt_identity", 'backend: "pytorch" max_batch_size: 8' + same("TYPE_FP32", [8]))
+    torch.jit.script(torch.nn.Identity()).save(str(base / "1" / "model.pt"))
+
+    http = root / "http"
+    write_identity(http / "onnx_zero_1_float32", "TYPE_FP32", [-1])
+    write_identity(http / "onnx_zero_1_float32_queue", "TYPE_FP32", [-1], more=QUEUE)
+    write_identity(http / "onnx_zero_1_float16", "TYPE_FP16", [-1, -1])
+    write_identity(http / "onnx_zero_1_object", "TYPE_STRING", [-1])
+    write_identity(http / "onnx_zero_1_object_1_element", "TYPE_STRING", [1])
+    write_identity(http / "onnx_zero_3_float32", "TYPE_FP32", [-1], count=3)
+    write_python(http / "simple_identity", SAME, "max_batch_size: 8" + same("TYPE_STRING", [-1]))
+    write_python(http / "simple_identity_int64", SAME, "max_batch_size: 8" + same("TYPE_INT64", [-1]))
+
+    write_sums(root / "simple" / "simple", "TYPE_INT32")
+    for name in ("onnx", "plan", "openvino"):  # TensorRT and OpenVINO are no platforms here
+        write_sums(root / "simple" / f"{name}_int32_int32_int32", "TYPE_INT32")
+    write_python(root / "simple" / "python_int32_int32_int32", SUMS.format(seconds=0), sums_config("OUTPUT"))
+    write_python(root / "slow" / "simple", SUMS.format(seconds=5), sums_config("OUTPUT"))
+    base = write_config(root / "simple" / "libtorch_int32_int32_int32", sums_config("OUTPUT__"))
+    torch.jit.script(Sums()).save(str(base / "1" / "model.pt"))
+    write_lifecycle(root)
+    write_python(root / "generate" / "mock_llm", MOCK, MOCK_CONFIG)
+    write_python(root / "generate_values" / "mock_llm", MOCK, MOCK_CONFIG + MOCK_VALUES)
+    for name in ("graphdef_nobatch_zero_1_object", "string_identity"):
+        write_python(root / "string_io" / name, SAME, same("TYPE_STRING", [-1]))
+
+
+def write_lifecycle(root: Path) -> None:
+    """What the cases of lifecycle and ensemble change while they run: each has ``models`` and what it copies there."""
+    some, name = "version_policy { specific { versions: [ 1, 3 ] } }\n", "{}_float32_float32_float32".format
+    for case in ("lifecycle_load", "lifecycle_control", "lifecycle_fail"):
+        write_sums(root / case / "models" / name("onnx"), "TYPE_FP32", (1, 3), 3, some)
+    write_sums(root / "lifecycle_load" / name("savedmodel"), "TYPE_FP32", (1, 3), 3, some)
+    whole = step(name("onnx"), -1, "INPUT0", "INPUT1", OUTPUT0="OUTPUT0", OUTPUT1="OUTPUT1")
+    write_ensemble(root / "lifecycle_control" / "models" / name("simple_onnx"), "TYPE_FP32", whole, (1, 3))
+    for file in (root / "lifecycle_fail").rglob("model.onnx"):
+        file.unlink()
+    graphdef = root / "lifecycle_versions" / "models" / "graphdef_int32_int32_int32"
+    write_sums(graphdef, "TYPE_INT32", (1, 2, 3), more="version_policy { all {} }\n")
+    models = root / "ensemble" / "models"
+    write_sums(models / "simple", "TYPE_INT32", (1, 2), more="version_policy { all {} }\n")
+    steps = (
+        step("simple", -1, "INPUT0", "INPUT0", OUTPUT0="double_input0"),
+        step("simple", 1, "INPUT1", "INPUT1", OUTPUT0="double_input1"),
+        step("simple", -1, "double_input0", "INPUT0", OUTPUT1="input0_val"),
+        step("simple", 1, "double_input1", "INPUT1", OUTPUT1="input1_val"),
+        step("simple", -1, "input0_val", "INPUT1", OUTPUT0="OUTPUT0"),
+        step("simple", 1, "INPUT0", "input1_val", OUTPUT1="OUTPUT1"),
+    )
+    write_ensemble(models / "ensemble_add_sub_int32_int32_int32", "TYPE_INT32", "".join(steps))
+
+
+def tensors(kind: str, named: list[tuple[str, str, list[int]]], more: str = "") -> str:
+    """Lines of a config: inputs or outputs of these names, datatypes and dims."""
+    return "".join(
+        f'{kind} {{ name: "{name}" data_type: {kind_of} dims: {dims} {more} }}\n' for name, kind_of, dims in named
+    )
+
+
+def same(datatype: str, dims: list[int]) -> str:
+    return "\n" + tensors("input", [("INPUT0", datatype, dims)]) + tensors("output", [("OUTPUT0", datatype, dims)])
+
+
+def write_config(base: Path, config: str, version: int = 1) -> Path:
+    (base / str(version)).mkdir(parents=True)
+    (base / "config.pbtxt").write_text(config)
+    return base
+
+
+def write_python(base: Path, source: str, config: str) -> None:
+    (write_config(base, config) / "1" / "model.py").write_text(source)
+
+
+def write_identity(base: Path, datatype: str, dims: list[int], count: int = 1, more: str = "") -> None:
+    """``onnx_zero_<count>_...``: as many inputs as outputs, each an output as it is."""
+    inputs = [(f"INPUT{index}", datatype, dims) for index in range(count)]
+    outputs = [(f"OUTPUT{index}", datatype, dims) for index in range(count)]
+    nodes = [helper.make_node("Identity", [f"INPUT{index}"], [f"OUTPUT{index}"]) for index in range(count)]
+    write_onnx(base, nodes, inputs, outputs, more)
+
+
+def sums_config(output: str) -> str:
+    inputs, outputs = ([(f"{kind}{at}", "TYPE_INT32", [16]) for at in (0, 1)] for kind in ("INPUT", output))
+    return "max_batch_size: 8\n" + tensors("input", inputs) + tensors("output", outputs)
+
+
+def write_sums(base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "") -> None:
+    """The sum and the difference of two vectors of 16; the version ``swapped`` has them the other way round."""
+    inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
+    for version in versions:
+        names = ("OUTPUT1", "OUTPUT0") if version == swapped else ("OUTPUT0", "OUTPUT1")
+        nodes = [
+            helper.make_node(kind, ["INPUT0", "INPUT1"], [name])
+            for kind, name in zip(("Add", "Sub"), names, strict=True)
+        ]
+        write_onnx(base, nodes, inputs, outputs, more, version)
+
+
+def write_ensemble(base: Path, datatype: str, steps: str, versions: tuple[int, ...] = (1,)) -> None:
+    inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
+    head = f'platform: "ensemble"\nmax_batch_size: 8\nversion_policy {{ specific {{ versions: {list(versions)} }} }}\n'
+    scheduling = f"ensemble_scheduling {{\n{steps}}}\n"
+    for version in versions:
+        write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + scheduling, version)
+
+
+def step(model: str, version: int, first: str, second: str, **outputs: str) -> str:
+    """A step of a model of sums; ``outputs`` says what becomes of its outputs."""
+    maps = "".join(f' output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items())
+    inputs = f'input_map {{ key: "INPUT0" value: "{first}" }} input_map {{ key: "INPUT1" value: "{second}" }}'
+    return f'  step {{ model_name: "{model}" model_version: {version} {inputs}{maps} }}\n'
+
+
+def write_onnx(
+    base: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[tuple[str, str, list[int]]],
+    outputs: list[tuple[str, str, list[int]]],
+    more: str = "",
+    version: int = 1,
+) -> None:
+    """A model of up to eight rows; a dim of -1 is one of any size."""
+
+    def values(named: list[tuple[str, str, list[int]]]) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(
+                name, TYPES[datatype], ["rows", *(f"{name}_{at}" if dim < 0 else dim for at, dim in enumerate(dims))]
+            )
+            for name, datatype, dims in named
+        ]
+
+    graph = helper.make_graph(nodes, base.name, values(inputs), values(outputs))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    head = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + more, version)
+    onnx.save(model, str(base / str(version) / "model.onnx"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

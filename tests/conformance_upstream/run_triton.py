@@ -1,0 +1,231 @@
+"""Runs tests that Triton has for its protocols (``qa/L0_...``), from a checkout of it, against ``tfs-lite serve``.
+
+python run_triton.py CHECKOUT --server TFS_LITE [--only NAME] [--logs DIRECTORY]
+
+Nothing of theirs is in this repository. Each suite's ``test.sh`` starts a server on ports 8000 and 8001 with models
+that its generators make; here the server is ours, with its default flags and what the suite needs, and the models are
+those of ``make_triton_models.py``. Four things are not theirs: a server is kept between cases
+that change nothing but regions of shared memory, which are unregistered instead; their word ``np.object``, which numpy
+no longer has, is set; values that their mock of a language model reads from a request's parameters are optional inputs,
+because parameters reach no model here; and models of TensorFlow, TensorRT and OpenVINO are ones of ONNX under their
+names. Exits with 1 if a case fails that the tables do not list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import requests
+from run_tensorflow_serving import printing_to, reason_of
+
+HERE = Path(__file__).parent
+GRPC_PORT, HTTP_PORT = 8001, 8000
+"""The tests have them in their text."""
+READY_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Cases of one file, with one server."""
+
+    file: str
+    models: str
+    client: str = ""
+    """What the file's tests read as ``CLIENT_TYPE``."""
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    changes: bool = False
+    """Whether cases change what is served: each has a copy of the folder, and a server of the ``models`` in it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} {self.client}".strip()
+
+
+VALUES = (
+    *("test_generate_stream", "test_streaming", "test_generate_stream_response_error"),
+    *("test_zero_response", "test_many_response", "test_race_condition", "test_parameters"),
+)
+"""Those of the mock of a language model that send more than its two inputs."""
+UNREGISTER = tuple(
+    f"test_unregister_shm_{case}_{protocol}"
+    for protocol in ("http", "grpc")
+    for case in ("during_inference_single_req", "during_inference_multiple_req", "after_inference")
+)
+"""Those that use a slow model."""
+LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
+NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
+SUITES = (
+    Suite("L0_input_validation/input_validation_test.py", "input_validation"),
+    Suite("L0_string_io/string_client_test.py", "string_io"),
+    Suite("L0_http/http_test.py", "http"),
+    Suite("L0_http/generate_endpoint_test.py", "generate", without=VALUES),
+    Suite("L0_http/generate_endpoint_test.py", "generate_values", only=VALUES),
+    Suite("L0_http/http_request_many_chunks.py", "simple"),
+    Suite("L0_shared_memory/shared_memory_test.py", "simple", client="http", without=UNREGISTER),
+    Suite("L0_shared_memory/shared_memory_test.py", "simple", client="grpc", without=UNREGISTER),
+    Suite("L0_shared_memory/shared_memory_test.py", "slow", client="http", only=UNREGISTER[:3]),
+    Suite("L0_shared_memory/shared_memory_test.py", "slow", client="grpc", only=UNREGISTER[3:]),
+    Suite("L0_logging/logging_endpoint_test.py", "simple"),
+    Suite("L0_simple_ensemble/ensemble_test.py", "ensemble", changes=True),
+    Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload",), changes=True),
+    Suite(LIFECYCLE, "lifecycle_load", only=("test_dynamic_model_load_unload_disabled",), flags=NONE, changes=True),
+    Suite(LIFECYCLE, "lifecycle_versions", only=("test_dynamic_version_load_unload",), changes=True),
+    Suite(
+        LIFECYCLE, "lifecycle_versions", only=("test_dynamic_version_load_unload_disabled",), flags=NONE, changes=True
+    ),
+    Suite(LIFECYCLE, "lifecycle_control", only=("test_model_control",), flags=EXPLICIT, changes=True),
+    Suite(LIFECYCLE, "lifecycle_fail", only=("test_model_control_fail",), flags=EXPLICIT, changes=True),
+)
+NOT_OURS = {
+    "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
+    "shared_memory_test.test_python_client_leak": "measures the client alone",
+    "shared_memory_test.test_register_reserved_names": "names of its Python backend's own regions",
+}
+DIFFERS = {
+    f"{file}.{name}": f"{what}: docs/kserve-v2.md"
+    for file, name, what in (
+        ("http_test", "test_byte_too_many_elements", "a raw body for an input [-1] of texts is one text"),
+        ("http_test", "test_content_encoding_chunked_manually", "Content-Length beside Transfer-Encoding is 400"),
+        ("http_test", "test_descriptive_status_code", "the first request after a load runs alone, and at once"),
+        ("http_test", "test_negative_dimensions", "400, and not 500"),
+        ("generate_endpoint_test", "test_generate_stream_response_error", "an error names model and version"),
+        ("shared_memory_test", "test_infer_integer_overflow http", "offset and size are added without overflow"),
+        *(
+            ("shared_memory_test", name, "unregistering counts at once for other requests")
+            for name in UNREGISTER
+            if "during" in name
+        ),
+    )
+}
+"""What differs by decision, and the page that says so."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("checkout", type=Path, help="a checkout of github.com/triton-inference-server/server")
+    parser.add_argument("--server", type=Path, required=True, help="tfs-lite, in an environment with onnx and torch")
+    parser.add_argument("--only", default="", help="run the cases with this in FILE CASE")
+    parser.add_argument("--logs", type=Path, help="a directory for what each case and its server print")
+    arguments = parser.parse_args()
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="tfs-lite-upstream-logs-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    numpy.object = object  # type: ignore[attr-defined]
+    sys.path.append(str(arguments.checkout.resolve() / "qa" / "common"))
+    ends = []
+    with tempfile.TemporaryDirectory(prefix="tfs-lite-upstream-") as directory:
+        root = Path(directory)
+        subprocess.run([arguments.server.parent / "python", HERE / "make_triton_models.py", root], check=True)
+        os.chdir(root)  # their cases leave files where they run
+        for suite in SUITES:
+            for name, found, reason in run(suite, arguments, root, logs):
+                print(f"{suite.name} {name}".ljust(92), f"{found:<10} {reason}", flush=True)
+                ends.append(found)
+    print(", ".join(f"{ends.count(end)} {end}" for end in ("pass", "differs", "not ours", "FAILS")), f"(logs: {logs})")
+    return int("FAILS" in ends)
+
+
+def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> Iterator[tuple[str, str, str]]:
+    """The name, the end and the reason of each case of a suite."""
+    os.environ["CLIENT_TYPE"] = suite.client
+    with printing_to(logs / "import.txt"):
+        cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
+    cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
+    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}.txt"
+    if suite.changes:
+        for case in cases:
+            folder = root / f"{suite.models}.{case._testMethodName}"
+            shutil.copytree(root / suite.models, folder)
+            os.chdir(folder)
+            with serving(suite, arguments.server, folder / "models", log):
+                yield ended(case, suite, logs)
+        os.chdir(root)
+    elif cases:
+        with serving(suite, arguments.server, root / suite.models, log):
+            for case in cases:
+                yield ended(case, suite, logs)
+
+
+def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, str]:
+    """The name, the end and the reason of a case, which is run if it is ours."""
+    name = case._testMethodName
+    if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
+        return name, "not ours", NOT_OURS[key]
+    result = unittest.TestResult()
+    with printing_to(logs / f"{key}.{suite.client}.txt"):
+        unregister_regions()
+        case.run(result)
+        for _, trace in (*result.failures, *result.errors):
+            print(trace)
+    differs = DIFFERS.get(key) or DIFFERS.get(f"{key} {suite.client}")
+    if bad := [*result.failures, *result.errors]:
+        return name, "differs" if differs else "FAILS", differs or reason_of(bad[0][1])
+    return name, "pass", "the table says that it differs" if differs else ""
+
+
+def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for group in unittest.defaultTestLoader.loadTestsFromModule(module):
+        for case in group:
+            name = case._testMethodName
+            if (not suite.only or name in suite.only) and name not in suite.without:
+                yield case
+
+
+@contextmanager
+def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[None]:
+    """A server of these models, ready, on the tests' ports."""
+    command = [server, "serve", f"--model_repository={models}", f"--trusted_model_base_paths={models}/*"]
+    command += [f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}", *suite.flags]
+    with open(log, "ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        wait_ready(process, log)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + READY_SECONDS
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            break
+        try:
+            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/health/ready", timeout=5).ok:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"the server is not ready: {log}")
+
+
+def unregister_regions() -> None:
+    requests.post(f"http://127.0.0.1:{HTTP_PORT}/v2/systemsharedmemory/unregister", timeout=5).raise_for_status()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
