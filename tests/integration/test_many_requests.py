@@ -178,20 +178,21 @@ class ClientLoad:
             self.tally.faults.append(f"{request.kind} {request.wrong}: {code}")
 
 
-async def kill_workers(server: ServerProcess, tally: Tally) -> None:
+async def kill_workers(server: ServerProcess, tally: Tally, pids: list[int]) -> None:
     """Kills the worker whenever so many more requests have been answered; ends when it is cancelled."""
     due = KILL_EVERY
     while True:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.001)
         if tally.total < due:
             continue
-        for pid in await asyncio.to_thread(worker_pids, server):
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             tally.kills += 1
         due = tally.total + KILL_EVERY
+        pids = await asyncio.to_thread(worker_pids, server)
 
 
 def worker_pids(server: ServerProcess) -> list[int]:
@@ -207,7 +208,8 @@ def waiting_rows(server: ServerProcess) -> list[float]:
 
 async def load_at(server: ServerProcess, count: int, worker: str) -> Tally:
     load = ClientLoad(server.target, count, may_fail=worker == "process")
-    killer = asyncio.create_task(kill_workers(server, load.tally)) if worker == "process" else None
+    pids = worker_pids(server)
+    killer = asyncio.create_task(kill_workers(server, load.tally, pids)) if worker == "process" else None
     try:
         await load.run()
     finally:

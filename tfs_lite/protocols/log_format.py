@@ -8,8 +8,10 @@ lines of its own, or ``error.stack``.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -42,15 +44,52 @@ MAX_LINE = 32 << 10
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _STACK_INDENT = "    "
+_PACKAGE = __name__.partition(".")[0]
 
 
 def start_logging(level: int | str, log_format: str, stream: TextIO | None = None, prefix: str = "") -> None:
     """Sends the log of this process to ``stream`` (None: standard error), in one of :data:`FORMATS`. ``prefix``: text
-    before each message."""
+    before each message. What the code of a model does to the logging of the process (``basicConfig``, ``dictConfig``,
+    ``disable``) changes the lines of others, and none of this package's."""
     formatter = JsonFormatter(prefix) if log_format == JSON else TextFormatter(prefix)
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    own, others = _LineHandler(stream or sys.stderr), _LineHandler(stream or sys.stderr)
+    for handler in (own, others):
+        handler.setFormatter(formatter)
+    others.addFilter(lambda record: not _is_own(record.name))
+    logging.basicConfig(level=level, handlers=[others], force=True)
+    package = logging.getLogger(_PACKAGE)
+    package.handlers = [own]
+    package.setLevel(level)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and _is_own(name):
+            logger.__class__ = _OwnLogger
+
+
+def _is_own(name: str) -> bool:
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Never raises: a line that cannot be written is no fault of whoever logs it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            os.write(2, f"a line of the log could not be written: {sys.exc_info()[1]!r}\n".encode(errors="replace"))
+
+
+class _OwnLogger(logging.Logger):
+    """Of this package. Only its level silences it."""
+
+    @property
+    def disabled(self) -> bool:  # type: ignore[override]
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        pass
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level >= self.getEffectiveLevel()
 
 
 def current_format() -> str:

@@ -118,7 +118,7 @@ class ServerLifecycle:
             core.follow,
             core.repository_refuses,
             core.config_looked_at,
-            core.policies_not_read,
+            core.states.policies_not_read,
         )
         self._watchers.append(watcher)
         return watcher.first_look()

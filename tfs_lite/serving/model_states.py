@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -112,6 +112,8 @@ class ModelStates:
         self._journal = journal
         self._changes = changes
         self._clock = clock
+        self.unread_policies: Mapping[str, Status] = {}
+        """See :meth:`policies_not_read`; replaced as a whole."""
         self._lock = threading.Lock()  # guards the fields below
         self._configured: dict[str, None] = {}  # in the order of the config; replaced as a whole
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
@@ -260,12 +262,25 @@ class ModelStates:
         )
         passed_over = source.passed_over.items() if source else ()
         remark = "; ".join(f"{other} beside the versions is passed over: {why}" for other, why in passed_over)
-        return ModelReport(name, versions, source.problem if source else OK, remark)
+        return ModelReport(name, versions, self._problem(name, source), remark)
+
+    def _problem(self, name: str, source: SourceReport | None) -> Status:
+        """Why the model has nothing to offer. Where its policy is not known, that is said instead of the empty one."""
+        problem, unread = source.problem if source is not None else OK, self.unread_policies.get(name, OK)
+        if problem.ok or unread.ok:
+            return problem
+        return replace(unread, message=f"model {name}: no version is wanted, for its config is wrong: {unread.message}")
 
     def _silences(self, name: str, states: Mapping[int, TimedState]) -> dict[int, Status]:
         available = [version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE]
         found = {version: self._silence(ServableId(name, version)) for version in available}
         return {version: status for version, status in found.items() if not status.ok}
+
+    def policies_not_read(self, models: Mapping[str, Status]) -> None:
+        """Why the configs of models of a repository are wrong, so that their version policies are not known, or stay as
+        they were; by name. One thread."""
+        self.unread_policies = models
+        self._changes.notify()
 
     def reports(self) -> list[ModelReport]:
         """Every configured model, in the order of the config."""

@@ -128,8 +128,7 @@ class ServerCore:
 
     ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
     in the control mode explicit, ``disk_calls`` bounds what asks a disk on a thread that others need,
-    ``refused_models`` are those of a repository that cannot be served, ``unread_policies`` those whose version policy
-    stays as it was, because the config beside their versions is wrong, ``services`` has what requests need beside the
+    ``refused_models`` are those of a repository that cannot be served, ``services`` has what requests need beside the
     models, ``failed_requests`` the last ones that have failed.
     """
 
@@ -182,7 +181,6 @@ class ServerCore:
         self._refused: StandingRefusal | None = None
         self._answering: tuple[int, float, Answering] | None = None  # changes, time; replaced as a whole
         self.refused_models: Mapping[str, Status] = {}
-        self.unread_policies: Mapping[str, Status] = {}
         batching = BatchingOptions.read(options)
         self._serving_settings = ServingSettings(
             ServableFactory(batching, self.clock, self.services.environment(self.batch_metrics))
@@ -468,12 +466,6 @@ class ServerCore:
     def repository_refuses(self, models: Mapping[str, Status]) -> None:
         """Which models of the repository are not served and why, by name, until it is told anew. One thread."""
         self.refused_models = models
-        self.changes.notify()
-
-    def policies_not_read(self, models: Mapping[str, Status]) -> None:
-        """Of which models of the repository the version policy stays as it was, and why their config is wrong, by name,
-        until it is told anew. One thread."""
-        self.unread_policies = models
         self.changes.notify()
 
     def what_if(self, config: ModelServerConfig) -> WhatIf:

@@ -17,6 +17,7 @@ from tfs_lite.server.explain import words
 from tfs_lite.server.explain.explanation import (
     MAX_CHAIN,
     AnswersNow,
+    Cause,
     Explanation,
     Link,
     ModelVerdict,
@@ -412,9 +413,10 @@ def _in_vain(model: ModelSnapshot, case: Case) -> Iterator[Link]:
 def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     """What is to be said of the other versions that answer: new files that are not served, failing requests, and so
     on."""
-    others = [version for version in model.answering if version != case.version and not model.versions[version].place]
+    others = [version for version in reversed(model.answering) if version != case.version]
     causes = [(version, cause) for version in others if (cause := _cause_of(model, version, case.paths)) is not None]
-    for version, cause in sorted(causes, reverse=True, key=lambda item: item[0])[:MOST_IN_VAIN]:
+    said = [(version, cause) for version, cause in causes if cause.cause not in (Cause.STAYS, Cause.STANDS_IN)]
+    for version, cause in said[:MOST_IN_VAIN]:
         yield words.answering_too(version, cause)
 
 

@@ -311,7 +311,7 @@ class Snapshots:
         found = core.sources.found(name)
         policy = scan_policy(config) if config is not None else LatestPolicy()
         refused = self._repository.refused.get(name, {}) if self._repository is not None else {}
-        unread = core.unread_policies.get(name, OK)
+        unread = core.states.unread_policies.get(name, OK)
         if not unread.ok and policy == NO_VERSION and found is not None:
             refused = dict.fromkeys(found.versions, unread)
         return ModelSnapshot(

@@ -28,6 +28,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.failed_requests import FailedRequest
 from tfs_lite.server.explain.explanation import Cause, Link, Verdict
 from tfs_lite.server.explain.snapshot import Failing, Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.server.explain.verdicts import verdict_of_version
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.server_core import Burden, StandingRefusal
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
@@ -77,7 +78,10 @@ def sentence(
         return f"{first}, but {because[0].text}"
     if verdict is Verdict.SERVING or not answering or version in answering:
         return first + reason
-    return f"{first}{reason}; version {max(answering)} answers instead"
+    serving = [each for each in answering if verdict_of_version(model, each) is Verdict.SERVING]
+    if not serving:
+        return f"{first}{reason}; version {max(answering)} is loaded, but does not answer"
+    return f"{first}{reason}; version {max(serving)} answers instead"
 
 
 # What serves, and how it fares.

@@ -53,6 +53,9 @@ class UnblockedOutput(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        """Does nothing: the code of a model may close ``sys.stderr``, which the log goes on to write to."""
+
     def fileno(self) -> int:
         return self._descriptor
 

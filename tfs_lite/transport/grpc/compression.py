@@ -67,10 +67,9 @@ class Inflater:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(INFLATE_THREADS, thread_name_prefix="grpc-inflate")
         try:
-            inflated = self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
+            return await self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
         except RuntimeError as error:  # the system has no thread to give
             raise MessageFault(UNAVAILABLE, f"a message in {encoding} cannot be inflated now: {error}") from None
-        return await inflated
 
     def close(self) -> None:
         """Waits for messages that are being inflated: part of a second for the largest."""

@@ -337,6 +337,13 @@ def test_a_version_that_answers_beside_the_newest_with_files_of_before_is_named(
     assert (line.sentence, line.fix) == (f"version 3 answers; version 2: {kept.message}", link.fix)
 
 
+def test_a_version_that_is_loaded_and_down_does_not_answer_instead() -> None:
+    ended = Status(StatusCode.UNAVAILABLE, "it does not answer: its process ended")
+    found = model(serving(1, silence=ended), loading(2, stage=LoadStage.AT_WORK), policy=LatestPolicy(1))
+    for asked in (None, 2):
+        assert ask(found, asked).sentence.endswith("; version 1 is loaded, but does not answer")
+
+
 def test_versions_that_are_on_their_way_beside_the_one_that_answers_need_no_word() -> None:
     assert not ask(model(loading(2, stage=LoadStage.AT_WORK), serving(3, on_disk=True), policy=AllPolicy())).because
 

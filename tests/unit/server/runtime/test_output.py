@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,41 @@ def test_the_last_lines_are_written_before_the_process_ends() -> None:
     done = subprocess.run([sys.executable, "-c", PROCESS.replace("2000", "20")], capture_output=True, text=True)
     assert done.stdout.count("\n") == 20
     assert done.stderr.splitlines()[-1] == "ValueError: the end"
+
+
+INSIDE_A_MODEL = {
+    "closes both": "sys.stdout.close(); sys.stderr.close()",
+    "has none": "sys.stdout = sys.stderr = None",
+    "configures logging": "logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR'}})",
+    "takes the root": "logging.basicConfig(force=True, filename='other.log')",
+    "disables": "logging.disable(logging.CRITICAL)",
+    "clears": "logging.getLogger().handlers.clear()",
+    "shuts down": "logging.shutdown()",
+}
+LOGS = """
+import logging, logging.config, sys
+from tfs_lite.protocols.log_format import start_logging
+from tfs_lite.server.runtime.output import unblock_outputs
+
+unblock_outputs()
+logger = logging.getLogger("tfs_lite.server")
+start_logging("INFO", "text")
+INSIDE
+logger.info("it goes on")
+logger.debug("not this")
+"""
+
+
+@pytest.mark.parametrize("code", INSIDE_A_MODEL.values(), ids=INSIDE_A_MODEL)
+def test_what_code_of_models_does_to_logging_and_output_silences_no_line_of_the_log(code: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOGS.replace("INSIDE", code)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(" INFO ")[2] for line in done.stderr.splitlines()] == ["it goes on"]
+
+
+def test_a_line_that_cannot_be_written_raises_nothing() -> None:
+    code = "sys.stderr.detach()"
+    done = subprocess.run([sys.executable, "-c", LOGS.replace("INSIDE", code)], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "a line of the log could not be written: ValueError" in done.stderr
