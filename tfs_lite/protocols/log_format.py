@@ -81,7 +81,7 @@ class _OwnLogger(logging.Logger):
     """Of this package. Only its level silences it."""
 
     @property
-    def disabled(self) -> bool:  # type: ignore[override]
+    def disabled(self) -> bool:
         return False
 
     @disabled.setter
