@@ -119,7 +119,8 @@ class SourceChecker:
             for item in emitted
             if item.payload != f"{servable.base_path}/{item.id.version}"
         ]
-        self._offered[servable.name] = dict.fromkeys(found, servable.base_path)
+        if found:  # where nothing was emitted, the last list goes on counting
+            self._offered[servable.name] = dict.fromkeys(found, servable.base_path)
         return complaints
 
     def _may_wait(
