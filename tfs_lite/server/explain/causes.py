@@ -369,7 +369,8 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     because = tuple(chain(case))
     sentence = words.sentence(model, case.version, ref.label, verdict, case.verdict, because)
     if ref.version is None and ref.label is None:
-        because = (*because, *_of_model(model, case))[:MAX_CHAIN]
+        others = [*_in_vain(model, case), *_answering_too(model, case)]
+        because = (*because, *_of_model(model, case, others))[:MAX_CHAIN]
     return Explanation(
         ref.name,
         version,
@@ -384,8 +385,9 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     )
 
 
-def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """What is to be said of a model beside what is the case with the version that it is about."""
+def _of_model(model: ModelSnapshot, case: Case, others: Sequence[Link]) -> Iterator[Link]:
+    """What is to be said of a model beside what is the case with the version that it is about. ``others``: what is to
+    be said of its other versions."""
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
@@ -394,8 +396,7 @@ def _of_model(model: ModelSnapshot, case: Case) -> Iterator[Link]:
         unread.ok or model.wants_unknown or any(unread.message in said.message for said in (case.failure, case.remark))
     ):
         yield words.policy_not_read(unread)
-    yield from _in_vain(model, case)
-    yield from _answering_too(model, case)
+    yield from others
     yield from _left_out(model, case)
     yield from words.names_passed_over(model)
 
@@ -456,7 +457,8 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
     text = words.sentence(model, case.version, None, verdict, case.verdict, because)
-    more = list(_of_model(model, case))
+    others = [*_in_vain(model, case), *_answering_too(model, case)]
+    more = list(_of_model(model, case, others))
     nearest = next(iter((*because, *more)), None)
     return ModelVerdict(
         model.name,
@@ -464,7 +466,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
         "; ".join((text, *(link.text for link in more))),
         max(model.answering, default=None),
         nearest.cause if nearest else None,
-        next((link.fix for link in (*because, *_in_vain(model, case), *_answering_too(model, case))), ""),
+        next((link.fix for link in (*because, *others)), ""),
     )
 
 

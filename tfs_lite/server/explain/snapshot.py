@@ -40,8 +40,9 @@ LEAST_FAILED, LEAST_SHARE = 5, 0.01
 
 
 NO_REPORT = SourceReport("")
-NO_VERSION = SpecificPolicy(())
 """Of a source that has not looked at the model."""
+NO_VERSION = SpecificPolicy(())
+"""The policy of a model of a repository whose config has been wrong since the start."""
 
 
 @dataclass(frozen=True, slots=True)
