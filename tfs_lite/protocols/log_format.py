@@ -65,6 +65,11 @@ def start_logging(level: int | str, log_format: str, stream: TextIO | None = Non
             logger.__class__ = _OwnLogger
 
 
+def log_roots() -> tuple[logging.Logger, logging.Logger]:
+    """The loggers whose level and handlers make the log: that of everybody, and that of this package."""
+    return logging.getLogger(), logging.getLogger(_PACKAGE)
+
+
 def _is_own(name: str) -> bool:
     return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
 

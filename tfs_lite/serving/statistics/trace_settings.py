@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.log_format import log_roots
 from tfs_lite.serving.statistics import trace_config
 from tfs_lite.serving.statistics.trace_config import LEVELS, TraceConfig
 
@@ -155,16 +156,20 @@ class V2Settings:
             self._log.update(changes)
             found = dict(self._log)
         self._filter.set(found)
-        for handler in logging.getLogger().handlers:
+        for handler in _handlers():
             if self._filter not in handler.filters:
                 handler.addFilter(self._filter)
         return found
 
     def close(self) -> None:
         """Logs are as they were before."""
-        for handler in logging.getLogger().handlers:
+        for handler in _handlers():
             handler.removeFilter(self._filter)
         self._filter.restore()
+
+
+def _handlers() -> list[logging.Handler]:
+    return [handler for logger in log_roots() for handler in logger.handlers]
 
 
 class LevelFilter(logging.Filter):
@@ -173,19 +178,18 @@ class LevelFilter(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._silent: frozenset[int] = frozenset()
-        self._before: int | None = None
+        self._before: tuple[int, ...] = ()
 
     def set(self, settings: LogSettings) -> None:
         self._silent = frozenset(level for name, level in _FLAGS.items() if not settings[name])
-        root = logging.getLogger()
-        if self._before is None:
-            self._before = root.level
-        root.setLevel(logging.DEBUG if settings["log_verbose_level"] else self._before)
+        self._before = self._before or tuple(logger.level for logger in log_roots())
+        for logger, level in zip(log_roots(), self._before, strict=True):
+            logger.setLevel(logging.DEBUG if settings["log_verbose_level"] else level)
 
     def restore(self) -> None:
-        if self._before is not None:
-            logging.getLogger().setLevel(self._before)
-            self._before = None
+        for logger, level in zip(log_roots(), self._before, strict=False):
+            logger.setLevel(level)
+        self._before = ()
 
     def filter(self, record: logging.LogRecord) -> bool:
         level = record.levelno
