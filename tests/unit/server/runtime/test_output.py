@@ -137,3 +137,23 @@ def test_a_line_that_cannot_be_written_raises_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", LOGS.replace("INSIDE", code)], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert "a line of the log could not be written: ValueError" in done.stderr
+
+
+def test_log_settings_reach_the_lines_of_the_package() -> None:
+    code = """
+from tfs_lite.serving.statistics.trace_settings import LevelFilter
+from tfs_lite.protocols.log_format import log_roots
+settings = {"log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 1}
+level_filter = LevelFilter()
+for root in log_roots():
+    for handler in root.handlers:
+        handler.addFilter(level_filter)
+level_filter.set(settings)
+logger.debug("verbose")
+level_filter.set({**settings, "log_info": False, "log_verbose_level": 0})
+logger.info("silent")
+level_filter.set({**settings, "log_verbose_level": 0})
+"""
+    done = subprocess.run([sys.executable, "-c", LOGS.replace("INSIDE", code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.rpartition(" ")[2] for line in done.stderr.splitlines()] == ["verbose", "on"]
