@@ -105,7 +105,7 @@ class SourceChecker:
         offers = self._offers(servable, versions, settled)
         if emitted is None and not settled and self._may_wait(servable, versions, offers):
             return complaints
-        emitted = emitted or ()
+        order, emitted = emitted is not None, emitted or ()
         limit = max(servable.policy.num_versions, 1) if isinstance(servable.policy, LatestPolicy) else None
         found = [item.id.version for item in emitted]
         complaints += judge_list(offers, found, limit, failed)
@@ -119,7 +119,7 @@ class SourceChecker:
             for item in emitted
             if item.payload != f"{servable.base_path}/{item.id.version}"
         ]
-        if found:  # where nothing was emitted, the last list goes on counting
+        if order:  # else the last list goes on counting
             self._offered[servable.name] = dict.fromkeys(found, servable.base_path)
         return complaints
 
