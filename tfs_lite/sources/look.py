@@ -28,7 +28,7 @@ AspiredList = list[ServableData[StoragePath]]
 MAX_PASSED_OVER = 10
 """Names of each kind beside the versions that a report has."""
 FIRST_WAIT_SECONDS = 30.0
-"""For so long a list that has nothing of the one before waits for newer versions that nobody is writing to."""
+"""For so long a list waits for newer versions that are not being written, where nothing is left of the last one."""
 LEFT_COPY = "a publication that did not end has left it; the next one to this base path removes it"
 
 
@@ -175,14 +175,14 @@ def _why_not_yet(
     now: float,
     look: Look,
 ) -> str:
-    """Why the chosen versions are not emitted; empty if they are. Where none of them was offered before, which is so at
-    a start and when a volume has come back, newer ones that nobody is writing to are waited for: one of them may be
-    what everybody was answered by."""
+    """Why the chosen versions are not emitted; empty if they are. Where nothing is there that was offered ``before``,
+    as at a start and when a volume has come back, newer ones that are not being written are waited for: one of them may
+    be what every request was answered by."""
     if not chosen:
         return "" if _orders_nothing(servable) else "nothing that is wanted now is there yet"
     newest = max(version for version, _ in chosen)
     newer = [version for version, verdict in settling.items() if version > newest and not verdict.being_written]
-    if not newer or any(version in before for version, _ in chosen):
+    if not newer or before:
         stream.waits_since = None
         return ""
     stream.waits_since = now if stream.waits_since is None else stream.waits_since
