@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.callbacks import ignore
@@ -42,8 +42,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
     Towards sources it promises: a version that is missing from the newest list of its stream is unloaded, an empty
     list unloads the stream; one residency uses one loader, others offered meanwhile are dropped; a ready version of the
     newest list is never unloaded. It may lag, and it may refuse. A second list for a stream that comes before the first
-    was looked at replaces it. A list that names a version still on its way out waits, whole, until that is gone;
-    meanwhile no other version of the stream is unloaded.
+    was looked at replaces it. A list that names a version still on its way out waits until that is gone; meanwhile no
+    other version of the stream is unloaded, and no load goes on of a version that the list does not name.
 
     A version that ended in error stays so, visible in its state, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
@@ -139,20 +139,26 @@ class AspiredVersionsManager(TargetBase[Loader]):
             with self._pending_lock:
                 self._arrived.discard(name)
                 versions = self._pending[name]
-                if any(_on_its_way_out(managed.get(item.id)) for item in versions):
-                    self._waiting.add(name)
-                    continue
-                del self._pending[name]
-            self._waiting.discard(name)
-            self._accept(versions, managed)
+                waits = any(_on_its_way_out(managed.get(item.id)) for item in versions)
+                if not waits:
+                    del self._pending[name]
+            wanted = {item.id for item in versions}
+            if waits:
+                self._waiting.add(name)
+                self._withdraw([known for known in managed.values() if known.state is not HarnessState.READY], wanted)
+            else:
+                self._waiting.discard(name)
+                self._withdraw(managed.values(), wanted)
+                self._take_on(versions, managed)
 
-    def _accept(
+    def _withdraw(self, snapshots: Iterable[ServableStateSnapshot], wanted: Collection[ServableId]) -> None:
+        for snapshot in snapshots:
+            if snapshot.is_aspired and snapshot.id not in wanted:
+                self._manager.set_aspired(snapshot.id, False)
+
+    def _take_on(
         self, versions: Sequence[ServableData[Loader]], managed: dict[ServableId, ServableStateSnapshot]
     ) -> None:
-        wanted = {item.id for item in versions}
-        for servable_id, snapshot in managed.items():
-            if snapshot.is_aspired and servable_id not in wanted:
-                self._manager.set_aspired(servable_id, False)
         for item in versions:
             known = managed.get(item.id)
             if known is None:

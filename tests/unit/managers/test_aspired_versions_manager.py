@@ -149,6 +149,20 @@ def test_list_that_waits_can_still_be_replaced(fixture: ManagerFixture) -> None:
     assert fixture.history("m", 1) == [*LIFE, "Unloading", "End"]
 
 
+def test_version_that_a_waiting_list_lacks_does_not_begin_to_load() -> None:
+    fixture = ManagerFixture("resource")
+    serve(fixture, 1)
+    fixture.aspire_and_tick("m", 2)
+    fixture.unloads.start()
+    fixture.aspire_and_tick("m", 1)  # waits for the old incarnation; 2 was deleted
+    fixture.unloads.pass_time()  # no new version waits for this unload any more
+    fixture.tick()
+    assert (fixture.loads.queued, fixture.state("m", 2)) == ([], None)
+    fixture.unloads.finish()
+    fixture.settle()
+    assert (fixture.ready("m"), fixture.history("m", 2)) == ([1], ["Start", "End(CANCELLED)"])
+
+
 def test_ready_version_that_is_aspired_again_simply_stays(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
     fixture.loading[ServableId("m", 2)] = {"failures": -1}
