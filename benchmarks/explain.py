@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from tfs_lite.server.admin.control import AdminControl
+from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.models import write_python_version
@@ -41,7 +41,9 @@ def main() -> None:
         options: dict[str, Any] = {"trusted_model_base_paths": (directory,), "version_quiet_period_seconds": 0.0}
         with Server(model_repository=directory, max_num_load_retries=0, **options) as server:
             core = server.core
-            wait_until(lambda: len(core.available_ids()) >= count - count // 10, "the models serve", 600)
+            wait_until(
+                lambda: len(core.manager.list_available_servable_ids()) >= count - count // 10, "the models serve", 600
+            )
             report(server)
 
 

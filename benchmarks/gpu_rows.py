@@ -254,7 +254,7 @@ def memory(bench: Bench) -> Iterator[Result]:
     from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
     from tfs_lite.adapters.platforms import PLATFORMS
     from tfs_lite.core.servable import ServableId
-    from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
+    from tfs_lite.operations.history.memory import AccountedLoader, MemoryAccounts
 
     accounts = MemoryAccounts()
     settings = AdapterSettings(_first, str(bench.device))

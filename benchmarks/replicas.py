@@ -21,12 +21,12 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tfs_lite.cluster.replicas.near import ReplicaModel
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
-from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.supervisor import Supervisor
 
 SIZES = {"4 KB": (32, 32), "150 KB": (32, 1_200), "4.8 MB": (32, 37_632)}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tfs_lite.operations.dashboard.feature import DashboardFeature
 from tfs_lite.testing.servers.in_process import serving
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def test_keyboard_alone_opens_a_model_and_a_table_of_its_numbers(
 def test_page_that_nobody_sees_does_not_watch(viewer: Open, publish: Publish, tmp_path: Path) -> None:
     publish(tmp_path, "ranker", 1)
     with serving(tmp_path, model_repository=str(tmp_path)) as served, viewer(served.url) as seen:
-        feed = served.server._lifecycle.endpoints._dashboard._feed
+        feed = served.server.core.find(DashboardFeature).dashboard._feed
         seen.open()
         seen.wait_text("Live", "[role=status]")
         assert feed.viewers == 1

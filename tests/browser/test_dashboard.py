@@ -182,7 +182,7 @@ def test_models_are_loaded_and_unloaded_by_click_after_a_question(
         seen.page.get_by_role("button", name="Unload").click()
         seen.page.locator("dialog").get_by_role("button", name="Unload").click()
         seen.wait(lambda: seen.page.locator("dialog").count() == 0, "the question is gone")
-        seen.wait(lambda: served.server.core.available_versions("ranker") == set(), "it is unloaded")
+        seen.wait(lambda: served.server.core.manager.available_versions("ranker") == set(), "it is unloaded")
 
 
 def test_config_file_models_have_no_buttons(viewer: Open, publish: Publish, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.server.dashboard.page import INDEX, PAGE_HEADERS, read_files
+from tfs_lite.operations.dashboard.page import INDEX, PAGE_HEADERS, read_files
 
 pytestmark = pytest.mark.slow
 

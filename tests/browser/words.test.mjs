@@ -1,7 +1,7 @@
 // The pure part of the page: run by node, which playwright brings along.
 import assert from "node:assert/strict";
 import test from "node:test";
-import * as words from "../../tfs_lite/server/dashboard/static/words.js";
+import * as words from "../../tfs_lite/operations/dashboard/static/words.js";
 
 test("what cannot be seen or turns a text around is written out", () => {
 	assert.equal(words.shown("a\u202eb\0c"), "a\\u202eb\\u0000c");

@@ -59,9 +59,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def pids(served: ServerFixture) -> list[int]:
     """Of the replicas that are ready."""
-    from tfs_lite.workers.replicas.reports import READY
+    from tfs_lite.cluster.replicas.reports import READY
 
-    found = [replica for report in served.server.core.replicas() for replica in report.replicas]
+    found = [replica for report in served.server.core.view.replicas() for replica in report.replicas]
     return [replica.pid for replica in found if replica.pid is not None and replica.state == READY]
 
 

@@ -19,15 +19,15 @@ from contextlib import closing
 import psutil
 import pytest
 
+from tfs_lite.cluster.replicas.connection import Credentials, dial_frames
+from tfs_lite.cluster.replicas.engine import CPUS, Changed, PlacedReplica, ReplicaName, Slot, Unreachable, Wish
+from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.cluster.engine_contract import Watched
 from tfs_lite.testing.cluster.ray_nodes import RayNodes
 from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.channel import ConnectionClosed
-from tfs_lite.workers.replicas.connection import Credentials, dial_frames
-from tfs_lite.workers.replicas.engine import CPUS, Changed, PlacedReplica, ReplicaName, Slot, Unreachable, Wish
-from tfs_lite.workers.replicas.helper import HelperEngine
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.wire import DESCRIBE
 
@@ -141,7 +141,7 @@ def test_why_a_replica_cannot_start_is_said_in_words(ray_nodes: RayNodes) -> Non
 SERVER = """
 import sys
 from tfs_lite.config.replicas import ClusterOptions
-from tfs_lite.workers.replicas.helper import HelperEngine
+from tfs_lite.cluster.replicas.helper import HelperEngine
 engine = HelperEngine.connect(ClusterOptions(sys.argv[1], name="lock"), lease_seconds=float(sys.argv[2]))
 print(*engine.listen_address, engine.pid, engine.epoch, engine.secret.hex(), flush=True)
 sys.stdin.read()
@@ -238,7 +238,7 @@ def test_a_wrong_token_is_suspected(ray_nodes: RayNodes, monkeypatch: pytest.Mon
 
 VERSIONS = """
 import ray._private.utils
-from tfs_lite.workers.replicas.ray_engine import failure_of
+from tfs_lite.cluster.replicas.ray_engine import failure_of
 try:
     ray._private.utils.check_version_info({"ray_version": "2.54.0", "python_version": "3.10.1"}, "here")
 except RuntimeError as error:

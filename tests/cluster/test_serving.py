@@ -73,7 +73,7 @@ def test_swaps_and_losses_of_replicas_and_of_a_node_cost_no_request(
     from tfs_lite.testing.servers.process import wait_until
 
     def pids() -> set[int]:
-        found = [each.pid for report in served.server.core.replicas() for each in report.replicas]
+        found = [each.pid for report in served.server.core.view.replicas() for each in report.replicas]
         return {pid for pid in found if pid is not None}
 
     def wait_available(version: int) -> None:

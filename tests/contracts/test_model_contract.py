@@ -11,6 +11,7 @@ from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
+from tfs_lite.cluster.replicas.near import ReplicaModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
@@ -19,7 +20,6 @@ from tfs_lite.testing.servers.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITER
 from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
-from tfs_lite.workers.replicas.near import ReplicaModel
 from tfs_lite.workers.supervisor import Supervisor
 
 ELSEWHERE = ("process", "replica over TCP", "replica over a UNIX socket", "replica in shared memory")

@@ -18,7 +18,7 @@ from golden_server import PATIENCE, World
 from prometheus_client import CollectorRegistry, metrics_core
 from prometheus_client.registry import Collector
 
-from tfs_lite.metrics.replicas import ReplicaMetrics
+from tfs_lite.cluster.metrics import ReplicaMetrics
 
 PAGES = ("/metrics", "/monitoring/prometheus/metrics")
 SAMPLE = re.compile(r"([^ {]+)(?:\{(.*)\})? [^ ]+")

@@ -234,7 +234,7 @@ def test_version_of_a_deleted_config_goes_on_with_the_defaults(served: ServerFix
 
     def bound() -> int:
         with core.handle(ModelRef("tagged")) as handle:
-            return core.settings_of(handle.servable).max_batch_size
+            return core.renewal.settings_of(handle.servable).max_batch_size
 
     assert bound() == 1
     (base / "config.pbtxt").unlink()
@@ -245,14 +245,14 @@ def test_version_of_a_deleted_config_goes_on_with_the_defaults(served: ServerFix
 def test_touched_config_and_a_version_policy_change_nothing(
     adder: Adder, served: ServerFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loads = served.server.core.last_attempts(adder.name)[1].number
+    loads = served.server.core.view.last_attempts(adder.name)[1].number
     for text in (config(1), "# a remark\n" + config(1), config(1, "version_policy { latest { num_versions: 1 } }")):
         write_config(adder.config, text)
     write_config(adder.config, config(2))
     adder.wait_plus(2)
     write_config(adder.config, config(2, "instance_group { count: 2 kind: KIND_CPU }"))
     wait_until(lambda: workers(served, adder.name) == 2, "it has two instances", TIMEOUT)
-    assert served.server.core.last_attempts(adder.name)[1].number == loads + 1
+    assert served.server.core.view.last_attempts(adder.name)[1].number == loads + 1
     assert "changed on disk" not in caplog.text
 
 
@@ -263,12 +263,12 @@ def workers(served: ServerFixture, name: str) -> int:
 
 
 def test_instances_alone_are_changed_in_place(adder: Adder, served: ServerFixture) -> None:
-    loads = served.server.core.last_attempts(adder.name)[1].number
+    loads = served.server.core.view.last_attempts(adder.name)[1].number
     with adder.asked():
         for count in (3, 1, 2):
             write_config(adder.config, config(1, f"instance_group {{ count: {count} }}"))
             wait_until(lambda count=count: workers(served, adder.name) == count, f"{count} instances", TIMEOUT)
-    assert served.server.core.last_attempts(adder.name)[1].number == loads
+    assert served.server.core.view.last_attempts(adder.name)[1].number == loads
 
 
 def ensemble(model: str, steps: int) -> str:

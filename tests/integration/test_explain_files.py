@@ -20,6 +20,7 @@ import torch
 from tfs_lite.cli.main import main
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef
+from tfs_lite.operations.admin.feature import Admin
 from tfs_lite.testing.servers.explanations import Explanations, link_of
 from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
@@ -214,7 +215,7 @@ def test_code_that_is_not_trusted(tmp_path: Path) -> None:
     with started(tmp_path, entry("m")) as (served, explain):
         answer = explain.wait("m", "REFUSED", "!TRUST_MISSING", "model.py")
         assert "--trusted_model_base_paths" in link_of(answer, "TRUST_MISSING")["fix"]
-        link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
+        link = served.server.core.find(Admin).control.explain(ModelRef("m"), paths=True).because[0]
         assert str(tmp_path) in link.fix
     with started(tmp_path, entry("m"), trusted_model_base_paths=(str(tmp_path / "m"),)) as (_, explain):
         explain.wait("m", "SERVING")
@@ -283,7 +284,7 @@ def test_a_config_file_that_is_refused_while_its_models_serve(tmp_path: Path, ar
         assert "was refused" in explain.get("/v1/models:explain")["models"][0]["sentence"]
         assert "was refused" in explain.get("/v1/overview")["server"]["config_refused"]["text"]
         explain.wait("other", "NOT_CONFIGURED", "!NOT_CONFIGURED", "the config file may name it, but cannot be read")
-        link = served.server._lifecycle.endpoints.admin.explain(ModelRef("m"), paths=True).because[0]
+        link = served.server.core.find(Admin).control.explain(ModelRef("m"), paths=True).because[0]
         assert str(file) in link.text
         file.write_text(good)
         wait_until(lambda: not explain.ask("m")["because"], "what the file says is in force")

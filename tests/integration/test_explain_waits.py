@@ -129,7 +129,7 @@ def test_two_models_where_there_is_room_for_one(root: Path) -> None:
     large.write_version(1, root / "a")
     with started(root, entry("a"), ready=True) as (served, explain):
         explain.wait("a", "SERVING")
-        needs = sum(served.server.core.survey().versions[ServableId("a", 1)].estimate.entries.values())
+        needs = sum(served.server.core.manager.survey().versions[ServableId("a", 1)].estimate.entries.values())
     large.write_version(1, root / "m")
     limit = {"total_model_memory_limit_bytes": needs + needs // 2, "max_num_load_retries": 0}
     with started(root, entry("a"), **limit) as (served, explain):
@@ -289,7 +289,7 @@ def causes_of(answer: Tree) -> list[str]:
 
 
 def pid_of(served: ServerFixture) -> int:
-    workers = [worker for _, burden in served.server.core.burdens("m") for worker in burden.workers]
+    workers = [worker for _, burden in served.server.core.view.burdens("m") for worker in burden.workers]
     wait_until(lambda: workers[0].pid is not None, "there is a process")
     return workers[0].pid or 0
 
@@ -346,7 +346,7 @@ def test_replicas_without_room_in_the_cluster(root: Path, tmp_path: Path) -> Non
     with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
         cluster.add_node("small", {"num_cpus": 1, "memory": 1e12})
         options: dict[str, Any] = {"model_repository": str(root), "trusted_model_base_paths": (str(root),)}
-        with serving(root, engine=cluster.connect(), cluster="auto", ready=False, **options) as served:
+        with serving(root, features=cluster.features(), cluster="auto", ready=False, **options) as served:
             explain = Explanations(served, root)
             answer = explain.wait("m", "WAITING", "!WAITS_FOR_PLACE")
             assert "add a node" in link_of(answer, "WAITS_FOR_PLACE")["fix"]

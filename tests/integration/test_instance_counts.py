@@ -84,7 +84,7 @@ def told(client: V2Client) -> int:
 
 def workers(fixture: ServerFixture) -> int:
     """Instances, as the metrics have them."""
-    return sum(state.up for state in fixture.server.core.workers())
+    return sum(state.up for state in fixture.server.core.view.workers())
 
 
 @pytest.fixture(params=["thread", "process"])

@@ -60,10 +60,10 @@ def test_a_load_is_told_while_it_goes_on(tmp_path: Path, worker: str, capsys: py
     with serving(root, rest_api_port=0, device="cpu", ready=False, **options) as served:
         try:
             core, address = served.server.core, served.url.removeprefix("http://")
-            found = wait_until(lambda: core.load_progress(slow), "the load is told of", TIMEOUT)
-            assert core.loads().keys() == {slow}
-            wait_until(lambda: core.load_progress(slow).phase is LoadPhase.OPENING, "it is being opened", TIMEOUT)
-            assert core.load_progress(slow).seconds > found.seconds
+            found = wait_until(lambda: core.view.load_progress(slow), "the load is told of", TIMEOUT)
+            assert core.view.loads().keys() == {slow}
+            wait_until(lambda: core.view.load_progress(slow).phase is LoadPhase.OPENING, "it is being opened", TIMEOUT)
+            assert core.view.load_progress(slow).seconds > found.seconds
             (progress,) = listed(served)["slow"]["load_progress"]
             assert (progress["version"], progress["phase"]) == ("1", "opening the model")
             assert progress["seconds"] >= progress["phase_seconds"] >= 0
@@ -77,8 +77,8 @@ def test_a_load_is_told_while_it_goes_on(tmp_path: Path, worker: str, capsys: py
             gate.touch()
         served.wait_states({1: VersionState.AVAILABLE}, "slow")
         served.server.wait_ready(TIMEOUT)
-        assert core.load_progress(slow) is None
-        assert core.loads() == {}
+        assert core.view.load_progress(slow) is None
+        assert core.view.loads() == {}
         assert "load_progress" not in listed(served)["slow"]
         assert metric(served, 'tfs_lite_model_available{model="slow"}') == "1.0"
         assert metric(served, "tfs_lite_ready") == "1.0"
@@ -100,10 +100,10 @@ def test_a_version_that_is_loaded_by_a_call_beside_itself_is_told_too(tmp_path: 
         with httpx.Client(timeout=TIMEOUT) as client, ThreadPoolExecutor(1) as pool:
             load = pool.submit(client.post, f"{served.url}/v2/repository/models/slow/load", json={})
             try:
-                wait_until(lambda: core.load_progress(slow), "the load beside it is told of", TIMEOUT)
+                wait_until(lambda: core.view.load_progress(slow), "the load beside it is told of", TIMEOUT)
                 (status,) = listed(served)["slow"]["model_version_status"]
                 assert status["state"] == "AVAILABLE"
             finally:
                 gate_again.touch()
             assert load.result().status_code == 200
-        assert core.load_progress(slow) is None
+        assert core.view.load_progress(slow) is None

@@ -39,7 +39,7 @@ def served(cluster: ProcessCluster, tmp_path: Path) -> Iterator[ServerFixture]:
     ReplicatedModels(root, scratch).publish(1, count=2)
     cluster.add_node("gpu-a", ROOM)
     options: dict[str, Any] = {"model_repository": str(root), "trusted_model_base_paths": (str(root),)}
-    with serving(root, engine=cluster.connect(), cluster="auto", ready=False, **options) as found:
+    with serving(root, features=cluster.features(), cluster="auto", ready=False, **options) as found:
         yield found
 
 

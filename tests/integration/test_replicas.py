@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 from tfs_lite.client import Client
+from tfs_lite.cluster.replicas.reports import READY
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
@@ -29,7 +30,6 @@ from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.probe import Traffic
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.replicas import ReplicaHost
-from tfs_lite.workers.replicas.reports import READY
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -91,7 +91,7 @@ def serve(
     def start(**fields: Any) -> contextlib.AbstractContextManager[ServerFixture]:
         root = str(models.root)
         fields = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,), **fields}
-        return serving(models.root, engine=cluster.connect(), **fields)
+        return serving(models.root, features=cluster.features(), **fields)
 
     return start
 
@@ -225,13 +225,13 @@ def test_a_version_that_has_lost_all_replicas_stays_available_and_is_not_ready_u
     models.publish(1)
     with serve() as served:
         core = served.server.core
-        assert core.is_model_available("m")
+        assert core.view.is_model_available("m")
         cluster.kill_node(node)
-        wait_until(lambda: not core.is_model_available("m"), "it is not ready", PATIENCE)
+        wait_until(lambda: not core.view.is_model_available("m"), "it is not ready", PATIENCE)
         assert served.states() == {1: VersionState.AVAILABLE}
         assert v2_ready(served) != 200
         cluster.add_node("b", ROOM)
-        wait_until(lambda: core.is_model_available("m") and v2_ready(served) == 200, "it is ready again", PATIENCE)
+        wait_until(lambda: core.view.is_model_available("m") and v2_ready(served) == 200, "it is ready again", PATIENCE)
         wait_ready(served, 2)
         assert served.version() == 1
 
@@ -333,7 +333,7 @@ def test_the_log_says_once_of_a_node_that_its_replicas_are_nice(
         os.setpriority(os.PRIO_PROCESS, host.pid, niceness)
         cluster.add_node("a", ROOM)
         options = {"cluster": "auto", "model_repository": root, "trusted_model_base_paths": (root,)}
-        with serving(models.root, engine=cluster.connect(), **options):
+        with serving(models.root, features=cluster.features(), **options):
             (line,) = [record.getMessage() for record in caplog.records if words in record.getMessage()]
     assert f"run with niceness {niceness}" in line
 

@@ -232,13 +232,15 @@ def write_workers(base: Path, count: int = 2) -> None:
 
 def kill_one(served: ServerFixture) -> int:
     """Kills a process of the model, and returns its id."""
-    pid = wait_until(lambda: next((w.pid for w in served.server.core.workers() if w.up), None), "one is up", TIMEOUT)
+    pid = wait_until(
+        lambda: next((w.pid for w in served.server.core.view.workers() if w.up), None), "one is up", TIMEOUT
+    )
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
 def failures(served: ServerFixture) -> list[str]:
-    return [worker.failure for worker in served.server.core.workers() if not worker.up and worker.failure]
+    return [worker.failure for worker in served.server.core.view.workers() if not worker.up and worker.failure]
 
 
 def test_a_process_that_is_started_again_opens_no_other_files_than_the_version_was_loaded_from(root: Path) -> None:
@@ -271,7 +273,7 @@ def test_processes_that_die_between_overwrites_never_mix_two_models(root: Path) 
             kill_one(served)
             wait_until(lambda: asked.seen and asked.seen[-1] == tag, f"it answers {tag}", TIMEOUT)  # noqa: B023
             assert asked.settled() == {tag}
-            wait_until(lambda: all(w.up for w in served.server.core.workers()), "all its processes run", TIMEOUT)
+            wait_until(lambda: all(w.up for w in served.server.core.view.workers()), "all its processes run", TIMEOUT)
         assert list(dict.fromkeys(asked.seen)) == [1, 2, 3]
         assert sorted(asked.seen) == asked.seen
 
@@ -283,17 +285,17 @@ def test_an_instance_that_is_added_opens_no_other_files(root: Path) -> None:
     with serving(root, model_name="m", model_base_path=str(base), **fields) as served:
         core = served.server.core
         with core.handle(ModelRef("m")) as handle:
-            settings = core.settings_of(handle.servable)
+            settings = core.renewal.settings_of(handle.servable)
         more = settings.model_copy(
             update={"instance_group": (settings.instance_group[0].model_copy(update={"count": 2}),)}
         )
         (base / "1" / "tag.txt").write_text("2")
         with pytest.raises(ServingError, match="its files have changed since it was loaded"):
-            core.resize(ServableId("m", 1), more)
+            core.renewal.resize(ServableId("m", 1), more)
         assert tag_of(served.client) == 1
         (base / "1" / "tag.txt").write_text("1")  # the same words, and yet another file
         with pytest.raises(ServingError, match="its files have changed since it was loaded"):
-            core.resize(ServableId("m", 1), more)
+            core.renewal.resize(ServableId("m", 1), more)
 
 
 def explain(served: ServerFixture) -> dict[str, Any]:

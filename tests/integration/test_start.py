@@ -156,12 +156,12 @@ def test_ready_and_the_status_say_that_all_processes_of_a_version_are_dead(tmp_p
         assert readiness(url) == (200, b"ok\n", "1/1")
         good = model.read_text()
         model.write_text("raise ValueError('no model')")
-        (worker,) = core.workers()
+        (worker,) = core.view.workers()
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: any(each.failure for each in core.workers()), "it is not started again")
+        wait_until(lambda: any(each.failure for each in core.view.workers()), "it is not started again")
         wait_until(lambda: readiness(url) == NONE_ANSWERS, "it is not counted")
         assert not v2_ready(url, "m")
-        assert served.server.core.is_model_available("m") is False  # what gRPC health asks
+        assert served.server.core.view.is_model_available("m") is False  # what gRPC health asks
         (version,) = json_of(url, "/v1/models/m")["model_version_status"]
         assert (version["state"], version["status"]["error_code"]) == ("AVAILABLE", "UNAVAILABLE")
         assert version["status"]["error_message"].startswith("it does not answer: its process ended (signal 9)")
@@ -197,7 +197,7 @@ def test_ready_status_and_explain_say_that_the_model_of_a_step_is_gone(tmp_path)
         (tmp_path / "s2").rename(tmp_path / ".s2")
         wait_until(lambda: readiness(url) == (200, b"ok, but 1 of 2 models answers\n", "1/2"), "ens is not counted")
         assert not v2_ready(url, "ens")
-        assert served.server.core.is_model_available("ens") is False  # what gRPC health asks
+        assert served.server.core.view.is_model_available("ens") is False  # what gRPC health asks
         (version,) = json_of(url, "/v1/models/ens")["model_version_status"]
         assert (version["state"], version["status"]["error_code"]) == ("AVAILABLE", "UNAVAILABLE")
         assert version["status"]["error_message"] == "it does not answer: model s2 of its steps is not available"
@@ -209,8 +209,8 @@ def test_ready_status_and_explain_say_that_the_model_of_a_step_is_gone(tmp_path)
         assert v2_ready(url, "ens")
         assert json_of(url, "/v1/models/ens:explain")["verdict"] == "SERVING"
         (tmp_path / "s2" / "1" / "model.py").write_text("raise ValueError('no model')")
-        os.kill(next(worker.pid for worker in core.workers() if worker.id.name == "s2"), signal.SIGKILL)
-        wait_until(lambda: any(each.failure for each in core.workers()), "the process of s2 is not started again")
+        os.kill(next(worker.pid for worker in core.view.workers() if worker.id.name == "s2"), signal.SIGKILL)
+        wait_until(lambda: any(each.failure for each in core.view.workers()), "the process of s2 is not started again")
         wait_until(lambda: readiness(url)[2] == "1/3", "neither s2 nor ens is counted")
         message = served.client.status("ens")[0].status.message
         assert message.startswith(

@@ -239,11 +239,11 @@ def test_repository_that_is_lost_and_one_whose_models_are_replaced_go_on_serving
             os.rename(models.root / "models", models.root / "away")
             (models.root / "models").mkdir()
             core = served.server.core
-            wait_until(lambda: core.refused_config is not None, "it says why nothing happens", TIMEOUT)
-            assert "has become another directory" in core.refused_config.config.status.message
+            wait_until(lambda: core.refusals.config is not None, "it says why nothing happens", TIMEOUT)
+            assert "has become another directory" in core.refusals.config.config.status.message
             os.rmdir(models.root / "models")
             os.rename(models.root / "away", models.root / "models")
-            wait_until(lambda: core.refused_config is None, "it is fine again", TIMEOUT)
+            wait_until(lambda: core.refusals.config is None, "it is fine again", TIMEOUT)
             models.good("models/m", 2)
             assert served.states() == {1: AVAILABLE}
         assert traffic.failures == []

@@ -20,6 +20,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import ServingError
+from tfs_lite.operations.traces.feature import Traces
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.protocols.v2 import messages as v2
@@ -347,7 +348,7 @@ def test_a_forked_process_sends_nothing(repository: Path, collector: TraceCollec
     with traced(repository, collector, "rate=1") as served:
         served.predict("plus")
         wait_for_servers(collector, 1)
-        exporter = served.server._require_started().endpoints._exporter
+        exporter = served.server.core.find(Traces).exporter
         assert exporter is not None
         child = os.fork()
         if child == 0:
@@ -441,7 +442,7 @@ def test_environment_of_the_standard_sends_traces_by_grpc_and_never_ends_the_sta
             for _ in range(3):
                 served.predict("plus")
             wait_for_servers(collector, 3)
-    said = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.server.traces.exporter"]
+    said = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.operations.traces.exporter"]
     assert any("OTEL_EXPORTER_OTLP_COMPRESSION is zip" in text for text in said)
     assert f"traces go to {collector.url} by grpc" in said
 

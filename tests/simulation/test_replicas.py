@@ -16,12 +16,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tfs_lite.cluster.replicas.engine import GPU_BYTES_LABEL, Strategy
+from tfs_lite.cluster.replicas.placement import Requirements
+from tfs_lite.cluster.replicas.states import VersionReplicas
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.testing.cluster.replica_simulation import ReplicaSimulation
 from tfs_lite.testing.profiles import CountedMachine, SeededRuns
-from tfs_lite.workers.replicas.engine import GPU_BYTES_LABEL, Strategy
-from tfs_lite.workers.replicas.placement import Requirements
-from tfs_lite.workers.replicas.states import VersionReplicas
 
 T = TypeVar("T")
 
@@ -269,7 +269,7 @@ def _pick(choices: Sequence[T], index: int) -> T:
 def test_what_is_promised_of_replicas_holds_after_every_step(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("tfs_lite.workers.replicas.reconciler"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("tfs_lite.cluster.replicas.reconciler"), "disabled", True)
     runs = SeededRuns(
         Replicas, "tests/simulation/test_replicas.py", runs=10, steps=60, batches=(1, 90), min_steps=(400, 50_000)
     )

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.server.explain.explanation import Verdict
+from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe

@@ -21,8 +21,8 @@ from tfs_lite.core.status import ServingError
 from tfs_lite.managers.harness import HOLDS_RESOURCES
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
-from tfs_lite.serving.what_if.forecast import BEGIN, Fate
-from tfs_lite.serving.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
+from tfs_lite.operations.what_if.forecast import BEGIN, Fate
+from tfs_lite.operations.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.testing.lifecycle.simulated_loader import MAX_RETRIES, TOTAL, TOTAL_GPU, Need

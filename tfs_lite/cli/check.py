@@ -22,7 +22,7 @@ from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:
     from tfs_lite.config.model_server import ModelServerConfig
-    from tfs_lite.serving.what_if.check_models import ModelCheck
+    from tfs_lite.operations.what_if.check_models import ModelCheck
 
 FILE_FLAGS: Mapping[str, str] = {
     "ssl_config_file": "TLS settings, as for serve",
@@ -167,10 +167,10 @@ def _repository(path: Path) -> ModelServerConfig:
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """Checks the models as a server with these flags would."""
     from tfs_lite.adapters.trust import TrustedPaths
+    from tfs_lite.operations.what_if.check_models import check_model
     from tfs_lite.serving.config_checks import check_models, source_config
     from tfs_lite.serving.options import ServerOptions
     from tfs_lite.serving.source_chain import served_platforms
-    from tfs_lite.serving.what_if.check_models import check_model
 
     check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))

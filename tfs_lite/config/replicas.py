@@ -56,7 +56,7 @@ def _demand(text: str) -> str:
 
 class RayActorOptions(Settings):
     """What each replica asks of its node. A field that is None is estimated; see
-    :func:`tfs_lite.workers.replicas.placement.requirements_of`."""
+    :func:`tfs_lite.cluster.replicas.placement.requirements_of`."""
 
     num_cpus: Share | None = None
     """Also the threads of torch in the replica, at least 1."""

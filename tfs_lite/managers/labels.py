@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
 Labels = Mapping[str, Mapping[str, int]]
@@ -53,6 +53,10 @@ class VersionLabels:
     def replace(self, table: Labels) -> None:
         """Puts a checked table in force; labels that it does not mention are gone."""
         self._table = {model: dict(labels) for model, labels in table.items()}
+
+    def version(self, ref: ModelRef) -> int | None:
+        """The version that a reference asks for, by number or by label; None: any. Errors as of :meth:`resolve`."""
+        return ref.version if ref.label is None else self.resolve(ref.name, ref.label)
 
     def resolve(self, model: str, label: str) -> int:
         """The version that the label names. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the first

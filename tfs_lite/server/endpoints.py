@@ -17,7 +17,6 @@ from typing import Any
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
-from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import REST
@@ -26,15 +25,7 @@ from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import DenialEvents
 from tfs_lite.server.access.metrics import AccessCollector
 from tfs_lite.server.access.rules import AUTO, Policy
-from tfs_lite.server.access_log import AccessLog
-from tfs_lite.server.admin.control import AdminControl
-from tfs_lite.server.admin.events import EventFeed
-from tfs_lite.server.admin.events_grpc import EventsMethod
-from tfs_lite.server.admin.events_http import EventsApi
-from tfs_lite.server.admin.grpc_service import AdminService
-from tfs_lite.server.admin.http_app import MAX_PENDING_FORECASTS, MAX_PENDING_QUESTIONS, AdminApi
-from tfs_lite.server.dashboard.app import Dashboard
-from tfs_lite.server.explain.snapshot import Pace
+from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, make_grpc_server
@@ -43,7 +34,6 @@ from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
 from tfs_lite.server.http.connection import Waits
-from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Api, Overload, Router
 from tfs_lite.server.http.server import ConnectionCollector, HttpServer
@@ -64,18 +54,13 @@ from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.server.traces.exemplars import Exemplars
-from tfs_lite.server.traces.exporter import TraceCollector, make_exporter
-from tfs_lite.server.traces.otlp import message_of_an_export
-from tfs_lite.server.traces.tracer import Tracer
 from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
-from tfs_lite.serving.statistics.trace_config import OPENTELEMETRY, TraceConfig, read_trace_config
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.room import ConnectionShare
-from tfs_lite.transport.table import CallContext, Method, Scope
+from tfs_lite.transport.table import Method
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +79,6 @@ class EndpointSettings:
     tls: TlsFile | None
     metrics_path: str | None
     access_file: AccessFile | None
-    trace_config: TraceConfig
 
     @classmethod
     def read(cls, options: ServerOptions) -> EndpointSettings:
@@ -105,15 +89,7 @@ class EndpointSettings:
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             read_monitoring_config(file, Path.cwd()).prometheus_path if file else DEFAULT_PATH,
             AccessFile(options.access_file, time.monotonic) if options.access_file else None,
-            _read_traces(options),
         )
-
-
-def _read_traces(options: ServerOptions) -> TraceConfig:
-    config = read_trace_config(options.trace_config)
-    if config.mode == OPENTELEMETRY:
-        message_of_an_export()  # only to see whether it is there
-    return config
 
 
 class Endpoints:
@@ -143,43 +119,28 @@ class Endpoints:
         core.registry.register(ServerCollector(lambda: health.ready))
         self._metrics_pages = MetricsPages(
             core.registry,
-            core.request_metrics.tensorflow,
+            core.metrics.requests.tensorflow,
             settings.metrics_path,
-            lambda: core.services.statistics.lines(core.queues()),
+            lambda: core.statistics.statistics.lines(core.view.queues()),
         )
         self._predictor = Predictor(
-            core.handle,
-            core.request_metrics,
-            options.max_message_bytes,
-            core.services.routes.handle,
-            core.services.on_call,
+            core.handle, core.metrics.requests, options.max_message_bytes, core.sequences.routes.handle, core.on_call
         )
         self._inferences = Inferences(
             self._predictor,
             options.enable_signature_method_name_check,
             max_bytes=options.max_message_bytes,
-            on_examples=core.request_metrics.tensorflow.on_examples,
+            on_examples=core.metrics.requests.tensorflow.on_examples,
             background=self._large_bodies,
         )
-        self.admin = AdminControl(core, health, read_again, repository, self._pace_of)
-        self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
-        self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
-        core.request_metrics.server_timing = options.server_timing
-        traces = settings.trace_config
-        exemplars = Exemplars(core.request_metrics, core.batch_metrics)
-        self._exporter = make_exporter(traces, on_exported=exemplars.add) if traces.mode == OPENTELEMETRY else None
-        if self._exporter is not None:
-            core.registry.register(TraceCollector(self._exporter))
-            self._exporter.start()
-        self._tracer = None
-        if self._exporter is not None or traces.mode != OPENTELEMETRY:
-            self._tracer = Tracer(core.request_metrics, core.services.settings, self._exporter, traces.file)
-        AccessLog(core.request_metrics, options.access_log)
+        core.metrics.requests.server_timing = options.server_timing
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
-        shows = options.dashboard and options.rest_api_port is not None
-        self._dashboard = Dashboard(core, self.admin, health, self._may, self._manages) if shows else None
+        self._features = [feature for feature in core.features if isinstance(feature, ServerFeature)]
+        doors = Doors(health, self._access, read_again, repository)
+        for feature in self._features:
+            feature.attach(doors)
         self._backlog = Backlog()
         self._share = ConnectionShare()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
@@ -191,10 +152,6 @@ class Endpoints:
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
         options = self._core.options
-        if self._dashboard is not None:
-            self._dashboard.start()
-        self._events = EventFeed(self._core.history, self._health, self._questions)
-        self._core.changes.listen(self._events.wake)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -230,8 +187,8 @@ class Endpoints:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
-        if self._dashboard is not None:
-            self._dashboard.close_feed()
+        for feature in self._features:
+            feature.drained()
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace
@@ -252,15 +209,9 @@ class Endpoints:
 
     def close_workers(self) -> None:
         self._v2.close()
-        if self._tracer is not None:
-            self._tracer.close()
-        if self._exporter is not None:
-            self._exporter.close()
         self._metrics_pages.close()
-        self._questions.close()
-        self._forecasts.close()
-        if self._dashboard is not None:
-            self._dashboard.close()
+        for feature in self._features:
+            feature.close_doors()
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -274,7 +225,7 @@ class Endpoints:
             max_concurrent_calls=options.grpc_max_threads or None,
             backlog=self._backlog,
             share=self._share,
-            on_unread=self._core.request_metrics.unread,
+            on_unread=self._core.metrics.requests.unread,
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))
@@ -282,7 +233,7 @@ class Endpoints:
 
     def _grpc_methods(self) -> list[Method]:
         core, settings = self._core, self._predict_settings
-        metrics, predictor = core.request_metrics, self._predictor
+        metrics, predictor = core.metrics.requests, self._predictor
         changes = ChangeSignal(asyncio.get_running_loop())
         core.changes.listen(changes.notify)
         services = (
@@ -291,23 +242,20 @@ class Endpoints:
             ModelService(core, self._reloads),
             HealthService(self._health, changes),
             self._v2,
-            AdminService(self.admin, self._questions, self._forecasts, self._manages_call),
-            EventsMethod(self._events, self._manages_call),
         )
         methods = [method for service in services for method in service.methods()]
+        methods += [method for feature in self._features for method in feature.grpc()]
         methods += ReflectionService(method.service for method in methods).methods()
         return checked_methods(methods, self._access)
 
     def _make_http_app(self) -> Router:
         core, http, predictor = self._core, self._resources, self._predictor
-        metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
-        openai = OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)
+        metrics, settings = core.metrics.requests, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
+        openai = OpenAiApp(predictor, core.handle, core.view.availability, metrics, http, settings)
         core.registry.register(openai.ignored.collector)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
-            *([self._dashboard] if self._dashboard is not None else []),
-            EventsApi(self._events, self._manages),
-            AdminApi(self.admin, self._questions, self._forecasts, http.bodies, self._manages),
+            *(api for feature in self._features for api in feature.http(http)),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(openai),
@@ -316,23 +264,9 @@ class Endpoints:
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
 
-    def _pace_of(self, servable_id: ServableId) -> Pace | None:
-        """Only where there is a dashboard: its series are what keeps the last minute."""
-        return self._dashboard.pace_of(servable_id) if self._dashboard is not None else None
-
-    def _may(self, request: Request) -> frozenset[Scope]:
-        """What the client may do."""
-        return self._access.may(self._access.http(request.peer, request.headers.find))
-
-    def _manages(self, request: Request) -> bool:
-        return self._access.manages_all(self._access.http(request.peer, request.headers.find))
-
-    def _manages_call(self, context: CallContext) -> bool:
-        return self._access.manages_all(self._access.grpc(context))
-
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)
-        self._core.request_metrics.observe(record, StatusCode.UNAVAILABLE, 0.0)
+        self._core.metrics.requests.observe(record, StatusCode.UNAVAILABLE, 0.0)
 
 
 def _make_access(options: ServerOptions, file: AccessFile | None, history: History) -> Access:

@@ -8,12 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfs_lite.config.server_files import DEFAULT_PATH
 from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.server.access.access import Access
-from tfs_lite.server.admin.events_http import EventsApi
-from tfs_lite.server.admin.http_app import AdminApi
-from tfs_lite.server.dashboard.app import Dashboard
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
@@ -22,7 +18,6 @@ from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Over
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.transport.table import Scope
 
 _TEXT = "text/plain; charset=utf-8"
@@ -78,10 +73,11 @@ class Pages(_PlainPages):
 
     routes = tuple(_routes())
 
-    def __init__(self, health: Health, metrics: MetricsPages) -> None:
+    def __init__(self, health: Health, metrics: MetricsPages, others: Sequence[Api[Any]]) -> None:
+        """``others``: what this server answers besides."""
         self.metrics = metrics
         self._health = health
-        self._document = document(DESCRIBED)
+        self._document = document((*others, self))
 
     def owns(self, path: str) -> bool:
         return True
@@ -107,17 +103,6 @@ class Pages(_PlainPages):
         return Response(self._document, media_type=JSON.media_type)
 
 
-DESCRIBED = (
-    *RestApi.routes,
-    *AdminApi.routes,
-    *EventsApi.routes,
-    *Dashboard.routes,
-    *Pages.routes,
-    _tensorflow_route(DEFAULT_PATH),
-)
-"""The routes in the description of the API."""
-
-
 def http_app(
     apis: Sequence[Api[Any]],
     health: Health,
@@ -130,4 +115,5 @@ def http_app(
     """The page with TensorFlow Serving's metrics is where the configuration wants it, before every other route."""
     path = metrics.tensorflow_path
     first = [] if path is None else [TensorflowPage(metrics, path)]
-    return Router([*first, *apis, Pages(health, metrics)], http.bodies, enable_cors, overload, access)
+    found = [*first, *apis]
+    return Router([*found, Pages(health, metrics, found)], http.bodies, enable_cors, overload, access)

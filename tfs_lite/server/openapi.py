@@ -6,20 +6,16 @@ The values of an input depend on the model's signature (see ``/metadata``), so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
-from typing import Any, TypeAlias
+from typing import Any
 
 import orjson
 
 from tfs_lite import __version__
-from tfs_lite.core.history import Cause, EventKind
 from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import MAX_VERSION
-from tfs_lite.server.http.router import About, Route
-from tfs_lite.serving.what_if.forecast import Fate
-
-Tree: TypeAlias = dict[str, Any]
+from tfs_lite.server.http.router import About, Api, Route, Tree
 
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
@@ -58,9 +54,11 @@ _PAGES: Mapping[str, Tree] = {
 """Answers that have no schema."""
 
 
-def document(routes: Iterable[Route[Any, Any]]) -> bytes:
-    """The whole description, as JSON."""
+def document(apis: Sequence[Api[Any]]) -> bytes:
+    """The whole description of these APIs, as JSON."""
+    routes = [route for api in apis for route in api.routes]
     paths = {route.path: _path(route, route.about) for route in routes if route.about is not None}
+    schemas = _schemas() | {name: schema for api in apis for name, schema in api.schemas().items()}
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -71,7 +69,7 @@ def document(routes: Iterable[Route[Any, Any]]) -> bytes:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
-            "components": {"schemas": _schemas(), "parameters": _parameters()},
+            "components": {"schemas": schemas, "parameters": _parameters()},
         }
     )
 
@@ -115,18 +113,18 @@ def _parameters() -> Tree:
     return {name: {"name": name, "in": "path", "required": True, "schema": value} for name, value in schemas.items()}
 
 
-def _object(required: tuple[str, ...], **properties: Any) -> Tree:
+def object_of(required: tuple[str, ...], **properties: Any) -> Tree:
     return {"type": "object", "required": list(required), "properties": properties}
 
 
-def _list(items: Any, **more: Any) -> Tree:
+def list_of(items: Any, **more: Any) -> Tree:
     return {"type": "array", "items": items, **more}
 
 
 def _listed_model(versions: Tree) -> Tree:
     text: Tree = {"type": "string"}
     count: Tree = {"type": "integer", "minimum": 0}
-    replica = _object(
+    replica = object_of(
         ("name", "state", "since", "node", "pid", "ongoing", "restarts", "reason"),
         name=text,
         state={"enum": ["placing", "opening", "ready", "draining", "lost"]},
@@ -137,9 +135,9 @@ def _listed_model(versions: Tree) -> Tree:
         restarts=count,
         reason=text,
     )
-    of_version = _object(("version", "summary", "replicas"), version=text, summary=text, replicas=_list(replica))
+    of_version = object_of(("version", "summary", "replicas"), version=text, summary=text, replicas=list_of(replica))
     seconds: Tree = {"type": "number", "minimum": 0}
-    load = _object(
+    load = object_of(
         ("version", "phase", "seconds", "phase_seconds"),
         version=text,
         phase={"enum": [phase.value for phase in LoadPhase]},
@@ -149,278 +147,75 @@ def _listed_model(versions: Tree) -> Tree:
         expected_bytes=count,
         seconds_left=seconds,
     )
-    process = _object(
+    process = object_of(
         ("version", "instance", "pid", "sandbox"),
         version=text,
         instance=count,
         pid={"type": ["integer", "null"]},
-        sandbox=_sandbox(),
+        sandbox=sandbox_schema(),
     )
-    return _object(
+    return object_of(
         ("name", "model_version_status"),
         name=text,
         model_version_status=versions,
         reason=text,
-        load_progress=_list(load),
-        replica_status=_list(of_version),
-        process_status=_list(process),
+        load_progress=list_of(load),
+        replica_status=list_of(of_version),
+        process_status=list_of(process),
     )
 
 
-def _sandbox() -> Tree:
+def sandbox_schema() -> Tree:
     """Of a process; null for one in none."""
-    things = _list({"enum": ["files", "programs", "network", "signals"]})
-    return _object(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
+    things = list_of({"enum": ["files", "programs", "network", "signals"]})
+    return object_of(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
 
 
-def _cause() -> Tree:
+def cause_schema() -> Tree:
     """One link of a chain of causes."""
     text: Tree = {"type": "string"}
     since: Tree = {"type": ["string", "null"]}
-    return _object(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=since, fix=text, doc=text)
-
-
-def _explained() -> Tree:
-    """The answers of the routes that explain."""
-    text: Tree = {"type": "string"}
-    perhaps: Tree = {"type": ["string", "null"]}
-    version: Tree = {"type": ["integer", "null"]}
-    cause = _cause()
-    line = _object(
-        ("version", "verdict", "sentence", "since"), version=version, verdict=text, sentence=text, since=perhaps
-    )
-    answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
-    process = _object(
-        ("version", "instance", "pid", "up", "restarts", "sandbox"),
-        version=version,
-        instance={"type": "integer", "minimum": 0},
-        pid=version,
-        up={"type": "boolean"},
-        restarts={"type": "integer", "minimum": 0},
-        sandbox=_sandbox(),
-    )
-    explanation = _object(
-        (
-            *("model", "version", "label", "verdict", "sentence", "because", "waits_for", "next", "answers_now"),
-            *("versions", "memory", "processes", "events", "requests"),
-        ),
-        model=text,
-        version=version,
-        label=perhaps,
-        verdict=text,
-        sentence=text,
-        because=_list(cause),
-        waits_for=_list(text),
-        next=_object(("at", "what"), at=perhaps, what=text),
-        answers_now=_list(answers),
-        versions=_list(line),
-        memory=_list({"type": "object"}),
-        processes=_list(process),
-        events=_list(_event()),
-        requests=_list(_failed_request()),
-    )
-    model = _object(
-        ("model", "verdict", "sentence", "version", "cause", "fix"),
-        model=text,
-        verdict=text,
-        sentence=text,
-        version=version,
-        cause=perhaps,
-        fix=text,
-    )
-    return {"Explanation": explanation, "Verdicts": _object(("models",), models=_list(model))}
-
-
-def _overview() -> Tree:
-    """What the dashboard shows."""
-    text: Tree = {"type": "string"}
-    number: Tree = {"type": "number"}
-    perhaps: Tree = {"type": ["number", "null"]}
-    numbers: Tree = {"type": "object", "additionalProperties": number}
-    version = _object(
-        ("version", "state", "since", "wanted", "now"),
-        version={"type": "integer"},
-        state=text,
-        since=perhaps,
-        wanted={"type": "boolean"},
-        message=text,
-        labels=_list(text),
-        memory={"type": "integer"},
-        progress={"type": ["object", "null"]},
-        replicas=_object(("ready", "of", "summary"), ready={"type": "integer"}, of={"type": "integer"}, summary=text),
-        now=numbers,
-    )
-    model = _object(
-        ("name", "rank", "verdict", "sentence", "cause", "fix", "answers", "versions", "now", "unanswered", "event"),
-        name=text,
-        rank={"type": "integer"},
-        verdict=text,
-        sentence=text,
-        cause={"type": ["string", "null"]},
-        fix=text,
-        answers={"type": ["integer", "null"]},
-        versions=_list(version),
-        now=numbers,
-        unanswered=numbers,
-        event={"type": "integer"},
-    )
-    server = _object(
-        ("product", "version", "started", "time", "ready", "why", "control", "tick", "now", "resident", "memory"),
-        product=text,
-        version=text,
-        started=number,
-        time=number,
-        ready={"type": "boolean"},
-        why=text,
-        control=text,
-        tick={"type": "integer"},
-        now=numbers,
-        resident={"type": ["integer", "null"]},
-        memory=_list({"type": "object"}),
-    )
-    overview = _object(
-        ("may", "server", "models"),
-        may=_list(text),
-        server=server,
-        models=_list(model),
-        series={"type": "object"},
-        sparks=_list({"type": "object"}),
-        details={"type": "object"},
-    )
-    return {"Overview": overview}
-
-
-def _failed_request() -> Tree:
-    text: Tree = {"type": "string"}
-    seconds: Tree = {"type": "number", "minimum": 0}
-    count: Tree = {"type": "integer", "minimum": 0}
-    texts = ("time", "request_id", "trace_id", "method", "protocol", "model", "code", "message", "peer")
-    failed: dict[str, Tree] = {
-        **dict.fromkeys(texts, text),
-        "version": {"type": ["integer", "null"]},
-        "stage": {"enum": ["route", "decode", "check", "queue", "run", "encode", "send"]},
-        "batch": {"enum": ["", "alone", "guilty", "shared"]},
-        **dict.fromkeys(("seconds", "queue_seconds", "run_seconds"), seconds),
-        **dict.fromkeys(("rows", "batch_rows"), count),
-    }
-    return _object(tuple(failed), **failed)
-
-
-def _failed_requests() -> Tree:
-    """The answer about a failed request."""
-    return _object(
-        ("requests", "reaches_back_to", "left_out"),
-        requests=_list(_failed_request()),
-        reaches_back_to={"type": "string"},
-        left_out={"type": "integer", "minimum": 0},
-    )
-
-
-def _what_if() -> Tree:
-    """What a config would change: the question and the answer."""
-    text: Tree = {"type": "string"}
-    count: Tree = {"type": "integer", "minimum": 0}
-    perhaps: Tree = {"type": ["integer", "null"]}
-    config = _object(("model_config_list",), model_config_list={"type": "object"})
-    publish = _object(("model", "directory"), model=text, version=perhaps, directory=text)
-    version = _object(
-        ("version", "fate", "why", "needs", "fits_now", "after", "requests", "sequences"),
-        version=count,
-        fate={"enum": [fate.value for fate in Fate]},
-        why=text,
-        needs={"type": "object", "additionalProperties": count},
-        fits_now={"type": ["boolean", "null"]},
-        after=_list(_object(("model", "version"), model=text, version=count)),
-        requests=count,
-        sequences=count,
-    )
-    model = _object(
-        ("name", "change", "fields", "problem", "gap", "remarks", "labels", "versions"),
-        name=text,
-        change={"enum": ["added", "removed", "changed", "unchanged"]},
-        fields=_list(text),
-        problem=text,
-        gap=text,
-        remarks=_list(text),
-        labels=_list(_object(("label", "before", "after"), label=text, before=perhaps, after=perhaps)),
-        versions=_list(version),
-    )
-    refusal = _object(("model", "code", "text"), model=text, code=text, text=text)
-    answer = _object(("ok", "refused", "models"), ok={"type": "boolean"}, refused=_list(refusal), models=_list(model))
-    return {"WhatIf": answer, "WhatIfBody": {"oneOf": [config, _object(("publish",), publish=publish)]}}
-
-
-def _event() -> Tree:
-    text: Tree = {"type": "string"}
-    number: Tree = {"type": "integer"}
-    status = _object(("code", "message"), code=text, message=text)
-    return _object(
-        ("seq", "time", "kind", "model", "version", "cause", "by", "status", "details", "text"),
-        seq=number,
-        time=text,
-        kind={"enum": [kind.value for kind in EventKind]},
-        model=text,
-        version={"type": ["integer", "null"]},
-        cause={"enum": [*(cause.value for cause in Cause), None]},
-        by=text,
-        status={"anyOf": [status, {"type": "null"}]},
-        details={"type": "object"},
-        text=text,
-        count=number,
-        last=text,
-    )
-
-
-def _events() -> Tree:
-    """The answer of the route of events."""
-    number: Tree = {"type": "integer"}
-    return _object(
-        ("events", "next", "first", "dropped"), events=_list(_event()), next=number, first=number, dropped=number
-    )
+    return object_of(("cause", "text", "since", "fix", "doc"), cause=text, text=text, since=since, fix=text, doc=text)
 
 
 def _schemas() -> Tree:
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
     states = ["UNKNOWN", "START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
-    status = _object(("error_code", "error_message"), error_code=text, error_message=text)
-    version = _object(
+    status = object_of(("error_code", "error_message"), error_code=text, error_message=text)
+    version = object_of(
         ("version", "state", "status"), version={**text, "pattern": "^[0-9]+$"}, state={"enum": states}, status=status
     )
-    versions = _list(version)
-    binary = {**_object(("b64",), b64=text), "additionalProperties": False}
+    versions = list_of(version)
+    binary = {**object_of(("b64",), b64=text), "additionalProperties": False}
     values: list[Tree] = [{"type": "integer"}, number, {"type": "boolean"}, text, binary]
-    feature = {"anyOf": [*values, *map(_list, values)]}
+    feature = {"anyOf": [*values, *map(list_of, values)]}
     example: Tree = {"type": "object", "description": "Features by name.", "additionalProperties": feature}
-    spec = _object(("name", "signature_name", "version"), name=text, signature_name=text, version=text)
-    signatures = _object(("signature_def",), signature_def={"type": "object"})
+    spec = object_of(("name", "signature_name", "version"), name=text, signature_name=text, version=text)
+    signatures = object_of(("signature_def",), signature_def={"type": "object"})
     return {
-        "Error": {**_object(("error",), error=text), "additionalProperties": False},
-        "ModelStatus": _object(("model_version_status",), model_version_status=versions),
-        "ModelList": _object(("models",), models=_list(_listed_model(versions)), config_refused=_cause()),
-        "ModelMetadata": _object(
-            ("model_spec", "metadata"), model_spec=spec, metadata=_object(("signature_def",), signature_def=signatures)
+        "Error": {**object_of(("error",), error=text), "additionalProperties": False},
+        "ModelStatus": object_of(("model_version_status",), model_version_status=versions),
+        "ModelList": object_of(("models",), models=list_of(_listed_model(versions)), config_refused=cause_schema()),
+        "ModelMetadata": object_of(
+            ("model_spec", "metadata"),
+            model_spec=spec,
+            metadata=object_of(("signature_def",), signature_def=signatures),
         ),
         "PredictBody": {
             "oneOf": [
-                _object(("instances",), signature_name=text, instances=_list({}, minItems=1)),
-                _object(("inputs",), signature_name=text, inputs={}),
+                object_of(("instances",), signature_name=text, instances=list_of({}, minItems=1)),
+                object_of(("inputs",), signature_name=text, inputs={}),
             ]
         },
         "PredictAnswer": {
-            "oneOf": [_object(("predictions",), predictions=_list({})), _object(("outputs",), outputs={})]
+            "oneOf": [object_of(("predictions",), predictions=list_of({})), object_of(("outputs",), outputs={})]
         },
-        "ExamplesBody": _object(
-            ("examples",), signature_name=text, context=example, examples=_list(example, minItems=1)
+        "ExamplesBody": object_of(
+            ("examples",), signature_name=text, context=example, examples=list_of(example, minItems=1)
         ),
-        "ClassifyAnswer": _object(
-            ("results",), results=_list(_list(_list({}, minItems=2, maxItems=2, prefixItems=[text, number])))
+        "ClassifyAnswer": object_of(
+            ("results",), results=list_of(list_of(list_of({}, minItems=2, maxItems=2, prefixItems=[text, number])))
         ),
-        "RegressAnswer": _object(("results",), results=_list(number)),
-        **_explained(),
-        **_overview(),
-        **_what_if(),
-        "ReadAgain": _object(("read",), read={"type": "string"}),
-        "FailedRequests": _failed_requests(),
-        "Events": _events(),
+        "RegressAnswer": object_of(("results",), results=list_of(number)),
     }

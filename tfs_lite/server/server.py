@@ -11,17 +11,16 @@ The ports answer before the first model is loaded.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.server.server_lifecycle import ServerLifecycle
+from tfs_lite.serving.feature import MakeFeature
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.cluster.cluster import ConnectedEngine
 
 
 class Server:
@@ -33,14 +32,13 @@ class Server:
     """
 
     def __init__(
-        self, options: ServerOptions | None = None, *, engine: ConnectedEngine | None = None, **fields: Any
+        self, options: ServerOptions | None = None, *, features: Sequence[MakeFeature] | None = None, **fields: Any
     ) -> None:
-        """``engine`` is a connection to the cluster that the options name, which the server closes; None: the server
-        makes one."""
+        """``features``: what the server has beside serving, see :mod:`tfs_lite.server.features`; None: everything."""
         if options is not None and fields:
             raise TypeError("pass either options or their fields")
         self.options = options or ServerOptions(**fields)
-        self._engine = engine
+        self._features = features
         self.failure: ServingError | None = None
         self._stopping = threading.Lock()  # held by the thread that stops the server
         self._ended = threading.Event()  # stopped, or failed at the start
@@ -53,7 +51,7 @@ class Server:
         serve, the config is wrong, or a port is in use."""
         if self._lifecycle is not None:
             raise failed_precondition("the server was started before; make a new one")
-        self._lifecycle = ServerLifecycle(self.options, self._engine)
+        self._lifecycle = ServerLifecycle(self.options, self._features)
         self._lifecycle.begin(self._on_decided)
         return self
 

@@ -6,8 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.memory import freeze_gc
@@ -16,6 +15,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import JOIN_SECONDS, join, within
 from tfs_lite.server.endpoints import Endpoints, EndpointSettings
+from tfs_lite.server.features import all_features
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_sources import (
@@ -26,13 +26,11 @@ from tfs_lite.serving.config_sources import (
     read_first_config,
     working_directory,
 )
+from tfs_lite.serving.feature import MakeFeature
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.source_chain import NO_MODELS
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.cluster.cluster import ConnectedEngine
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +39,11 @@ class ServerLifecycle:
     """Construction opens the ports, or raises and leaves nothing open; then ``begin``; then ``stop``, once. ``hurry``
     may be called while ``stop`` runs."""
 
-    def __init__(self, options: ServerOptions, engine: ConnectedEngine | None = None) -> None:
+    def __init__(self, options: ServerOptions, features: Sequence[MakeFeature] | None = None) -> None:
         freeze_gc()
         settings = EndpointSettings.read(options)
-        self.core = self._make_core(options, engine)
-        self.health = Health(self.core.is_model_available, self.core.answering)
+        self.core = ServerCore(options, all_features() if features is None else features)
+        self.health = Health(self.core.view.is_model_available, self.core.view.answering)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
         self.endpoints = Endpoints(self.core, self.health, settings, self.read_again, self.repository)
         self._loop = LoopThread("tfs-server")
@@ -70,28 +68,13 @@ class ServerLifecycle:
                     core.follow,
                     core.clock,
                     core.config_refused,
-                    core.config_looked_at,
+                    core.refusals.config_looked_at,
                     options.disk_timeout_seconds,
                 )
             )
         ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
         host = f"[{options.host}]" if ":" in options.host else options.host
         logger.info("listening on %s: gRPC port %s, HTTP port %s", host, *ports)
-
-    @staticmethod
-    def _make_core(options: ServerOptions, engine: ConnectedEngine | None) -> ServerCore:
-        """A server without a cluster imports and starts nothing of one."""
-        wanted = options.cluster_options
-        if wanted is not None and engine is None:
-            from tfs_lite.serving.cluster.cluster import connect
-
-            engine = connect(wanted)
-        try:
-            return ServerCore(options, engine=engine)
-        except BaseException:
-            if engine is not None:
-                engine.close()
-            raise
 
     def _open(self) -> ServingError | None:
         """Returns the error without its traceback, which would keep a half-started server and its threads alive."""
@@ -116,8 +99,8 @@ class ServerLifecycle:
             core.clock,
             core.check,
             core.follow,
-            core.repository_refuses,
-            core.config_looked_at,
+            core.refusals.repository_refuses,
+            core.refusals.config_looked_at,
             core.states.policies_not_read,
         )
         self._watchers.append(watcher)
@@ -172,7 +155,7 @@ class ServerLifecycle:
         ``drain_timeout`` seconds are over, and every thread has ended, or has had some seconds to. What has not is
         left behind, and ``left_behind`` names it."""
         self.health.set_draining()
-        self.core.stop_waiting()
+        self.core.waiter.close()
         delay = self.core.options.shutdown_delay_seconds
         if delay:
             logger.info("stopping: not ready, still accepting for %g s", delay)
@@ -203,8 +186,8 @@ class ServerLifecycle:
         result = core.wait_for_first(first_attempt_counts=not options.exit_on_initial_load_failure)
         core.end_first_load()
         if options.ready_requires_all_models and not options.exit_on_initial_load_failure:
-            core.wait_for_all()
-        if core.stopping:
+            core.waiter.wait_for_all()
+        if core.waiter.closed:
             return None
         if options.exit_on_initial_load_failure and result.error is not None:
             return result.error
@@ -215,18 +198,18 @@ class ServerLifecycle:
         core, options = self.core, self.core.options
         failures = repository.load_first(options.load_model)
         core.end_first_load()
-        if failures and options.exit_on_initial_load_failure and not core.stopping:
+        if failures and options.exit_on_initial_load_failure and not core.waiter.closed:
             return next(iter(failures.values()))
         if options.ready_requires_all_models:
-            core.wait_for_available(failures)
-        if not core.stopping:
+            core.waiter.wait_for_available(failures)
+        if not core.waiter.closed:
             self._set_ready()
         return None
 
     def _set_ready(self) -> None:
         self.health.set_ready()
         self.core.changes.notify()
-        found = self.core.answering()
+        found = self.core.view.answering()
         told = f"; not: {found.names}" if found.silent else ""
         logger.log(logging.WARNING if found.silent else logging.INFO, "ready: %s%s", found, told)
 

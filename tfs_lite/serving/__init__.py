@@ -16,7 +16,7 @@ model_configs       which config counts for a model
 preloaded           versions that are loaded before the manager asks for them
 device_resources    devices and memory of this machine
 request_services    what servables need beside the lifecycle: statistics, traces, caches, observers of metrics
-response_cache_config, metrics   the response cache; the metrics of versions, memory and reloads
+response_cache, metrics   the response cache; the metrics of versions, memory and reloads
 repository/, sequences/, statistics/   load calls; live sequences across swaps; statistics and trace settings
 history/            events of the lifecycle, who wanted each, and the byte account of loads
 what_if/            what a config or a new version would change

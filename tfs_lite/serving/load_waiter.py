@@ -218,7 +218,36 @@ class ModelWaiter:
             before, count = count, self._changes.count
             changed = self._changes.changed_since(before)
 
+    def wait_for_all(self) -> None:
+        """Returns when every model of the config is available, or when closed."""
+        missing = ""  # the first model that was not available
+
+        def is_available(name: str) -> bool:
+            return self._states.report(name).available
+
+        def holds() -> bool:
+            nonlocal missing
+            if missing and self._states.is_configured(missing) and not is_available(missing):
+                return False
+            missing = next((name for name in self._states.configured if not is_available(name)), "")
+            return not missing
+
+        self._wait_until(holds)
+
+    def wait_for_available(self, names: Iterable[str]) -> None:
+        """Returns when each of these models has a version that is available, or when closed."""
+        wanted = list(names)
+        self._wait_until(lambda: all(self._states.report(name).available for name in wanted))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        while not self.closed:
+            count = self._changes.count
+            if holds():
+                return
+            self._changes.wait_since(count, None)
+
     def close(self) -> None:
+        """Any thread, also more than once."""
         self._closed.set()
         self._changes.notify()
 

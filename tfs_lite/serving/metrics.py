@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,12 +18,88 @@ from prometheus_client.registry import Collector
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import StatusCode
+from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector
+from tfs_lite.metrics.generation import GenerationMetrics
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.lifecycle_events import (
+    LifecycleEvent,
+    LoadAttempted,
+    ModelAdded,
+    ModelGone,
+    Reloaded,
+    StateChanged,
+    WarmedUp,
+)
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_states import ModelReport
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.server_core import ServerCore
 
 KEPT_MODELS = 100
 _RESULTS = ("ok", "failed")
 LOAD_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class Metrics(Feature):
+    """Everything that the server counts: requests, batches, what language models do, and the lifecycle. The series of a
+    version end with it, those of a model some time after it has left the config."""
+
+    def __init__(self, core: ServerCore) -> None:
+        self._registry = registry = core.registry
+        self.requests = RequestMetrics(registry, core.states.is_configured)
+        self.batches = BatchMetrics(registry, self.requests.tensorflow)
+        self.generation = GenerationMetrics(registry)
+        self._lifecycle = LifecycleMetrics(registry)
+        view = core.view
+        registry.register(
+            StateCollector(
+                core.states.reports,
+                view.device_memory,
+                view.queues,
+                view.can_be_asked,
+                core.states.state_seconds,
+                view.hanging,
+            )
+        )
+        registry.register(BatchStateCollector(view.queued_rows, view.workers))
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        match event:
+            case StateChanged(timed):
+                self._on_state(timed.state)
+            case LoadAttempted(attempt) if not attempt.status.waits:
+                self._lifecycle.on_attempt(attempt)
+            case Reloaded(ok):
+                self._lifecycle.on_reload(ok)
+            case WarmedUp(report):
+                tensorflow = self.requests.tensorflow
+                tensorflow.on_warm_up(report.directory, report.status, report.seconds, report.records)
+            case ModelAdded(name):
+                self._lifecycle.model_added(name)
+                self.requests.model_added(name)
+            case ModelGone(name):
+                for metrics in (self._lifecycle, self.requests, self.batches, self.generation):
+                    metrics.model_gone(name)
+
+    def value(self, name: str) -> float:
+        """The first cell of a counter, under TensorFlow Serving's name or ours; 0 if there is no such counter."""
+        value = self.requests.tensorflow.counter_value(name)
+        if value is not None:
+            return value
+        samples = (sample for family in self._registry.collect() for sample in family.samples)
+        return next((sample.value for sample in samples if sample.name in (name, f"{name}_total")), 0.0)
+
+    def _on_state(self, event: ServableState) -> None:
+        self._lifecycle.on_event(event)
+        of_versions = (self.requests, self.batches, self.generation)
+        if event.state is ManagerState.AVAILABLE:
+            for metrics in of_versions:
+                metrics.version_back(event.id)
+        elif event.state is ManagerState.END:
+            for metrics in of_versions:
+                metrics.version_gone(event.id)
 
 
 class LifecycleMetrics:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import torch
 
@@ -22,6 +22,7 @@ from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.opening import NeedsProcess, OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.adapters.tensorflow.platform import SERVE
+from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
@@ -31,11 +32,13 @@ from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 
-if TYPE_CHECKING:
-    from tfs_lite.serving.cluster.cluster import Cluster
-
 PROCESS, THREAD = "process", "thread"
+OpenReplicas: TypeAlias = Callable[[Platform, OpenRequest, ReplicaOptions], Sequence[OpenedModel] | None]
 logger = logging.getLogger(__name__)
+
+
+def no_replicas(platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> None:
+    """Of a server that belongs to no cluster."""
 
 
 def prepare_processes(worker: str) -> None:
@@ -52,19 +55,19 @@ class ModelOpener:
         self,
         worker: str,
         gpu_fraction: float = 0.0,
-        cluster: Cluster | None = None,
+        open_replicas: OpenReplicas = no_replicas,
         on_worker: Callable[[ServableId, str | None], None] = ignore,
         sandbox: str = "auto",
         saved_model_tags: str = SERVE,
     ) -> None:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
-        that uses one; 0: all. ``cluster`` is where replicas live; None: this server belongs to none.
-        ``on_worker`` is told why a process of a version has ended, and None when it runs again. ``sandbox``: auto,
-        require or off; see :mod:`~tfs_lite.serving.sandboxes`. ``saved_model_tags``: which graph of a SavedModel is
-        opened."""
+        that uses one; 0: all. ``open_replicas`` opens the instances of a version whose config wants replicas; None from
+        it: this server belongs to no cluster. ``on_worker`` is told why a process of a version has ended, and None when
+        it runs again. ``sandbox``: auto, require or off; see :mod:`~tfs_lite.serving.sandboxes`.
+        ``saved_model_tags``: which graph of a SavedModel is opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
-        self._cluster = cluster
+        self._open_replicas = open_replicas
         self._on_worker = on_worker
         self._saved_model_tags = saved_model_tags
         self._sandboxes = Sandboxes(sandbox)
@@ -79,11 +82,12 @@ class ModelOpener:
         groups = joined or (InstanceGroup(),)
         replicas = replica_options(groups, self._worker)
         if replicas is not None:
-            if self._cluster is None:
-                raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
             self._sandboxes.check_replicas(platform, request)
             settings = request.settings.model_copy(update={"instance_group": joined})
-            return self._cluster.open(platform, replace(request, settings=settings), replicas)
+            opened = self._open_replicas(platform, replace(request, settings=settings), replicas)
+            if opened is None:
+                raise failed_precondition('instance_group: worker "ray" needs a server with --cluster')
+            return opened
         placed = [(group, device) for group in groups for device in devices_of(group, request.device)]
         instances = len(request.beside) + sum(group.count for group, _ in placed)
         request = replace(request, threads=max(1, torch.get_num_threads() // instances))

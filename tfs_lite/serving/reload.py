@@ -16,7 +16,7 @@ from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import Servable
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
@@ -28,12 +28,11 @@ from tfs_lite.serving.config_checks import (
     logged_models,
     version_labels,
 )
-from tfs_lite.serving.history.recorder import Recorder
+from tfs_lite.serving.lifecycle_events import ConfigApplied, LifecycleEvent
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
-from tfs_lite.serving.what_if.forecast import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,14 @@ class AppliedButIncomplete(ServingError):
 
     def __init__(self, reason: ServingError) -> None:
         super().__init__(reason.code, f"config applied; {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the config would be refused. ``model`` is empty if the reason is none of one model."""
+
+    model: str
+    status: Status
 
 
 class Reloader:
@@ -60,8 +67,8 @@ class Reloader:
         states: ModelStates,
         waiter: ModelWaiter,
         logs: RequestLogs,
-        recorder: Recorder,
         clock: Clock,
+        publish: Callable[[LifecycleEvent], None],
         on_applied: Callable[[ConfigDiff], None],
     ) -> None:
         self._options = options
@@ -71,8 +78,8 @@ class Reloader:
         self._states = states
         self._waiter = waiter
         self._logs = logs
-        self._recorder = recorder
         self._clock = clock
+        self._publish = publish
         self._on_applied = on_applied
         self._disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
@@ -174,7 +181,7 @@ class Reloader:
         before, summary = self._labels.table, _summary(difference)
         self._labels.replace(version_labels(config))
         self._states.configure(model.name for model in config.models)
-        self._recorder.config_applied(difference, summary, before, self._labels.table)
+        self._publish(ConfigApplied(difference, summary, before, self._labels.table))
         self._sources.reconfigure(config)
         self._on_applied(difference)
         logger.info("config applied: %s", summary)

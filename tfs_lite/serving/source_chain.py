@@ -1,7 +1,7 @@
 """The chain from the source of versions to the manager.
 
-    source -> [recorder and model states note what is wanted] -> [changed versions are followed]
-           -> router -> one adapter per platform -> [journal] -> manager
+    source -> [features and model states note what is wanted] -> [changed versions are followed]
+           -> router -> one adapter per platform -> [features wrap the loader] -> [journal] -> manager
                      -> "no such platform"      ->
 
 All of it is built once and stays; a new config only changes what the source looks at and where the router sends it.
@@ -26,8 +26,8 @@ from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
-from tfs_lite.serving.history.memory import AccountedLoader, MemoryAccounts
-from tfs_lite.serving.history.recorder import Recorder
+from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.lifecycle_events import SourceReported
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -62,18 +62,17 @@ class SourceChain:
         manager: AspiredVersionsManager,
         states: ModelStates,
         journal: LoadJournal,
-        recorder: Recorder,
-        accounts: MemoryAccounts,
         settings: AdapterSettings,
         clock: Clock,
+        features: Sequence[Feature] = (),
         follower: VersionFollower | None = None,
     ) -> None:
-        """``follower`` follows the changes of versions that serve; None: they are not followed."""
+        """``features`` look at lists and wrap loaders; ``follower`` follows the changes of versions that serve (None:
+        they are not followed)."""
         self._options = options
         self._states = states
         self._journal = journal
-        self._recorder = recorder
-        self._accounts = accounts
+        self._features = features
         self._settings = settings
         self._follower = follower
         self._preloads = Preloads()
@@ -102,16 +101,19 @@ class SourceChain:
         return SourceRouter(adapters, no_platform)
 
     def _journaled(self, item: ServableData[Loader]) -> Loader:
-        loader = self._accounted(item.id, item.payload)
+        loader = self._wrapped(item.id, item.payload)
         if self._options.is_explicit:
             loader = PreloadedLoader(item.id, item.revision, loader, self._preloads)
         return JournaledLoader(item.id, loader, self._journal)
 
-    def _accounted(self, servable_id: ServableId, loader: Loader) -> Loader:
-        return AccountedLoader(servable_id, loader, self._accounts)
+    def _wrapped(self, servable_id: ServableId, loader: Loader) -> Loader:
+        for feature in self._features:
+            loader = feature.wrap(servable_id, loader)
+        return loader
 
     def _on_report(self, report: SourceReport) -> None:
-        self._recorder.on_source_report(report)
+        for feature in self._features:
+            feature.on_event(SourceReported(report))
         self._states.on_source_report(report)
 
     def start(self) -> None:
@@ -120,7 +122,10 @@ class SourceChain:
         if self._follower is not None:
             callback = self._follower.observe(callback)
             self._follower.start()
-        self._source.set_aspired_versions_callback(self._recorder.observe(self._states.observe(callback)))
+        callback = self._states.observe(callback)
+        for feature in reversed(self._features):
+            callback = feature.observe_lists(callback)
+        self._source.set_aspired_versions_callback(callback)
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
@@ -143,6 +148,8 @@ class SourceChain:
 
     def on_event(self, event: ServableState) -> None:
         """Of the manager: what has become of a version."""
+        if self._follower is not None:
+            self._follower.on_event(event)
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.on_state(event)
 
@@ -195,7 +202,7 @@ class SourceChain:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
-        loader = self._accounted(item.id, make_loader(item, platform, self._settings))
+        loader = self._wrapped(item.id, make_loader(item, platform, self._settings))
         with self._journal.loading(item.id, loader):
             loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)

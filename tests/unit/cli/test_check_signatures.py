@@ -10,7 +10,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError
-from tfs_lite.serving.what_if.check_models import SignatureCheck, check_signatures
+from tfs_lite.operations.what_if.check_models import SignatureCheck, check_signatures
 
 OWN = Signature(
     inputs=(TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0"), 4)), TensorSpec("any")),

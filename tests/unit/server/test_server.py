@@ -289,7 +289,7 @@ def test_pages_are_answered_until_everything_is_unloaded(tmp_path: Path, publish
         with core.handle(ModelRef("m")):
             stopping = threading.Thread(target=served.server.stop)
             stopping.start()
-            wait_until(lambda: core.models()[0].versions[0].state is VersionState.UNLOADING, "it unloads", 30)
+            wait_until(lambda: core.states.reports()[0].versions[0].state is VersionState.UNLOADING, "it unloads", 30)
             assert httpx.get(served.url + "/livez").status_code == 200
             assert httpx.get(served.url + "/readyz").status_code == 503
             assert "tfs_lite_requests_total" in httpx.get(served.url + "/metrics").text

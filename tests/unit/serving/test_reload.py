@@ -132,7 +132,7 @@ def test_log_tells_a_config_in_force_from_a_refused_one(
     applied, no = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.serving.server_core"]
     assert applied.startswith("config applied; 1 model(s) did not become available: {{{name: missing} due to error: ")
     assert no.startswith("config refused, nothing changed: ")
-    assert [report.name for report in fixture.server.core.models()] == ["a", "missing"]
+    assert [report.name for report in fixture.server.core.states.reports()] == ["a", "missing"]
 
 
 def test_missing_base_path_answers_soon_with_the_reason(fixture: ServerFixture, publish: Publish) -> None:
@@ -210,7 +210,7 @@ def test_a_label_whose_version_never_loaded_lets_the_polled_file_be_edited(tmp_p
         wait_until(lambda: served.states("a").get(2) is END, "version 2 has failed", 30)
         file.write_text(config_text(tmp_path, labelled, entry("b")))
         wait_until(lambda: served.states("b") == {1: AVAILABLE}, "the edit is applied", 30)
-        assert served.server.core.labels == {"a": {"stable": 2}}
+        assert served.server.core.labels.table == {"a": {"stable": 2}}
 
 
 def test_only_one_config_is_applied_at_a_time_and_all_are(fixture: ServerFixture) -> None:
@@ -221,7 +221,7 @@ def test_only_one_config_is_applied_at_a_time_and_all_are(fixture: ServerFixture
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(reload, ("b", "c", "b", "c")))
     assert fixture.version("a") == 1
-    served = [report.name for report in fixture.server.core.models()]
+    served = [report.name for report in fixture.server.core.states.reports()]
     assert served in (["a", "b"], ["a", "c"])
 
 
@@ -241,7 +241,7 @@ def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(fixtu
     followed = config_text(fixture.root, entry("a"), entry("missing"), entry("b"))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(refused, fixture, entry("a"), entry("missing"))
-        wait_until(lambda: any(report.name == "missing" for report in core.models()), "the reload waits")
+        wait_until(lambda: any(report.name == "missing" for report in core.states.reports()), "the reload waits")
         core.follow(parse_model_server_config(followed, "followed"))
         fixture.wait_states({1: AVAILABLE}, "b")
         waiting.result()
@@ -261,7 +261,7 @@ def test_stop_ends_a_reload_that_waits(tmp_path: Path, publish: Publish) -> None
 
 
 def test_reload_counts_what_happened_meanwhile(fixture: ServerFixture) -> None:
-    before = fixture.server.core.counter_value("tfs_lite_config_reloads")
+    before = fixture.server.core.metrics.value("tfs_lite_config_reloads")
     config = parse_model_server_config(config_text(fixture.root, entry("a"), entry("b")), "reload")
     names = ["tfs_lite_config_reloads", ":tensorflow/serving/request_count"]
     request = messages.ReloadConfigRequest(metric_names=names)
@@ -271,7 +271,7 @@ def test_reload_counts_what_happened_meanwhile(fixture: ServerFixture) -> None:
         response = messages.ReloadConfigResponse.FromString(call(request.SerializeToString(), timeout=30))
     counted = [(metric.name, metric.int64_value_increase) for metric in response.metric]
     assert counted == [(names[0], 1), (names[1], 0)]
-    assert fixture.server.core.counter_value("tfs_lite_config_reloads") == before + 1
+    assert fixture.server.core.metrics.value("tfs_lite_config_reloads") == before + 1
 
 
 def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(
@@ -283,12 +283,12 @@ def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(
         first = pool.submit(fixture.reload, entry("a"), entry("half"))
         wait_until(lambda: fixture.status("half"), "the first reload is in force and waits", 30)
         refusal(fixture.client.reload, empty, timeout=0.5, code=StatusCode.DEADLINE_EXCEEDED)
-        before = fixture.server.core.counter_value("tfs_lite_config_reloads")
+        before = fixture.server.core.metrics.value("tfs_lite_config_reloads")
         publish("half", 2)
         first.result()
     fixture.reload(entry("a"), entry("half"), entry("b"))
     assert (fixture.version("a"), fixture.version("half"), fixture.version("b")) == (1, 2, 1)
-    assert fixture.server.core.counter_value("tfs_lite_config_reloads") == before + 2
+    assert fixture.server.core.metrics.value("tfs_lite_config_reloads") == before + 2
 
 
 def test_a_reload_says_what_it_applied(fixture: ServerFixture) -> None:

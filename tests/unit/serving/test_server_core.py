@@ -58,7 +58,7 @@ def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: 
 def test_model_without_a_name_is_no_model_and_a_counter_that_is_not_there_is_zero(start: Start) -> None:
     core = start()
     assert "ModelSpec has no name specified" in refusal(core.handle, ModelRef(""))
-    assert core.counter_value("no_such_counter") == 0.0
+    assert core.metrics.value("no_such_counter") == 0.0
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:
@@ -83,7 +83,7 @@ def test_server_that_never_looks_at_the_disk_has_nothing_to_wait_for(start: Star
     core = start(entry("m"), file_system_poll_wait_seconds=-1)
     assert core.wait_for_first(first_attempt_counts=True).outcomes == {}
     core.reload(parse_model_server_config('model_config_list { config { name: "n" base_path: "/n" } }', "next"))
-    assert [report.name for report in core.models()] == ["n"]
+    assert [report.name for report in core.states.reports()] == ["n"]
 
 
 def test_one_look_takes_what_is_there_and_no_more(start: Start, publish: Publish) -> None:
@@ -96,8 +96,8 @@ def test_one_look_takes_what_is_there_and_no_more(start: Start, publish: Publish
 
 def test_waits_end_when_the_core_is_told_to_stop(start: Start) -> None:
     core = start(entry("m"))
-    core.stop_waiting()
-    core.wait_for_all()
+    core.waiter.close()
+    core.waiter.wait_for_all()
     empty = parse_model_server_config("model_config_list {}", "next")
     assert "shutting down" in refusal(core.reload, empty, code=StatusCode.UNAVAILABLE)
 
@@ -106,4 +106,4 @@ def test_model_availability_is_told_for_served_models_only(start: Start, publish
     publish("m", 1)
     core = start(entry("m"), entry("n"))
     core.wait_for_first(first_attempt_counts=True)
-    assert [core.is_model_available(name) for name in ("m", "n", "missing")] == [True, False, None]
+    assert [core.view.is_model_available(name) for name in ("m", "n", "missing")] == [True, False, None]

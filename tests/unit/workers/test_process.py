@@ -17,7 +17,7 @@ import pytest
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.serving.history.memory import resident_memory
+from tfs_lite.operations.history.memory import resident_memory
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers import process_connection

@@ -30,6 +30,8 @@ from tfs_lite.transport.table import Scope
 A = TypeVar("A")
 P = TypeVar("P")
 R = TypeVar("R", bound=Response | Stream)
+Tree: TypeAlias = dict[str, Any]
+"""A JSON schema."""
 RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Response | Stream]]
 Shortcut: TypeAlias = Callable[[Request, P], HttpCall | None]
 
@@ -115,6 +117,10 @@ class Api(Generic[P]):
     """Whether it answers OPTIONS in any case."""
     encodings: Collection[str] = ENCODINGS
     """Of its answers."""
+
+    def schemas(self) -> Mapping[str, Tree]:
+        """What the routes' descriptions name, as JSON schemas."""
+        return {}
 
     def owns(self, path: str) -> bool:
         """Whether the path, still percent-encoded and without its query, is one of this protocol, known or not."""

@@ -35,8 +35,8 @@ class ModelService:
 
     async def get_model_status(self, data: bytes, context: CallContext) -> bytes:
         ref = read_model_spec(parse(GetModelStatusRequest, data), require_name=False)
-        with self._core.request_metrics.record("GetModelStatus", ref.name, GRPC, context):
-            return _bytes(model_status(self._core.status(ref)))
+        with self._core.metrics.requests.record("GetModelStatus", ref.name, GRPC, context):
+            return _bytes(model_status(self._core.view.status(ref)))
 
     async def handle_reload_config_request(self, data: bytes, context: CallContext) -> bytes:
         """The reload goes on when the client cancels: a config is applied whole."""
@@ -51,7 +51,7 @@ class ModelService:
     def _reload(self, message: Message) -> tuple[bytes, str]:
         """The answer, with the increase of each counter that the client named, and what was applied."""
         core = self._core
-        before = {name: core.counter_value(name) for name in message.metric_names}
+        before = {name: core.metrics.value(name) for name in message.metric_names}
         try:
             config = from_proto(message.config, base_directory(core.options))
         except ServingError as error:
@@ -60,7 +60,7 @@ class ModelService:
         applied = core.reload(config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
-            response.metric.add(name=name, int64_value_increase=int(core.counter_value(name) - value))
+            response.metric.add(name=name, int64_value_increase=int(core.metrics.value(name) - value))
         return _bytes(response), applied
 
 

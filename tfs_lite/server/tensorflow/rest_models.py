@@ -13,8 +13,8 @@ from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import REST
+from tfs_lite.operations.explain.words import config_refused
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
-from tfs_lite.server.explain.words import config_refused
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
@@ -29,36 +29,36 @@ class ModelPages:
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core
-        self._metrics = core.request_metrics
+        self._metrics = core.metrics.requests
 
     async def list(self, request: Request, ref: ModelRef) -> Response:
         """Every model that the caller may see with its versions, and why a model without any has none; how far its
         loads are; the processes of those that live in processes; and the replicas of those that live in a cluster."""
         with self._metrics.record("ListModels", "", REST, request):
             replicas: dict[str, list[ReplicaReport]] = {}
-            for report in self._core.replicas():
+            for report in self._core.view.replicas():
                 replicas.setdefault(report.id.name, []).append(report)
             loads: dict[str, dict[int, LoadProgress]] = {}
-            for servable_id, progress in self._core.loads().items():
+            for servable_id, progress in self._core.view.loads().items():
                 loads.setdefault(servable_id.name, {})[servable_id.version] = progress
             processes: dict[str, list[WorkerState]] = {}
-            for worker in self._core.workers():
+            for worker in self._core.view.workers():
                 if worker.kind == "process":
                     processes.setdefault(worker.id.name, []).append(worker)
-            visible = [report for report in self._core.models() if request.grant.allows(report.name)]
+            visible = [report for report in self._core.states.reports() if request.grant.allows(report.name)]
             models = [
                 _report(
                     report, loads.get(report.name, {}), replicas.get(report.name, ()), processes.get(report.name, ())
                 )
                 for report in visible
             ]
-            refused = self._core.refused_config
+            refused = self._core.refusals.config
             rest = {"config_refused": config_refused(refused, paths=False).as_json} if refused is not None else {}
             return json_reply({"models": models, **rest})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST, request):
-            return Response(status_json(model_status(self._core.status(ref))).encode(), media_type=JSON.media_type)
+            return Response(status_json(model_status(self._core.view.status(ref))).encode(), media_type=JSON.media_type)
 
     async def metadata(self, request: Request, ref: ModelRef) -> Response:
         with (

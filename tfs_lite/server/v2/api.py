@@ -43,7 +43,7 @@ class V2Api:
         self._control = V2Control(core, health, ModelLocator(options), repository, self._loads, self._memory)
         self._inference = V2Inference(
             predictor,
-            core.request_metrics,
+            core.metrics.requests,
             self._memory,
             lambda name: [found.version for found in core.states.report(name).versions],
             background=background,

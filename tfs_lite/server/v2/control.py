@@ -68,14 +68,14 @@ class V2Control:
     ) -> None:
         """``repository`` None means that models are not loaded by calls. ``runner`` has one thread, and its owner
         closes it."""
-        self.settings = core.services.settings
+        self.settings = core.statistics.settings
         self.memory = memory
         self._core = core
         self._health = health
         self._locator = locator
         self._repository = repository
         self._runner = runner
-        self._statistics = core.services.statistics
+        self._statistics = core.statistics.statistics
 
     # The server.
 
@@ -108,7 +108,7 @@ class V2Control:
             if error.code is StatusCode.UNAVAILABLE or (version is None and self._known_versions(name)):
                 return False
             raise
-        return self._core.can_be_asked(servable_id)
+        return self._core.view.can_be_asked(servable_id)
 
     def model_metadata(self, name: str, version: int | None) -> Message:
         """A ModelMetadataResponse. Its versions: those that are ready, ascending; or just the one asked for. -1 stands
@@ -116,7 +116,7 @@ class V2Control:
         with self._handle(name, version) as handle:
             servable, number = handle.servable, handle.id.version
             signature = _main(servable.signatures)
-            ready = sorted(self._core.available_versions(name) | {number}) if version is None else [number]
+            ready = sorted(self._core.manager.available_versions(name) | {number}) if version is None else [number]
             return v2.ModelMetadataResponse(
                 name=name,
                 versions=map(str, ready),
@@ -130,7 +130,7 @@ class V2Control:
         with self._handle(name, version) as handle:
             servable = handle.servable
             return config_message(
-                self._core.settings_of(servable),
+                self._core.renewal.settings_of(servable),
                 name,
                 servable.traits.platform,
                 _main(servable.signatures),
@@ -140,7 +140,7 @@ class V2Control:
     def statistics(self, name: str | None, version: int | None) -> Message:
         """A ModelStatisticsResponse. ``name`` None means every model with a version that is ready. INVALID_ARGUMENT for
         a model or version that is not ready."""
-        wanted = list(self._core.available_ids())
+        wanted = list(self._core.manager.list_available_servable_ids())
         if name:
             wanted = [item for item in wanted if item.name == name]
             if not wanted:
@@ -156,7 +156,7 @@ class V2Control:
         """A RepositoryIndexResponse; with ``ready`` only of versions that are ready."""
         refused = self._repository.refused if self._repository is not None else {}
         others = () if ready else self._locator.names()
-        return v2.RepositoryIndexResponse(models=index_entries(self._core.known_models(), others, ready, refused))
+        return v2.RepositoryIndexResponse(models=index_entries(self._core.view.known_models(), others, ready, refused))
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         """Returns once every wanted version is ready. UNAVAILABLE where models are not loaded by calls; see

@@ -124,7 +124,7 @@ class RepositoryControl:
                     self.load(name, {})
             except ServingError as error:
                 failures[name] = error
-                if self._core.stopping:
+                if self._core.waiter.closed:
                     break
                 logger.error("%s", str(error))
         return failures
@@ -231,7 +231,7 @@ class RepositoryControl:
         """Serves what was found, or what was served before."""
         name, configs = model.config.name, self._core.model_configs
         offered = old.offered if old is not None else {}
-        plan = plan_load(found, offered, self._core.available_versions(name))
+        plan = plan_load(found, offered, self._core.manager.available_versions(name))
         self._wait.bounded(
             f"the check of model {name}",
             lambda: self._require_whole(name, [item for item in found if item.version not in plan.kept]),
@@ -339,7 +339,7 @@ class RepositoryControl:
         """Files of a model that was given up, once none of its versions is in memory."""
         kept = []
         for name, upload in self._retired:
-            if not self._core.live_versions(name) or self._is_newer(name, upload):
+            if not self._core.view.live_versions(name) or self._is_newer(name, upload):
                 self._uploads.remove(upload)
             else:
                 kept.append((name, upload))
@@ -348,7 +348,9 @@ class RepositoryControl:
     def _is_newer(self, name: str, upload: str) -> bool:
         """Whether every version that is in memory is one of a later load."""
         model = self._loaded.get(name)
-        return model is not None and self._core.live_versions(name) == set(model.offered) and model.upload != upload
+        return (
+            model is not None and self._core.view.live_versions(name) == set(model.offered) and model.upload != upload
+        )
 
 
 class ManifestCheck:

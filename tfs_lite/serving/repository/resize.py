@@ -39,14 +39,14 @@ class Resizes:
         while self._before:
             servable_id, settings = self._before.pop()
             try:
-                self._core.resize(servable_id, settings)
+                self._core.renewal.resize(servable_id, settings)
             except ServingError as error:
                 logger.warning("%s keeps its new instances: %s", servable_id, str(error))
 
     def _change(self, found: FoundVersion) -> bool:
         servable_id = ServableId(self._name, found.version)
         try:
-            before = self._core.resize(servable_id, self._core.model_configs(found.path, self._name))
+            before = self._core.renewal.resize(servable_id, self._core.model_configs(found.path, self._name))
         except ServingError as error:
             raise load_failure(self._name, {found.version: error.status}) from None
         if before is None:

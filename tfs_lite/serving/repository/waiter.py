@@ -46,7 +46,7 @@ class LoadWait:
             self._core.changes.notify()
 
         try:
-            self._core.replace(item, done)
+            self._core.renewal.replace(item, done)
         except ServingError:
             return False
         self._until(lambda: bool(outcomes), f"load failed for model '{item.id.name}': its versions are still loading")
@@ -57,7 +57,7 @@ class LoadWait:
         is not. An earlier incarnation has to end first, so that its end is not taken for theirs."""
         core, wanted = self._core, set(awaited)
         self._until(
-            lambda: not core.live_versions(name) & wanted,
+            lambda: not core.view.live_versions(name) & wanted,
             f"load failed for model '{name}': its old versions are in use",
         )
         past = self._past(name)
@@ -76,23 +76,23 @@ class LoadWait:
         """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more."""
         self._core.sources.offer(name, [offer.item for offer in staying.values()])
         self._until(
-            lambda: not self._core.available_versions(name) & set(gone),
+            lambda: not self._core.manager.available_versions(name) & set(gone),
             f"load failed for model '{name}': its old versions are still available",
         )
 
     def gone(self, name: str) -> None:
         """Returns when no version answers requests any more. INTERNAL if one goes on doing so."""
         try:
-            self._until(lambda: not self._core.available_versions(name), "")
+            self._until(lambda: not self._core.manager.available_versions(name), "")
         except ServingError as error:
             if error.code is not StatusCode.DEADLINE_EXCEEDED:
                 raise
-            left = ", ".join(map(str, sorted(self._core.available_versions(name))))
+            left = ", ".join(map(str, sorted(self._core.manager.available_versions(name))))
             message = f"failed to unload '{name}', versions that are still available: {left}"
             raise ServingError(StatusCode.INTERNAL, message) from None
 
     def _past(self, name: str) -> Past:
-        return Past(self._core.states.version_states(name), self._core.last_attempts(name))
+        return Past(self._core.states.version_states(name), self._core.view.last_attempts(name))
 
     def _until(self, over: Callable[[], bool], late: str) -> None:
         core = self._core
@@ -101,7 +101,7 @@ class LoadWait:
             count = core.changes.count
             if over():
                 return
-            if core.stopping:
+            if core.waiter.closed:
                 raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
             left = ends - core.clock.monotonic()
             if left <= 0:

@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.workers.replicas.engine import (
+from tfs_lite.cluster.replicas.engine import (
     CPUS,
     Changed,
     ClusterEngine,
@@ -31,6 +29,8 @@ from tfs_lite.workers.replicas.engine import (
     Unreachable,
     Wish,
 )
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 
 SHARE = 0.1
 """CPUs of a replica that is not meant to fill a node."""

@@ -17,9 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tfs_lite.core.clock import Clock
-from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.workers.replicas.engine import (
+from tfs_lite.cluster.replicas.engine import (
     GPU_BYTES_LABEL,
     GPUS,
     Changed,
@@ -36,7 +34,9 @@ from tfs_lite.workers.replicas.engine import (
     Unreachable,
     Wish,
 )
-from tfs_lite.workers.replicas.placement import TOLERANCE, fulfils_labels
+from tfs_lite.cluster.replicas.placement import TOLERANCE, fulfils_labels
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 
 NOTICE_PROCESS, NOTICE_NODE = 0.01, 0.4
 LIST_PROCESS, LIST_NODE, LIST_FROZEN = 1.8, 14.3, 64.4

@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tfs_lite.cluster.replicas.engine import ReplicaAddress, VersionKey
+from tfs_lite.cluster.replicas.reconciler import Reconciler, ReplicaPlace, ReplicaSet
+from tfs_lite.cluster.replicas.states import ReplicaEvent, VersionReplicas
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.testing.cluster.pretended_cluster import PretendedCluster, PretendedEngine, Process
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
-from tfs_lite.workers.replicas.engine import ReplicaAddress, VersionKey
-from tfs_lite.workers.replicas.reconciler import Reconciler, ReplicaPlace, ReplicaSet
-from tfs_lite.workers.replicas.states import ReplicaEvent, VersionReplicas
 
 PING_SECONDS, PING_TIMEOUT = 10.0, 60.0
 RETRY_LOAD = 10.0

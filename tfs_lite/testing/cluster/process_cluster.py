@@ -2,7 +2,7 @@
 
     with ReplicaHost(PRELOAD) as host, ProcessCluster(host) as cluster:
         node = cluster.add_node("a", {"num_cpus": 2})
-        server = Server(options, engine=cluster.connect())
+        server = Server(options, features=cluster.features())
         cluster.kill_node(node)
 
 Nodes are names with amounts; a replica "on" one is a process of this machine. The processes live as long as the
@@ -26,9 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
-from tfs_lite.workers.replicas.engine import (
+from tfs_lite.cluster.replicas.engine import (
     TOLD_TO_END,
     Changed,
     ClusterEngine,
@@ -42,7 +40,9 @@ from tfs_lite.workers.replicas.engine import (
     Watchers,
     Wish,
 )
-from tfs_lite.workers.replicas.placement import TOLERANCE, fulfils_labels
+from tfs_lite.cluster.replicas.placement import TOLERANCE, fulfils_labels
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
 
 PRELOAD = ("tfs_lite.adapters.remote",)
 """What the host of replicas imports before it forks them."""
@@ -84,7 +84,7 @@ class HostedProcess:
 class ProcessCluster:
     """Threads: any. Replicas are forks of ``host``, which outlives the cluster.
 
-    ``settings`` are further arguments of each :class:`~tfs_lite.workers.replicas.replica.Replica`. While ``trouble`` is
+    ``settings`` are further arguments of each :class:`~tfs_lite.cluster.replicas.replica.Replica`. While ``trouble`` is
     set, it is why no call of an engine succeeds.
     """
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
+from tfs_lite.cluster.replicas.engine import Node, ReplicaName, Resources, Slot, Strategy, VersionKey, Wish
+from tfs_lite.cluster.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLERANCE, Requirements, fulfils_labels
+from tfs_lite.cluster.replicas.states import ARROWS, ReplicaEvent
 from tfs_lite.core.clock import Clock
 from tfs_lite.testing.cluster.pretended_cluster import Life, PretendedCluster, Process
 from tfs_lite.testing.cluster.pretended_server import NearEnd, PretendedServer
-from tfs_lite.workers.replicas.engine import Node, ReplicaName, Resources, Slot, Strategy, VersionKey, Wish
-from tfs_lite.workers.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLERANCE, Requirements, fulfils_labels
-from tfs_lite.workers.replicas.states import ARROWS, ReplicaEvent
 
 RATE_SECONDS, MAX_PLACED = 25.0, 40
 """So many replicas of a slot may be placed in so many seconds: in three attempts of a load four each are lost, and a

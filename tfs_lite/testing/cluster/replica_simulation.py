@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfs_lite.cluster.replicas.engine import Resources, VersionKey
+from tfs_lite.cluster.replicas.states import VersionReplicas
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.cluster.pretended_cluster import PretendedCluster, Process
 from tfs_lite.testing.cluster.pretended_server import NearEnd, PretendedServer
 from tfs_lite.testing.cluster.replica_checker import ReplicaChecker
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.workers.replicas.engine import Resources, VersionKey
-from tfs_lite.workers.replicas.states import VersionReplicas
 
 LONGEST_START = 5.0
 REST_SECONDS = 800.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tfs_lite.cluster.replicas.reports import READY
 from tfs_lite.testing.servers.in_process import ServerFixture
 from tfs_lite.testing.servers.models import PYTHON_CONFIG
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.workers.replicas.reports import READY
 
 PATIENCE = 60.0
 MODEL = """
@@ -90,7 +90,7 @@ class ReplicatedModels:
 
 def states(served: ServerFixture) -> list[str]:
     """Of all replicas, as the server sees them."""
-    return [replica.state for version in served.server.core.replicas() for replica in version.replicas]
+    return [replica.state for version in served.server.core.view.replicas() for replica in version.replicas]
 
 
 def wait_ready(served: ServerFixture, count: int) -> None:

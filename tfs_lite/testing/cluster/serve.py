@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from tfs_lite.cli.main import main as run
+from tfs_lite.cluster import feature as cluster
 from tfs_lite.config.replicas import ClusterOptions
-from tfs_lite.serving.cluster import cluster
 from tfs_lite.testing.cluster.process_cluster import RemoteEngine
 
 

@@ -12,9 +12,9 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError
 from tfs_lite.managers.harness import LEAVING
 from tfs_lite.managers.survey import ManagerView
-from tfs_lite.server.explain.causes import explain
-from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict
-from tfs_lite.server.explain.snapshot import (
+from tfs_lite.operations.explain.causes import explain
+from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict
+from tfs_lite.operations.explain.snapshot import (
     NO_REPORT,
     Incomplete,
     ModelSnapshot,
@@ -23,7 +23,7 @@ from tfs_lite.server.explain.snapshot import (
     VersionSnapshot,
     known_versions,
 )
-from tfs_lite.server.explain.verdicts import verdict_of_model, verdict_of_version
+from tfs_lite.operations.explain.verdicts import verdict_of_model, verdict_of_version
 from tfs_lite.sources.version_scan import LatestPolicy
 from tfs_lite.testing.lifecycle.simulated_loader import TOTAL
 from tfs_lite.testing.lifecycle.simulation import Simulation

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from tfs_lite.server.explain.explanation import MAX_CHAIN, MAX_TEXT
+from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT
 from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture
 from tfs_lite.testing.servers.process import wait_until
 

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from tfs_lite.cluster.replicas.engine import GpuUse, Place, ReplicaAddress
+from tfs_lite.cluster.replicas.replica import Replica
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.workers.replicas.engine import GpuUse, Place, ReplicaAddress
-from tfs_lite.workers.replicas.replica import Replica
 
 SECRET = bytes(range(32))
 PATIENCE = 120.0

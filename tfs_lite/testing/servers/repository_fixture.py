@@ -92,7 +92,7 @@ class RepositoryFixture:
         return float(answer["y"][0]) - 1.0
 
     def versions(self, model: str) -> set[int]:
-        return self.core.available_versions(model)
+        return self.core.manager.available_versions(model)
 
     def identity(self, model: str, version: int | None = None) -> int:
         """Of the object that answers: another one after a reload."""
@@ -102,7 +102,7 @@ class RepositoryFixture:
     def index(self, ready: bool = False) -> list[Message]:
         """An ``inference.ModelIndex`` for every version, and for every model without one."""
         others = ModelLocator(self.options).names()
-        return index_entries(self.core.known_models(), others, ready, self.control.refused)
+        return index_entries(self.core.view.known_models(), others, ready, self.control.refused)
 
     def failure(self, model: str, **parameters: RepositoryValue) -> ServingError:
         """The error of a load that must fail."""

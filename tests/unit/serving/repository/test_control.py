@@ -236,7 +236,7 @@ def count_of(fixture: RepositoryFixture, version: int | None = None) -> int:
 def told(fixture: RepositoryFixture) -> list[int]:
     """What the server says about its instances."""
     with fixture.core.handle(ModelRef("m")) as handle:
-        return [group.count for group in fixture.core.settings_of(handle.servable).instance_group]
+        return [group.count for group in fixture.core.renewal.settings_of(handle.servable).instance_group]
 
 
 def test_number_of_instances_changes_without_a_reload(fixture: RepositoryFixture) -> None:
@@ -246,7 +246,7 @@ def test_number_of_instances_changes_without_a_reload(fixture: RepositoryFixture
         fixture.load("m", config=instances(count))
         assert (count_of(fixture), told(fixture), fixture.plus("m")) == (count, [count], 1)
     assert fixture.identity("m") == before
-    assert fixture.core.last_attempts("m")[1].number == 1
+    assert fixture.core.view.last_attempts("m")[1].number == 1
 
 
 def test_number_of_instances_on_disk_changes_without_a_reload(fixture: RepositoryFixture) -> None:
@@ -429,7 +429,7 @@ def test_load_that_takes_too_long_gives_up_and_rolls_back(tmp_path: Path) -> Non
         fixture.configure("m")
         fixture.write("m", 1, plus=1)
         assert "still loading" in refusal(fixture.load, "m", code=StatusCode.DEADLINE_EXCEEDED)
-        wait_until(lambda: not fixture.core.live_versions("m"), "nothing is left of it", 30)
+        wait_until(lambda: not fixture.core.view.live_versions("m"), "nothing is left of it", 30)
 
 
 def test_resource_policy_frees_the_old_version_first_and_returns_to_it(tmp_path: Path) -> None:

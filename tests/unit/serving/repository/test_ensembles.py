@@ -91,7 +91,7 @@ def test_ensemble_that_was_unloaded_and_cannot_be_loaded_again_says_why(fixture:
     put(fixture, "e", "a")
     fixture.load("e")
     fixture.control.unload("e")
-    wait_until(lambda: not fixture.core.live_versions("e"), "e is unloaded", 30)
+    wait_until(lambda: not fixture.core.view.live_versions("e"), "e is unloaded", 30)
     put(fixture, "e", "a", "missing")
     reason = fixture.failure("e").status.message
     (entry,) = (entry for entry in fixture.index() if entry.name == "e")

@@ -1,0 +1,82 @@
+"""``--access_log``: lines for requests."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.metrics.requests import GRPC, RequestMetrics
+from tfs_lite.operations.access_log.lines import ALL, ERRORS, FAILURES_A_SECOND, AccessLog
+from tfs_lite.protocols.log_format import JsonFormatter
+from tfs_lite.transport.peer import Peer
+from tfs_lite.transport.table import CallContext
+
+BROKEN = ServingError(StatusCode.INTERNAL, "the model\nis broken")
+
+
+class LoggedRequests:
+    def __init__(self, wanted: str) -> None:
+        self.metrics = RequestMetrics(CollectorRegistry(), lambda name: True)
+        self.now = 1000.0
+        AccessLog(self.metrics, wanted, lambda: self.now)
+
+    def end(self, error: Exception | None = None) -> None:
+        context = CallContext(None, {"x-request-id": "abc", "authorization": "Bearer secret"}, peer=Peer("10.0.0.7"))
+        record = self.metrics.record("Predict", "m", GRPC, context)
+        record.version = 3
+        record.end(error)
+
+
+@pytest.fixture(autouse=True)
+def at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "tfs_lite.access"]
+
+
+def test_all_requests_have_a_line_that_says_who_asked_and_how_it_ended(caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests(ALL)
+    requests.end()
+    requests.end(BROKEN)
+    fine, broken = lines(caplog)
+    assert fine.startswith("Predict m@3 GRPC 10.0.0.7 OK recv=")
+    assert fine.endswith("id=abc")
+    assert broken.endswith(" check: the model\nis broken")
+    assert "secret" not in fine + broken
+
+
+def test_only_failures_have_lines_where_these_are_wanted(caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests(ERRORS)
+    requests.end()
+    assert not requests.metrics.listens
+    requests.end(BROKEN)
+    (found,) = lines(caplog)
+    assert " INTERNAL " in found
+
+
+def test_a_flood_of_failures_is_counted(caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests(ERRORS)
+    for _ in range(3 * FAILURES_A_SECOND):
+        requests.end(BROKEN)
+    assert len(lines(caplog)) == FAILURES_A_SECOND
+    requests.now += 1
+    requests.end(BROKEN)
+    assert lines(caplog)[-2] == f"{2 * FAILURES_A_SECOND} more requests have failed"
+
+
+def test_nothing_is_written_where_nothing_is_wanted(caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests("off")
+    requests.end(BROKEN)
+    assert lines(caplog) == []
+
+
+def test_the_format_json_has_fields(caplog: pytest.LogCaptureFixture):
+    LoggedRequests(ALL).end(BROKEN)
+    text = JsonFormatter().format(caplog.records[-1])
+    for part in ('"request_id":"abc"', '"model":"m"', '"version":3', '"code":"INTERNAL"', '"stage":"check"', '"peer"'):
+        assert part in text

@@ -1,0 +1,375 @@
+"""Causes of snapshots that are made up: bounds of chains and texts; figures that a real server shows for a moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
+from tfs_lite.core.servable import ModelRef, ServableId
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
+from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
+from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.operations.explain.causes import explain, line_of_model
+from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Cause, Explanation, Verdict, shortened
+from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
+from tfs_lite.serving.model_states import DIRECTORY_GONE, FILES_OF_BEFORE
+from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
+from tfs_lite.serving.view import Burden
+from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+
+SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
+
+
+def model(*versions: VersionSnapshot, name: str = "m", **rest: object) -> ModelSnapshot:
+    return replace(ModelSnapshot(name, SERVER, True, {each.version: each for each in versions}), **rest)  # type: ignore[arg-type]
+
+
+def loading(version: int, name: str = "m", **load: object) -> VersionSnapshot:
+    state = ServableStateSnapshot(ServableId(name, version), HarnessState.LOADING, True)
+    view = VersionView(state, load=LoadView(**{"since": 49.0, **load}))  # type: ignore[arg-type]
+    return VersionSnapshot(version, view, aspired=True)
+
+
+def ask(snapshot: ModelSnapshot, version: int | None = None, label: str | None = None) -> Explanation:
+    return explain(snapshot, ModelRef(snapshot.name, version, label))
+
+
+def test_the_digests_that_are_being_checked_are_counted() -> None:
+    found = VersionSnapshot(1, on_disk=True, incomplete=Incomplete("checking the digests", hashed=(1 << 20, 4 << 20)))
+    link = ask(model(found), 1).because[0]
+    assert "(1.0 MiB of 4.0 MiB done)" in link.text
+
+
+def test_the_next_attempt_has_a_time_on_the_wall() -> None:
+    failed = Status(StatusCode.UNAVAILABLE, "the disk is away")
+    between = loading(1, stage=LoadStage.BETWEEN_ATTEMPTS, retry_at=60.0, failures=2, max_attempts=6, failure=failed)
+    answer = ask(model(between), 1)
+    assert answer.verdict is Verdict.WAITING
+    assert answer.next.at == 1e9 + 10
+    assert answer.next.what == "attempt 3 of 6"
+    assert "attempt 2 of 6 failed: the disk is away" in answer.because[0].text
+
+
+def test_a_chain_of_waiting_ensembles_ends() -> None:
+    """Even one that waits for itself, over two others."""
+    names = ("a", "b", "c")
+    found: dict[str, ModelSnapshot] = {}
+    for name, other in zip(names, (*names[1:], names[0]), strict=True):
+        status = Status(StatusCode.UNAVAILABLE, "waits", Reason.WAITS_FOR_MODELS, (other,))
+        waits = loading(1, name, stage=LoadStage.NEEDS_OTHERS, failure=status, waits=Reason.WAITS_FOR_MODELS)
+        found[name] = model(waits, name=name)
+    nested = replace(found["a"], others={"b": replace(found["b"], others={"c": replace(found["c"], others=found)})})
+    answer = ask(nested, 1)
+    assert 3 <= len(answer.because) <= MAX_CHAIN
+    assert answer.waits_for == ("b",)
+
+
+def test_long_and_hostile_texts_are_cut_and_cleaned() -> None:
+    status = Status(StatusCode.FAILED_PRECONDITION, "\x1b[31m" + "x" * 5000 + "\ud800")
+    state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, status=status)
+    answer = ask(model(VersionSnapshot(1, VersionView(state), aspired=True)), 1).as_json
+    texts = [answer["sentence"], *(link["text"] for link in answer["because"])]
+    assert all(len(text) <= MAX_TEXT and text.isprintable() for text in texts)
+    assert answer["verdict"] == "FAILED"
+    assert shortened("ü" * MAX_TEXT) == "ü" * MAX_TEXT
+
+
+def test_a_model_says_that_another_version_answers_meanwhile() -> None:
+    ready = ServableStateSnapshot(ServableId("m", 1), HarnessState.READY, False)
+    old = VersionSnapshot(1, VersionView(ready, answers=True))
+    line = line_of_model(model(loading(2, stage=LoadStage.AT_WORK), old))
+    assert (line.verdict, line.version) == (Verdict.SERVING_OTHER, 1)
+    assert line.sentence.endswith("version 1 answers instead")
+    assert line.cause is not None
+
+
+def serving(version: int, **rest: object) -> VersionSnapshot:
+    ready = ServableStateSnapshot(ServableId("m", version), HarnessState.READY, True)
+    view = VersionView(ready, answers=True)
+    return replace(VersionSnapshot(version, view, aspired=True, on_disk=True), **rest)  # type: ignore[arg-type]
+
+
+def test_a_remark_about_a_version_that_serves_does_not_read_like_its_answer() -> None:
+    missing = Status(StatusCode.NOT_FOUND, "model m: its base path does not exist")
+    assert ask(model(serving(1), report=SourceReport("m", missing))).sentence.startswith(
+        "version 1 answers, but model m: its base path"
+    )
+
+
+def test_version_that_stays_says_for_how_long_and_the_model_what_it_waits_for() -> None:
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    old = serving(1, place="stays until version 2 is available, which waits: model.pt2 is truncated")
+    report = SourceReport("m", waiting={2: "model.pt2 is truncated"}, keeps="nothing that is wanted now is there yet")
+    found = model(half, old, report=report)
+    assert [(link.cause, link.text) for link in ask(found, 1).because] == [(Cause.STAYS, f"it {old.place}")]
+    answer = ask(found)
+    assert answer.verdict is Verdict.SERVING_OTHER
+    assert answer.sentence.startswith("version 2 waits: its files are not complete: model.pt2 is truncated")
+    assert (answer.because[-1].cause, answer.because[-1].text) == (Cause.STAYS, f"version 1 {old.place}")
+    assert old.place in line_of_model(found).sentence
+
+
+def test_model_is_about_the_version_that_is_wanted_now_though_a_higher_one_stays() -> None:
+    half = VersionSnapshot(1, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    found = model(half, serving(2), report=SourceReport("m", waiting={1: "truncated"}, keeps="not there yet"))
+    assert ask(found).sentence.startswith("version 1 waits")
+
+
+def test_version_that_serves_without_its_directory_says_what_to_do_before_a_restart() -> None:
+    gone = {2: "there is no such version directory"}
+    report = SourceReport("m", waiting=gone, on_disk=frozenset({1}), keeps="nothing that is wanted now is there yet")
+    found = model(serving(2, place=DIRECTORY_GONE, on_disk=False), report=report)
+    (link,) = ask(found, 2).because
+    assert link.text == "it stays, though there is no such version directory any more"
+    assert "before the next restart" in link.fix
+
+
+def test_version_that_stands_in_names_the_one_that_failed_and_how_that_ends() -> None:
+    corrupt = Status(StatusCode.DATA_LOSS, "model.pt2 is damaged")
+    error = ServableStateSnapshot(ServableId("m", 3), HarnessState.ERROR, True, status=corrupt)
+    bad = VersionSnapshot(3, VersionView(error), aspired=True, on_disk=True)
+    good = serving(2, place="stands in for version 3, whose load failed")
+    found = model(bad, good, report=SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({2})))
+    (link,) = ask(found, 2).because
+    assert (link.cause, link.text) == (Cause.STANDS_IN, "it stands in for version 3, whose load failed")
+    assert "publish a good one as version 4" in link.fix
+    answer = ask(found)
+    assert answer.sentence == "version 3 is refused: model.pt2 is damaged; version 2 answers instead"
+    assert [each.cause for each in answer.because] == [Cause.ARTEFACT_REFUSED, Cause.STANDS_IN]
+
+
+def test_base_path_that_is_another_directory_now_says_what_brings_it_back() -> None:
+    gone = Status(StatusCode.NOT_FOUND, "model m: its base path has become another directory, which holds no version")
+    (link,) = ask(model(serving(1), report=SourceReport("m", gone, keeps="it is empty"))).because
+    assert link.cause is Cause.BASE_PATH_PROBLEM
+    assert "bring the volume or directory of before back" in link.fix
+
+
+def test_name_that_looks_like_a_version_is_told_of_the_model_and_not_of_each_version() -> None:
+    report = SourceReport("m", passed_over={"12345678901234567890": "the highest version is 9223372036854775807"})
+    found = model(serving(1), report=report)
+    (link,) = ask(found).because
+    assert link.cause is Cause.NAME_PASSED_OVER
+    assert link.text.startswith("12345678901234567890 beside the versions is passed over")
+    assert not ask(found, 1).because
+
+
+def test_what_a_killed_publication_has_left_goes_with_the_next_one() -> None:
+    report = SourceReport("m", passed_over={".publish-2-aa": "a publication that did not end has left it"})
+    (link,) = ask(model(serving(1), report=report)).because
+    assert link.fix == "publish again, or remove the directory"
+
+
+def test_half_a_copy_is_not_to_be_published_as_a_version_that_exists() -> None:
+    """``tfs-lite publish`` never overwrites one."""
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    fix = ask(model(half, serving(1)), 2).because[0].fix
+    assert "--version 2" not in fix
+    assert "as version 3: tfs-lite publish SRC --base BASE --version 3" in fix
+
+
+def test_the_fix_of_a_policy_can_be_copied_into_the_config() -> None:
+    found = VersionSnapshot(2, on_disk=True)
+    fix = ask(model(found, serving(1), policy=SpecificPolicy((1,))), 2).because[0].fix
+    assert "model_version_policy { specific { versions: 1 versions: 2 } }" in fix
+
+
+def test_old_versions_that_were_there_before_are_not_worth_a_word() -> None:
+    """Only what came last, or is the highest, is looked for by somebody."""
+    old = [VersionSnapshot(each, on_disk=True, arrived=1.0) for each in (1, 2)]
+    at_start = model(*old, serving(3, arrived=1.0))
+    later = model(*old, serving(3, arrived=2.0))
+    assert {line_of_model(each).sentence for each in (at_start, later)} == {"version 3 answers"}
+    assert not ask(later).because
+
+
+def test_a_version_that_came_last_and_is_not_wanted_is_named_without_a_remedy_in_the_list() -> None:
+    pushed = model(VersionSnapshot(2, on_disk=True, arrived=5.0), serving(3, arrived=1.0))
+    line = line_of_model(pushed)
+    assert line.sentence.startswith("version 3 answers; version 2 came last, but the version policy latest")
+    assert (line.cause, line.fix) == (Cause.POLICY_PASSES_OVER, "")
+    both = replace(pushed, versions={**pushed.versions, 4: VersionSnapshot(4, on_disk=True, arrived=1.0)})
+    specific = replace(both, policy=SpecificPolicy((3,)))
+    assert [link.text.partition(",")[0] for link in ask(specific).because] == ["version 4 is on disk and newer"]
+
+
+def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybody_would_ask_about() -> None:
+    idle = Burden(3, None, ())
+
+    def of(wait: float, run: float, burden: Burden = idle) -> list[Cause]:
+        return [link.cause for link in ask(model(serving(1, burden=burden, pace=Pace(wait, run)))).because]
+
+    assert of(wait=0.3, run=0.1) == [Cause.SLOW]
+    assert not of(wait=0.1, run=0.3)
+    assert not of(wait=0.03, run=0.001)
+    full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL), ())
+    assert of(wait=0.3, run=0.1, burden=full) == [Cause.QUEUE_FULL]
+    text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
+    assert "1.2 s for a run of 100.0 ms" in text
+    assert "3 calls waiting now" in text
+
+
+def test_a_version_whose_process_is_down_answers_nothing_meanwhile() -> None:
+    assert ask(model(serving(1))).answers_now
+    silent = Status(StatusCode.UNAVAILABLE, "it does not answer: none is up")
+    assert not ask(model(serving(1, silence=silent, replicas="none of 1 is up"))).answers_now
+
+
+def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -> None:
+    down = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
+    worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="no process can be forked")
+    answer = ask(model(serving(1, burden=Burden(0, down, (worker,)))))
+    assert [link.cause for link in answer.because] == [Cause.WORKER_DOWN]
+
+
+def test_an_ensemble_whose_step_has_gone_waits_for_its_model() -> None:
+    text = "it does not answer: model s2 of its steps is not available"
+    silent = Status(StatusCode.UNAVAILABLE, text, Reason.WAITS_FOR_MODELS, ("s2",))
+    answer = ask(model(serving(1, silence=silent)))
+    assert answer.verdict is Verdict.WAITING
+    assert [link.cause for link in answer.because] == [Cause.WAITS_FOR_MODELS]
+    assert "s2 (NOT_CONFIGURED)" in answer.because[0].text
+
+
+def test_a_config_that_is_only_waiting_for_its_load_is_not_to_be_corrected() -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "a step is missing", Reason.WAITS_FOR_MODELS)
+    assert all(ask(model(serving(1, remark=each))).because[0].fix.startswith("wait") for each in (CHANGED, waits))
+    wrong = Status(StatusCode.INVALID_ARGUMENT, "config.pbtxt:1:1: no such field")
+    assert ask(model(serving(1, remark=wrong))).because[0].fix.startswith("correct")
+
+
+def test_a_load_with_a_changed_config_that_has_failed_is_not_only_to_be_waited_for() -> None:
+    """Whatever its code."""
+    for code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNKNOWN):
+        fix = ask(model(serving(1, remark=Status(code, "it goes on with the config of before")))).because[0].fix
+        assert not fix.startswith("wait")
+        assert "save the model's config file again" in fix
+
+
+def test_changed_files_that_are_not_served_say_what_to_do() -> None:
+    waits = Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: no room", Reason.WAITS_FOR_PLACE)
+    for remark, begin in (
+        (CHANGED_FILES, "wait"),
+        (waits, "wait"),
+        (Status(StatusCode.RESOURCE_EXHAUSTED, "it goes on with the files of before: no memory"), "make room"),
+        (Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: m is truncated"), "finish the copy"),
+    ):
+        (link,) = ask(model(serving(1, remark=remark))).because
+        assert link.cause is Cause.FILES_NOT_LOADED
+        assert link.fix.startswith(begin)
+
+
+def test_a_version_without_memory_in_a_container_is_told_what_else_is_held_there_and_whose_limit_to_raise() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    kind = Resource(MAIN, "ram_in_bytes", 0)
+    state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, True)
+    found = VersionSnapshot(1, VersionView(state, ResourceAllocation({kind: 160})), aspired=True, on_disk=True)
+    beside = "of the 512 bytes of the control group 300 are held beside models, and 112 are kept back"
+    server = replace(SERVER, memory=ResourceAllocation({kind: 100}), beside_models=beside)
+    answer = ask(model(found, server=server), 1)
+    assert beside in answer.because[0].text
+    assert answer.because[0].fix.startswith("raise the container's limit")
+    assert answer.next.what.startswith("it is tried again when memory comes free")
+
+
+def test_the_last_line_of_a_version_without_memory_does_not_contradict_its_fix() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    needs = {Resource(MAIN, "ram_in_bytes", 0): 60}
+    server = replace(SERVER, memory=ResourceAllocation({Resource(MAIN, "ram_in_bytes", 0): 100}))
+    for has_loader, then in ((True, "it is tried again when memory comes free"), (False, "nothing happens")):
+        state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, has_loader)
+        found = VersionSnapshot(1, VersionView(state, ResourceAllocation(needs)), aspired=True, on_disk=True)
+        answer = ask(model(found, server=server), 1)
+        assert answer.next.what.startswith(then)
+        assert ("tried again by itself" in answer.because[0].fix) is has_loader
+
+
+def test_a_version_that_never_fits_is_not_to_be_helped_by_unloading_others() -> None:
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, "Insufficient resources")
+    kind = Resource(MAIN, "ram_in_bytes", 0)
+    state = ServableStateSnapshot(ServableId("m", 1), HarnessState.ERROR, True, "", status, True)
+    found = VersionSnapshot(1, VersionView(state, ResourceAllocation({kind: 200})), aspired=True, on_disk=True)
+    server = replace(SERVER, memory=ResourceAllocation({kind: 100}))
+    answer = ask(model(found, server=server), 1)
+    assert "nothing that is unloaded makes enough room" in answer.because[0].fix
+    assert answer.next.what == "nothing happens before its files change"
+
+
+def refused(version: int, message: str = "model.pt2 is damaged") -> VersionSnapshot:
+    state = ServableStateSnapshot(
+        ServableId("m", version), HarnessState.ERROR, True, status=Status(StatusCode.DATA_LOSS, message)
+    )
+    return VersionSnapshot(version, VersionView(state), aspired=True, on_disk=True)
+
+
+def test_a_version_that_is_wanted_too_and_can_never_be_served_is_named_although_a_newer_one_answers() -> None:
+    found = model(refused(2), serving(3, on_disk=True), policy=LatestPolicy(3))
+    answer = ask(found)
+    assert (answer.verdict, answer.sentence) == (Verdict.SERVING, "version 3 answers")
+    (link,) = answer.because
+    assert link.cause is Cause.ARTEFACT_REFUSED
+    assert link.text == "version 2 is wanted too, but is refused: model.pt2 is damaged"
+    assert "publish a good one as version 4" in link.fix
+    line = line_of_model(found)
+    assert line.sentence == f"version 3 answers; {link.text}"
+    assert (line.verdict, line.cause, line.fix) == (Verdict.SERVING, Cause.ARTEFACT_REFUSED, link.fix)
+    assert not ask(found, 3).because
+
+
+def test_a_version_that_is_half_written_is_named_only_if_the_policy_wants_it_too() -> None:
+    half = VersionSnapshot(2, on_disk=True, incomplete=Incomplete("model.pt2 is truncated"))
+    everything = model(half, serving(3, on_disk=True), policy=AllPolicy())
+    (link,) = ask(everything).because
+    assert link.text == "version 2 is wanted too, but waits: its files are not complete: model.pt2 is truncated"
+    assert "finish the copy" in link.fix
+    assert not ask(replace(everything, policy=LatestPolicy(1))).because
+
+
+def test_a_version_that_answers_beside_the_newest_with_files_of_before_is_named() -> None:
+    kept = Status(StatusCode.DATA_LOSS, f"{FILES_OF_BEFORE}: model.pt2 is damaged")
+    found = model(serving(1), serving(2, remark=kept), serving(3), policy=AllPolicy())
+    (link,) = ask(found).because
+    assert (link.cause, link.text) == (Cause.FILES_NOT_LOADED, f"version 2: {kept.message}")
+    assert "mend the files" in link.fix
+    line = line_of_model(found)
+    assert (line.sentence, line.fix) == (f"version 3 answers; version 2: {kept.message}", link.fix)
+
+
+def test_a_version_that_is_loaded_and_down_does_not_answer_instead() -> None:
+    ended = Status(StatusCode.UNAVAILABLE, "it does not answer: its process ended")
+    found = model(serving(1, silence=ended), loading(2, stage=LoadStage.AT_WORK), policy=LatestPolicy(1))
+    for asked in (None, 2):
+        assert ask(found, asked).sentence.endswith("; version 1 is loaded, but does not answer")
+
+
+def test_versions_that_are_on_their_way_beside_the_one_that_answers_need_no_word() -> None:
+    assert not ask(model(loading(2, stage=LoadStage.AT_WORK), serving(3, on_disk=True), policy=AllPolicy())).because
+
+
+def test_a_version_that_the_policy_names_and_that_is_not_there_is_named() -> None:
+    (link,) = ask(model(serving(3, on_disk=True), policy=SpecificPolicy((1, 3)))).because
+    assert link.text.startswith("version 1 is wanted too, but is not on disk: there is no directory 1")
+
+
+def test_of_many_versions_that_do_not_come_to_answer_some_are_explained_and_the_others_named() -> None:
+    found = model(*(refused(each) for each in range(1, 21)), serving(21, on_disk=True), policy=AllPolicy())
+    links = ask(found).because
+    assert [link.text.partition(" is wanted")[0] for link in links[:3]] == ["version 20", "version 19", "version 18"]
+    more = "these are wanted too, but do not answer: versions 17, 16, 15, 14, 13 and 12 more"
+    assert links[3].text == more
+    assert links[3].fix == "tfs-lite explain m@17 says why, and so on"
+    assert len(links) == 4
+
+
+def test_a_model_whose_version_policy_cannot_be_read_says_so_once() -> None:
+    """The version has a config of its own, and nothing to say."""
+    wrong = Status(StatusCode.INVALID_ARGUMENT, 'config.yaml:1:1: unknown field "version_polcy"')
+    (link,) = ask(model(serving(4), unread_policy=wrong)).because
+    assert link.cause is Cause.CONFIG_NOT_APPLIED
+    assert link.text.endswith(f"the config beside its versions is wrong: {wrong.message}")
+    assert "correct that config file" in link.fix
+    goes_on = replace(wrong, message=f"it goes on with the config of before: {wrong.message}")
+    (link,) = ask(model(serving(4, remark=goes_on), unread_policy=wrong)).because
+    assert link.text == goes_on.message

@@ -1,0 +1,16 @@
+"""``--access_log``: a line in the log for each request, or for each that has failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfs_lite.operations.access_log.lines import AccessLog
+from tfs_lite.serving.feature import Feature
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.server_core import ServerCore
+
+
+class AccessLogging(Feature):
+    def __init__(self, core: ServerCore) -> None:
+        self._log = AccessLog(core.metrics.requests, core.options.access_log)

@@ -1,0 +1,181 @@
+"""The routes of :class:`AdminControl` over HTTP. They are exact, and tried before TensorFlow Serving's grammar, which
+stays as strict as it is. No other origin is ever allowed to read them.
+
+A route is a row of the table below: its path, and a function from what was asked to a JSON value, which runs on a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import orjson
+
+from tfs_lite.core.servable import MAX_VERSION, ModelRef
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.operations.admin.control import AdminControl
+from tfs_lite.operations.admin.questions import read_body
+from tfs_lite.operations.admin.schemas import schemas
+from tfs_lite.server.http.bodies import Bodies
+from tfs_lite.server.http.compression import GZIP
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import JSON, HttpError, error_reply
+from tfs_lite.server.http.router import GET, POST, About, Api, Route, RouteHandler, Tree
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.transport.table import EVERYTHING, Grant, Scope
+
+MAX_PENDING_QUESTIONS = 64
+"""More than these are refused."""
+MAX_PENDING_FORECASTS = 4
+"""The same, of questions about configs, which are longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminQuery:
+    """What a route was asked: the model of its path, and its other names. ``paths``: whether the client may see paths
+    of the server; ``grant``: which models it may see."""
+
+    model: ModelRef
+    names: Mapping[str, str]
+    paths: bool = False
+    grant: Grant = EVERYTHING
+
+
+Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
+"""From a question to a JSON value. Raises ServingError."""
+
+
+def _route(path: str, answer: Answer, about: About, checks_models: bool = False) -> Route[AdminApi, AdminQuery]:
+    handler = partial(_handler, answer)
+    return Route(path, GET, handler, packs=True, about=about, scope=Scope.READ, checks_models=checks_models)
+
+
+def _handler(answer: Answer, api: AdminApi) -> RouteHandler[AdminQuery]:
+    return partial(api.answer, answer)
+
+
+def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
+    about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
+    yield _route("/v1/models:explain", _verdicts, about, checks_models=True)
+    errors = ("400", "405", "429")
+    for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
+        about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
+        yield _route("/v1/models/{model}" + version + ":explain", _explain, about)
+
+    about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
+    yield _route("/v1/requests/{request}", _failed_request, about)
+    about = About("failedRequests", "The last failed requests, the newest first.", "FailedRequests", ("405", "429"))
+    yield _route("/v1/requests", _failed_requests, about, checks_models=True)
+    about = About("failedRequestsOfModel", "The same of one model.", "FailedRequests", ("400", "405", "429"))
+    yield _route("/v1/models/{model}:failures", _failed_requests, about)
+    refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
+    about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
+    yield Route("/v1/config:explain", POST, lambda api: api.what_if, packs=True, about=about, scope=Scope.MANAGE)
+
+    about = About("readAgain", "Read the config and the disk again now.", "ReadAgain", ("400", "405", "429", "503"))
+    yield Route("/v1/config:reload", POST, lambda api: api.read_again, about=about, scope=Scope.MANAGE)
+
+
+def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
+    return control.failed_request(query.names["request"])
+
+
+def _failed_requests(control: AdminControl, query: AdminQuery) -> Any:
+    return control.failed_requests(query.model.name, query.grant.allows)
+
+
+def _verdicts(control: AdminControl, query: AdminQuery) -> Any:
+    return {"models": [line.as_json for line in control.verdicts() if query.grant.allows(line.model)]}
+
+
+def _explain(control: AdminControl, query: AdminQuery) -> Any:
+    return control.explain(query.model, paths=query.paths).as_json
+
+
+class AdminApi(Api[AdminQuery]):
+    """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
+    ``may_see_paths`` tells which clients are shown paths of the server."""
+
+    routes = tuple(_routes())
+    names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
+    cross_origin = False
+    encodings = GZIP
+
+    def __init__(
+        self,
+        control: AdminControl,
+        background: BackgroundRunner,
+        forecasts: BackgroundRunner,
+        bodies: Bodies,
+        may_see_paths: Callable[[Request], bool] = lambda request: False,
+    ) -> None:
+        self._control = control
+        self._bodies = bodies
+        self._background = background
+        self._forecasts = forecasts
+        self._may_see_paths = may_see_paths
+        self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes]
+
+    def schemas(self) -> Mapping[str, Tree]:
+        return schemas()
+
+    def owns(self, path: str) -> bool:
+        return any(pattern.fullmatch(path) for pattern in self._patterns)
+
+    def target(self, names: Mapping[str, str]) -> AdminQuery:
+        version, label = names.get("version"), names.get("label")
+        model = ModelRef(
+            unquote(names.get("model", "")),
+            None if version is None else _version(version),
+            None if label is None else unquote(label),
+        )
+        return AdminQuery(model, {name: unquote(value) for name, value in names.items()})
+
+    def model_of(self, target: AdminQuery) -> str:
+        return target.model.name
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        shown = ", ".join(allowed or ())
+        message = f"{path:.200} answers {shown} only, not {method}"
+        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": shown})
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return error_reply(error)
+
+    async def what_if(self, request: Request, query: AdminQuery) -> Response:
+        """On a thread of its own: a long config holds up no other question."""
+        _refuse_query(request)
+        body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
+        return await _reply(self._forecasts, lambda: self._control.what_if(read_body(body)))
+
+    async def read_again(self, request: Request, query: AdminQuery) -> Response:
+        """Takes no body. On the thread of forecasts, because it reads the disk as they do."""
+        _refuse_query(request)
+        return await _reply(self._forecasts, lambda: self._control.read_again(request.caller))
+
+    async def answer(self, answer: Answer, request: Request, query: AdminQuery) -> Response:
+        _refuse_query(request)
+        asked = replace(query, paths=self._may_see_paths(request), grant=request.grant)
+        return await _reply(self._background, lambda: answer(self._control, asked))
+
+
+def _refuse_query(request: Request) -> None:
+    if request.head.query:
+        raise invalid_argument(f"this page takes no query, got {request.head.query:.50}")
+
+
+async def _reply(background: BackgroundRunner, answer: Callable[[], Any]) -> Response:
+    body = await background.run(lambda: orjson.dumps(answer()))
+    return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
+
+
+def _version(digits: str) -> int:
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > 19 or int(significant) > MAX_VERSION:
+        raise invalid_argument(f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}")
+    return int(significant)

@@ -1,0 +1,40 @@
+"""Every feature of a server, in the order in which they hear what happens.
+
+The only file of the server that knows them. Another package adds one by an entry point of the group
+``tfs_lite.features`` that names a function from the core to the feature, or to None where the options do not want it.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from tfs_lite.operations.access_log.feature import AccessLogging
+from tfs_lite.operations.admin.feature import Admin
+from tfs_lite.operations.dashboard.feature import dashboard
+from tfs_lite.operations.failed_requests.feature import Failures
+from tfs_lite.operations.history.feature import LifecycleHistory
+from tfs_lite.operations.traces.feature import Traces
+from tfs_lite.operations.what_if.feature import Forecasts
+from tfs_lite.serving.feature import Feature, MakeFeature
+
+if TYPE_CHECKING:
+    from tfs_lite.serving.server_core import ServerCore
+
+GROUP = "tfs_lite.features"
+FEATURES: tuple[MakeFeature, ...] = (LifecycleHistory, Failures, Traces, AccessLogging, Forecasts, Admin, dashboard)
+
+
+def cluster(core: ServerCore) -> Feature | None:
+    """A server without ``--cluster`` imports nothing of one."""
+    options = core.options.cluster_options
+    if options is None:
+        return None
+    from tfs_lite.cluster.feature import join
+
+    return join(core, options)
+
+
+def all_features() -> tuple[MakeFeature, ...]:
+    """Those of this package, and those of the packages that are installed beside it."""
+    return (*FEATURES, cluster, *(point.load() for point in entry_points(group=GROUP)))

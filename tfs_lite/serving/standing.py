@@ -1,0 +1,44 @@
+"""Configs and models that are not in force, for as long as that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tfs_lite.core.status import Status
+from tfs_lite.serving.change_notifier import ChangeNotifier
+from tfs_lite.serving.config_sources import RefusedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRefusal:
+    """A config file or repository that is not in force, and since when the server has known that, in seconds since
+    1970."""
+
+    config: RefusedConfig
+    since: float
+
+
+class Refusals:
+    """``config`` is the config file or repository that is not in force, until it is corrected (None: it is, or none is
+    followed); ``models`` are those of a repository that are not served and why, by name. Both are written by one thread
+    at a time and replaced as a whole; any thread may read them."""
+
+    def __init__(self, changes: ChangeNotifier, time: Callable[[], float]) -> None:
+        self._changes = changes
+        self._time = time
+        self.config: StandingRefusal | None = None
+        self.models: Mapping[str, Status] = {}
+
+    def config_looked_at(self, refused: RefusedConfig | None) -> None:
+        """After each look at the config file or the repository: why what it says is not in force; None: it is."""
+        before = self.config
+        if refused != (before.config if before is not None else None):
+            since = before.since if before is not None else self._time()
+            self.config = StandingRefusal(refused, since) if refused is not None else None
+            self._changes.notify()
+
+    def repository_refuses(self, models: Mapping[str, Status]) -> None:
+        """Which models of the repository are not served, until this is called anew."""
+        self.models = models
+        self._changes.notify()
