@@ -16,8 +16,7 @@ from typing import Any
 
 import orjson
 
-from tfs_lite.operations.admin.control import AdminControl
-from tfs_lite.server.runtime.health import Health
+from tfs_lite.operations.admin.feature import Admin
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.models import write_python_version
 from tfs_lite.testing.servers.process import wait_until
@@ -48,7 +47,9 @@ def main() -> None:
 
 
 def report(server: Server) -> None:
-    control = AdminControl(server.core, Health(server.core.is_model_available), str, None, lambda _: None)
+    admin = server.core.find(Admin)
+    assert admin is not None
+    control = admin.control
     best_wall, best_cpu, size = float("inf"), float("inf"), 0
     for _ in range(ROUNDS):
         wall, cpu = time.perf_counter(), time.thread_time()

@@ -280,18 +280,23 @@ class Handlers:
 class _Core:
     """What services ask of a ServerCore."""
 
-    request_metrics: RequestMetrics
+    requests: RequestMetrics
     handle: Callable[[ModelRef], ServableHandle]
     options: ServerOptions = ServerOptions(model_config_list_root_dir=ROOT)  # noqa: RUF009 - frozen
+    config: None = None
 
-    refused_config: None = None
+    @property
+    def metrics(self) -> _Core:
+        return self
+
+    view = states = refusals = metrics
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         if ref.name != MODEL:
             raise not_found(f"Could not find any versions of model {ref.name}")
         return [VersionStatus(VERSION, VersionState.AVAILABLE, OK)]
 
-    def models(self) -> list[ModelReport]:
+    def reports(self) -> list[ModelReport]:
         available = VersionStatus(VERSION, VersionState.AVAILABLE, OK)
         return [ModelReport(MODEL, (available,)), ModelReport("n", (), Status(StatusCode.NOT_FOUND, "no directory"))]
 
@@ -306,7 +311,7 @@ class _Core:
 
     def config_refused(self, status: Status) -> None: ...
 
-    def counter_value(self, name: str) -> float:
+    def value(self, name: str) -> float:
         return 0.0
 
     def reload(self, config: ModelServerConfig) -> str:

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, seed, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance, unsupported_method
 
-from tfs_lite.server.http_app import DESCRIBED
-from tfs_lite.server.openapi import document
 from tfs_lite.testing.profiles import is_soak
+from tfs_lite.testing.servers.in_process import api_description
 
+DESCRIPTION = api_description()
 SEED = 20
 EXAMPLES = 30 if is_soak() else 2
 """Random ones for each route, beside those that follow from the description."""
@@ -24,7 +24,7 @@ EXAMPLES = 30 if is_soak() else 2
 
 def narrowed() -> dict[str, Any]:
     """The description with one model's name and inputs among the things to try."""
-    tree: dict[str, Any] = orjson.loads(document(DESCRIBED))
+    tree: dict[str, Any] = orjson.loads(DESCRIPTION)
     components = tree["components"]
     components["parameters"]["model"]["schema"] = {"anyOf": [{"const": "steady"}, {"type": "string", "minLength": 1}]}
     row = {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3}
@@ -59,7 +59,7 @@ def url(repository) -> str:
 
 
 def test_description_is_the_one_that_is_tried(url):
-    assert httpx.get(f"{url}/openapi.json").content == document(DESCRIBED)
+    assert httpx.get(f"{url}/openapi.json").content == DESCRIPTION
 
 
 @schema.parametrize()

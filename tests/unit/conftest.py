@@ -1,18 +1,22 @@
-"""An event loop in a thread of its own, and models to serve. Imports nothing heavy before a test asks for it."""
+"""An event loop in a thread of its own, models to serve, and models in processes. Imports nothing heavy before a test asks for it."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tfs_lite.server.runtime.event_loop import LoopThread
     from tfs_lite.testing.servers.models import TaggedArchives
+    from tfs_lite.workers.process import ProcessModel
+    from tfs_lite.workers.supervisor import Supervisor
 
 
 WIRE = pytest.mark.wire
@@ -42,6 +46,46 @@ def loop_thread() -> Iterator[LoopThread]:
     thread = LoopThread("test-loop")
     yield thread
     thread.close()
+
+
+@pytest.fixture(scope="session")
+def child_models() -> Iterator[str]:
+    """The module ``child_models`` can be imported, here and in processes."""
+    directory = str(Path(__file__).parent / "workers")
+    sys.path.insert(0, directory)
+    yield "child_models"
+    sys.path.remove(directory)
+
+
+@pytest.fixture(scope="session")
+def supervisor(child_models: str) -> Iterator[Supervisor]:
+    from tfs_lite.workers.supervisor import Supervisor
+
+    found = Supervisor([child_models])
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def open_child(supervisor: Supervisor, child_models: str) -> Iterator[Callable[..., ProcessModel]]:
+    """Opens models of ``child_models``: the function's name, its options, settings of the connection."""
+    from tfs_lite.workers.connection import RemoteModel
+    from tfs_lite.workers.process import ProcessModel
+    from tfs_lite.workers.supervisor import Backoff
+
+    opened: list[ProcessModel] = []
+
+    def open_one(
+        function: str = "make", options: object = None, backoff: Backoff | None = None, **settings: Any
+    ) -> ProcessModel:
+        arguments = options if isinstance(options, str) else json.dumps(options or {})
+        remote = RemoteModel("model m version 1", f"{child_models}:{function}", arguments, **settings)
+        opened.append(ProcessModel(supervisor, remote, backoff))
+        return opened[-1]
+
+    yield open_one
+    for model in opened:
+        model.close()
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from typing import Any
 
 import orjson
 
-from tfs_lite.server.http_app import DESCRIBED
-from tfs_lite.server.openapi import document
+from tfs_lite.testing.servers.in_process import api_description
 
-DOCUMENT = orjson.loads(document(DESCRIBED))
+DOCUMENT = orjson.loads(api_description())
 
 
 def operations() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -32,12 +32,12 @@ class Admin(ServerFeature):
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core
-        self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
-        self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         self.pace_of = no_pace
 
     def attach(self, doors: Doors) -> None:
         self._doors = doors
+        self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
+        self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
         self.control = AdminControl(self._core, doors, lambda servable_id: self.pace_of(servable_id))
 
     def grpc(self) -> Sequence[Method]:

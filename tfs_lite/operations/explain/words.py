@@ -38,8 +38,8 @@ from tfs_lite.operations.explain.verdicts import verdict_of_version
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.standing import StandingRefusal
-from tfs_lite.serving.view import Burden
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
+from tfs_lite.serving.view import Burden
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from tfs_lite.cluster.feature import Cluster
 from tfs_lite.cluster.replicas.engine import (
     TOLD_TO_END,
     Changed,
@@ -42,6 +43,9 @@ from tfs_lite.cluster.replicas.engine import (
 )
 from tfs_lite.cluster.replicas.placement import TOLERANCE, fulfils_labels
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.server.features import FEATURES
+from tfs_lite.serving.feature import MakeFeature
+from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
 
 PRELOAD = ("tfs_lite.adapters.remote",)
@@ -196,6 +200,16 @@ class ProcessCluster:
         with self._lock:
             self.epoch += 1
             return ProcessEngine(self, self.epoch)
+
+    def features(self) -> tuple[MakeFeature, ...]:
+        """Those of a server of this cluster, connected now."""
+        engine = self.connect()
+
+        def cluster(core: ServerCore) -> Cluster:
+            assert core.options.cluster_options is not None
+            return Cluster(core, core.options.cluster_options, engine)
+
+        return (*FEATURES, cluster)
 
     def list_nodes(self) -> list[Node]:
         with self._lock:

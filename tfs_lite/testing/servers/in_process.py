@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from tfs_lite.client import Client, Prediction
@@ -96,6 +98,21 @@ def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[Server
         served.client.close()
         server.stop()
     wait_until(lambda: not _new_threads(before), f"no thread is left of {_new_threads(before)}", TIMEOUT)
+
+
+def api_description() -> bytes:
+    """The OpenAPI document of a server with default flags."""
+    with tempfile.TemporaryDirectory() as root:
+        options: dict[str, Any] = {
+            **QUICK,
+            "model_repository": root,
+            "model_control_mode": "explicit",
+            "rest_api_port": 0,
+            "port": 0,
+        }
+        with Server(**options) as server:
+            url = f"http://127.0.0.1:{server.rest_api_port}/openapi.json"
+            return httpx.get(url).content
 
 
 def _new_threads(before: set[threading.Thread]) -> list[str]:

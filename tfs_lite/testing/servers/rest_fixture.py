@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -164,8 +165,7 @@ class ListLog:
 
 class RestFixture:
     """A started server, its port and a client of it. ``limits`` are those of :class:`HttpLimits`. One thread, except
-    ``post``. ``handle``, ``status``, ``models``, ``replicas``, ``workers`` and
-    ``request_metrics`` stand for those of a core."""
+    ``post``. ``handle``, ``view``, ``states``, ``refusals`` and ``metrics`` stand for those of a core."""
 
     def __init__(
         self,
@@ -181,8 +181,11 @@ class RestFixture:
     ) -> None:
         self.registry = CollectorRegistry()
         self.request_metrics = metrics = RequestMetrics(self.registry, lambda name: name == "m")
+        self.metrics = SimpleNamespace(requests=metrics)
+        self.states = SimpleNamespace(reports=self.models)
+        self.refusals = SimpleNamespace(config=None)
+        self.view = self
         self.health = Health(lambda name: None)
-        self.refused_config = None
         self.servable = servable or GatedServable()
         self.handles = 0
         self.replica_reports: list[ReplicaReport] = []

@@ -76,13 +76,13 @@ def test_explaining_keeps_no_request_waiting(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     with serving(tmp_path, ready=False, model_repository=str(tmp_path)) as it, httpx.Client(base_url=it.url) as http:
         core, threads = it.server.core, list[str]()
-        survey = core.survey
+        survey = core.manager.survey
 
         def seen() -> ManagerView:
             threads.append(threading.current_thread().name)
             return survey()
 
-        core.survey = seen  # type: ignore[method-assign]
+        core.manager.survey = seen  # type: ignore[method-assign]
         for path in ("/v1/models:explain", "/v1/models/m:explain", "/v1/overview"):
             before = len(threads)
             assert http.get(path).status_code == 200

@@ -27,7 +27,7 @@ class Desk:
 
     def __init__(self, house: RepositoryFixture, by_calls: bool = True) -> None:
         self.house = house
-        self.health = Health(house.core.is_model_available)
+        self.health = Health(house.core.view.is_model_available)
         self.runner = BackgroundRunner("repository", 1, 4)
         repository = house.control if by_calls else None
         self.control = V2Control(
