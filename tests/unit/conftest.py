@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, models to serve, and models in processes. Imports nothing heavy before a test asks for it."""
+"""An event loop in a thread of its own, models to serve, and models in processes. Imports nothing heavy before a test
+asks for it."""
 
 from __future__ import annotations
 

@@ -18,6 +18,21 @@ class StandingRefusal:
     config: RefusedConfig
     since: float
 
+    def in_words(self, paths: bool) -> tuple[str, str]:
+        """What is not in force, and what to do. ``paths``: whether the reader may see paths of the server."""
+        config, where = self.config, f" {self.config.path}" if paths else ""
+        if config.is_repository:
+            message = config.status.message.replace("the model repository", "it", 1)
+            return (
+                f"the model repository{where} is not followed: {message}",
+                "mend what the message says (a missing directory: a mount, its name, its rights): it is looked at "
+                "again by itself; until then the models stay as they are",
+            )
+        return (
+            f"the config file{where} was refused: {config.status.message}",
+            f"correct the config file{where}: it is read again by itself; until then the config of before is in force",
+        )
+
 
 class Refusals:
     """``config`` is the config file or repository that is not in force, until it is corrected (None: it is, or none is

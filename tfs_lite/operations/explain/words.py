@@ -216,16 +216,7 @@ def policy_not_read(problem: Status) -> Link:
 
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
     """Of all models: nothing of the file is in force."""
-    config, where = refused.config, f" {refused.config.path}" if paths else ""
-    text = f"the config file{where} was refused: {config.status.message}"
-    fix = f"correct the config file{where}: it is read again by itself; until then the config of before is in force"
-    if config.is_repository:
-        text = f"the model repository{where} is not followed: {config.status.message.replace(_REPOSITORY, 'it', 1)}"
-        fix = (
-            "mend what the message says (a missing directory: a mount, its name, its rights): it is looked at again by "
-            "itself; until then the models stay as they are"
-        )
-    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, refused.since, "model-config.md")
+    return Link(Cause.CONFIG_NOT_APPLIED, *refused.in_words(paths), refused.since, "model-config.md")
 
 
 def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:

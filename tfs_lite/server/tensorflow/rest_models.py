@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from google.protobuf.json_format import MessageToDict
 
+from tfs_lite.core.history import iso_time
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.servable import ModelRef
+from tfs_lite.core.status import printable
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import REST
-from tfs_lite.operations.explain.words import config_refused
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.standing import StandingRefusal
 
 if TYPE_CHECKING:
     from tfs_lite.core.replicas import ReplicaReport
@@ -53,7 +55,7 @@ class ModelPages:
                 for report in visible
             ]
             refused = self._core.refusals.config
-            rest = {"config_refused": config_refused(refused, paths=False).as_json} if refused is not None else {}
+            rest = {"config_refused": _refused(refused)} if refused is not None else {}
             return json_reply({"models": models, **rest})
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
@@ -73,6 +75,14 @@ class ModelPages:
             )
             spec = {"name": ref.name, "signature_name": "", "version": str(handle.id.version)}
             return json_reply({"model_spec": spec, "metadata": {"signature_def": signatures}})
+
+
+def _refused(refused: StandingRefusal) -> dict[str, Any]:
+    """As the link of an explanation."""
+    text, fix = refused.in_words(paths=False)
+    cause, doc = "CONFIG_NOT_APPLIED", "model-config.md"
+    text = printable(text)
+    return {"cause": cause, "text": text, "since": iso_time(refused.since), "fix": fix, "doc": doc}
 
 
 def _report(
