@@ -378,16 +378,26 @@ def _check_shape(
             )
 
 
-def example_shapes(signature: Signature, size: int) -> dict[str, tuple[int, ...]] | None:
-    """Shapes for made-up inputs, in which every size that requests choose is ``size``, or the largest that is allowed.
-    None if the signature takes no such inputs."""
-    shapes = {
-        spec.name: tuple(
-            min(dim.maximum or size, size) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape or ()
-        )
-        for spec in signature.inputs
-    }
+def example_shapes(signature: Signature, size: int, rows: int = 0) -> dict[str, tuple[int, ...]] | None:
+    """Shapes for made-up inputs, in which every size that requests choose is ``size``, or the largest that is allowed;
+    with ``rows``, the first dimension that all inputs share is that instead. None if the signature takes no such
+    inputs."""
+    batch = common_batch(signature) if rows else None
+
+    def example(dim: Dim) -> int:
+        if isinstance(dim, int):
+            return dim
+        wanted = rows if dim.symbol == batch else size
+        return min(dim.maximum or wanted, wanted)
+
+    shapes = {spec.name: tuple(map(example, spec.shape or ())) for spec in signature.inputs}
     return None if signature.conditions is not None and signature.conditions.fault(shapes) else shapes
+
+
+def common_batch(signature: Signature) -> str | None:
+    """The symbol of the first dimension of all inputs; None if there is none."""
+    firsts = {spec.batch for spec in signature.inputs}
+    return firsts.pop() if len(firsts) == 1 else None
 
 
 def format_shape(shape: tuple[Dim, ...] | None) -> str:

@@ -13,7 +13,7 @@ operators whose shapes torch does not know by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -23,7 +23,7 @@ import torch
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, SymbolicDim, example_shapes
+from tfs_lite.core.signature import Signature, example_shapes
 from tfs_lite.core.status import ServingError, failed_precondition
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
@@ -117,24 +117,5 @@ def _fault(signature: Signature, shapes: Shapes, integer: int, run: Run) -> Exce
 
 def _shapes(signature: Signature, size: int, rows: int) -> Shapes | None:
     """None if the signature takes no such inputs, or they would be too large."""
-    shapes = example_shapes(signature, size)
-    batch = _batch(signature)
-    if shapes is not None and batch is not None:
-        shapes = {spec.name: _of_rows(spec.shape or (), shapes[spec.name], batch, rows) for spec in signature.inputs}
-    if shapes is None or (signature.conditions is not None and signature.conditions.fault(shapes)):
-        return None
-    return shapes if sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
-
-
-def _of_rows(declared: Sequence[object], shape: tuple[int, ...], batch: str, rows: int) -> tuple[int, ...]:
-    """The shape with so many rows, or as many as are allowed at most."""
-    return tuple(
-        min(rows, dim.maximum or rows) if isinstance(dim, SymbolicDim) and dim.symbol == batch else size
-        for dim, size in zip(declared, shape, strict=True)
-    )
-
-
-def _batch(signature: Signature) -> str | None:
-    """The symbol of the first dimension of all inputs; None if there is none."""
-    firsts = {spec.batch for spec in signature.inputs}
-    return firsts.pop() if len(firsts) == 1 else None
+    shapes = example_shapes(signature, size, rows)
+    return shapes if shapes is not None and sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
