@@ -118,7 +118,8 @@ class OnnxModel(LoadedModel):
         inputs = {spec.name: _made_up(spec.dtype, shapes[spec.name], random) for spec in signature.inputs}
         if any(array.shape[:1] != (rows,) for array in inputs.values()):
             raise ValueError("the batch has fewer rows")
-        return all(array.shape[:1] == (rows,) for array in self.compute("", inputs, ()).values())
+        results = cast("Mapping[str, Array]", self.compute("", inputs, ()))
+        return all(array.shape[:1] == (rows,) for array in results.values())
 
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         names = list(outputs or find_signature(self.signatures, signature).output_names)

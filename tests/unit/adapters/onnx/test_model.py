@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Queue
 
@@ -17,7 +18,7 @@ from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.core.signature import DataType, ShapeContract, SymbolicDim
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
@@ -25,6 +26,8 @@ from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.servers.in_process import serving
+from tfs_lite.testing.servers.process import wait_until
 
 from .conftest import value
 
@@ -364,3 +367,20 @@ def test_first_request_after_a_load_waits_for_others_if_the_load_has_shown_that_
         assert isinstance(done.get(timeout=30), dict)
     assert [report.rows for report in reports] == [calls]
     servable.close()
+
+
+def test_first_two_requests_to_a_server_share_a_run(write, tmp_path):
+    """Either alone would wait for the other for ten minutes, or leave it waiting."""
+    directory = write(inputs=[value("x", dims=(None, 2))], outputs=[value("y", dims=(None, 2))], name="models/m/1")
+    batching = "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 600000000 }\n"
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }'
+    (directory.parent / "config.pbtxt").write_text(batching + tensors)
+    with (
+        serving(tmp_path / "models", model_repository=str(tmp_path / "models")) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        wait_until(
+            lambda: 1 in server.status("m") and server.status("m")[1].state is VersionState.AVAILABLE, "it serves"
+        )
+        calls = [pool.submit(server.client.predict, "m", {"x": np.full((1, 2), row, np.float32)}) for row in (1, 2)]
+        assert [call.result(60).outputs["y"].tolist() for call in calls] == [[[1, 1]], [[2, 2]]]
