@@ -19,7 +19,7 @@ from tfs_lite.adapters.opening import OpenedModel
 from tfs_lite.adapters.results import check_outputs
 from tfs_lite.core.model import WorkerStatus
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DataType, Signature, Tensor, find_signature
+from tfs_lite.core.signature import DataType, ShapeContract, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
 
@@ -130,6 +130,6 @@ class LoadedModel(OpenedModel, ABC):
 
 def says_everything(signature: Signature) -> bool:
     """Whether every input's dtype and shape is declared, so that inputs that fit the signature fit the model."""
-    return not signature.hints and all(
+    return signature.contract is not ShapeContract.NONE and all(
         spec.dtype is not DataType.INVALID and spec.shape is not None for spec in signature.inputs
     )

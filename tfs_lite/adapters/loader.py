@@ -448,8 +448,7 @@ class ArtifactLoader(Loader):
         device = self._find_place()
         trusted = self._settings.trusted.allows_all_of(self._directory)
         request = OpenRequest(servable_id, files, device, trusted, settings, meter=meter, loaded_from=loaded)
-        if request.on_gpu:
-            request = replace(request, batch_rows=self._settings.batch_rows(request))
+        request = replace(request, batch_rows=self._settings.batch_rows(request))
         if platform.needs_trust and not request.trusted:
             refusal = unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
             raise ServingError(refusal.code, str(refusal), Reason.NEEDS_TRUST)

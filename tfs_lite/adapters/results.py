@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
+from tfs_lite.core.signature import DataType, ShapeContract, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy
 
@@ -112,12 +112,12 @@ def check_outputs(
     signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object], type_of: TypeOf = type_of_array
 ) -> None:
     """INTERNAL unless every output has the dtype and shape that the signature declares. Skips values without a type,
-    and signatures whose shapes are hints: what such a model gives is right.
+    and signatures whose outputs are served as they come.
 
     A dimension that an input has as well must have the request's size, so that a model cannot lose or add rows. A 1 may
     come as 0: exporters take a size that is broadcast for 1, whatever it is at 0 rows.
     """
-    if signature.hints:
+    if signature.contract is not ShapeContract.ALL:
         return
     sizes: dict[str, int] = {}
     for spec in signature.inputs:

@@ -225,8 +225,7 @@ def _mapping(
         _defaults(taken, declared, field),
         frozenset(names[name] for name in own.optional),
         own.conditions and own.conditions.renamed(names),
-        own.loose,
-        own.hints,
+        own.contract,
     )
     return SignatureMapping(signature, inputs, outputs, labels, base)
 

@@ -154,6 +154,24 @@ class SizeConditions:
         return f"the sizes do not fit: {_SIZE.sub(self._place, text)} is needed, {' and '.join(values)}"
 
 
+class ShapeContract(enum.Enum):
+    """How much of the shapes that a signature declares holds. A file may declare less or more than its model takes and
+    gives; who loads it says here what is sure.
+
+    |        | inputs of a request | outputs | calls share runs |
+    |--------|---------------------|---------|------------------|
+    | ALL    | are checked         | are checked by the model | by the declaration |
+    | ROWS   | are checked         | as they come; runs at the load had a row for each row | the same |
+    | INPUTS | are checked         | as they come | as far as runs have shown a row for each row |
+    | NONE   | the model decides   | as they come | the same, if their inputs are as declared; others run alone |
+    """
+
+    ALL = "all"
+    ROWS = "rows"
+    INPUTS = "inputs"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned.
@@ -162,10 +180,8 @@ class Signature:
     default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
     input in ``optional`` may be left out as well, and then the model does not get it.
 
-    ``conditions`` are what an exported program says of its sizes beyond the shapes. ``loose``: the shapes of outputs
-    are hints, and nothing holds results against them. ``hints``: those of inputs and outputs are what the artefact
-    says, and the model itself decides what it takes and gives; requests are not checked against them. What fits them is
-    batched.
+    ``conditions`` are what an exported program says of its sizes beyond the shapes; ``contract`` is what of these is
+    sure.
 
     ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
     every input is the batch. Both are set by :func:`served`.
@@ -177,8 +193,7 @@ class Signature:
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
     conditions: SizeConditions | None = None
-    loose: bool = field(default=False, compare=False)
-    hints: bool = False
+    contract: ShapeContract = field(default=ShapeContract.ALL, compare=False)
     model: str = field(default="", compare=False)
     max_rows: int = field(default=0, compare=False)
 
@@ -299,8 +314,8 @@ def check_rows(signature: Signature, shapes: Iterable[tuple[int, ...]]) -> None:
 
 
 def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:
-    """INVALID_ARGUMENT unless dtype, rank and every size of every input fit; names were checked before. Shapes that are
-    hints are not checked.
+    """INVALID_ARGUMENT unless dtype, rank and every size of every input fit, as far as the shapes are a contract; names
+    were checked before.
 
     ``sent`` maps each input's name to its dtype and shape.
     """
@@ -313,7 +328,7 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
             raise invalid_argument(
                 f"Expects arg[{position}] to be {spec.dtype.text} but {dtype.text} is provided (input {spec.name})"
             )
-        if spec.shape is not None and not signature.hints:
+        if spec.shape is not None and signature.contract is not ShapeContract.NONE:
             _check_shape(spec.name, spec.shape, shape, sizes)
     if signature.conditions is not None:
         fault = signature.conditions.fault({name: shape for name, (_, shape) in sent.items()})
@@ -322,8 +337,8 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
 
 
 def shapes_fault(signature: Signature, inputs: Mapping[str, Tensor]) -> str:
-    """In what the inputs, whose names fit, differ from the declared shapes, whether these are hints or not; empty if
-    they fit."""
+    """In what the inputs, whose names fit, differ from the declared shapes, whatever the contract; empty if they
+    fit."""
     sizes: dict[str, tuple[str, int, int]] = {}
     try:
         for spec in signature.inputs:
@@ -363,16 +378,26 @@ def _check_shape(
             )
 
 
-def example_shapes(signature: Signature, size: int) -> dict[str, tuple[int, ...]] | None:
-    """Shapes for made-up inputs, in which every size that requests choose is ``size``, or the largest that is allowed.
-    None if the signature takes no such inputs."""
-    shapes = {
-        spec.name: tuple(
-            min(dim.maximum or size, size) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape or ()
-        )
-        for spec in signature.inputs
-    }
+def example_shapes(signature: Signature, size: int, rows: int = 0) -> dict[str, tuple[int, ...]] | None:
+    """Shapes for made-up inputs, in which every size that requests choose is ``size``, or the largest that is allowed;
+    with ``rows``, the first dimension that all inputs share is that instead. None if the signature takes no such
+    inputs."""
+    batch = common_batch(signature) if rows else None
+
+    def example(dim: Dim) -> int:
+        if isinstance(dim, int):
+            return dim
+        wanted = rows if dim.symbol == batch else size
+        return min(dim.maximum or wanted, wanted)
+
+    shapes = {spec.name: tuple(map(example, spec.shape or ())) for spec in signature.inputs}
     return None if signature.conditions is not None and signature.conditions.fault(shapes) else shapes
+
+
+def common_batch(signature: Signature) -> str | None:
+    """The symbol of the first dimension of all inputs; None if there is none."""
+    firsts = {spec.batch for spec in signature.inputs}
+    return firsts.pop() if len(firsts) == 1 else None
 
 
 def format_shape(shape: tuple[Dim, ...] | None) -> str:

@@ -25,7 +25,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from tfs_lite.core.model import Model
-from tfs_lite.core.signature import DataType, Dim, Signature, SizeConditions, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.signature import (
+    DataType,
+    Dim,
+    ShapeContract,
+    Signature,
+    SizeConditions,
+    SymbolicDim,
+    Tensor,
+    TensorSpec,
+)
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
@@ -161,13 +170,12 @@ def _plain_signature(signature: Signature) -> list[object]:
         {name: _plain_tensor(value) for name, value in signature.defaults.items()},
         sorted(signature.optional),
         _plain_conditions(signature.conditions),
-        signature.loose,
-        signature.hints,
+        signature.contract.value,
     ]
 
 
 def _read_signature(raw: Any) -> Signature:
-    inputs, outputs, method_name, defaults, optional, conditions, loose, hints = raw
+    inputs, outputs, method_name, defaults, optional, conditions, contract = raw
     return Signature(
         tuple(map(_read_spec, inputs)),
         tuple(map(_read_spec, outputs)),
@@ -175,8 +183,7 @@ def _read_signature(raw: Any) -> Signature:
         {_text(name): _read_tensor(value) for name, value in defaults.items()},
         frozenset(map(_text, optional)),
         _read_conditions(conditions),
-        loose is True,
-        hints is True,
+        ShapeContract(contract),
     )
 
 

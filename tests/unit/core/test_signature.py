@@ -10,6 +10,7 @@ import pytest
 from tfs_lite.core.signature import (
     PREDICT_METHOD,
     DataType,
+    ShapeContract,
     Signature,
     SymbolicDim,
     TensorSpec,
@@ -246,8 +247,8 @@ def test_of_very_many_names_some_are_told() -> None:
     assert len(message) < 2000
 
 
-def test_shapes_that_are_hints_are_not_checked_and_types_are() -> None:
-    signature = replace(PAIR_OF_HINTS, hints=True)
+def test_shapes_that_are_no_contract_are_not_checked_and_types_are() -> None:
+    signature = replace(PAIR, contract=ShapeContract.NONE)
     check_inputs(signature, {"x": (DataType.FLOAT, (3,)), "y": (DataType.FLOAT, (1, 2, 3))})
     message = refused(lambda: check_inputs(signature, {"x": (DataType.DOUBLE, (3,)), "y": (DataType.FLOAT, (3, 2))}))
     assert "Expects arg[0] to be float but double is provided" in message
@@ -262,15 +263,15 @@ def test_shapes_that_are_hints_are_not_checked_and_types_are() -> None:
         ((4, 2), (5, 2), "have to be equal"),
     ],
 )
-def test_what_differs_from_the_declared_shapes_is_told_whether_they_are_hints_or_not(x, y, fault: str) -> None:
+def test_what_differs_from_the_declared_shapes_is_told_whatever_the_contract(x, y, fault: str) -> None:
     inputs = {"x": np.zeros(x, np.float32), "y": np.zeros(y, np.float32)}
-    for hints in (True, False):
-        found = shapes_fault(replace(PAIR_OF_HINTS, hints=hints), inputs)
+    for contract in ShapeContract:
+        found = shapes_fault(replace(PAIR, contract=contract), inputs)
         assert fault in found
         assert bool(found) is bool(fault)
 
 
-PAIR_OF_HINTS = Signature(
+PAIR = Signature(
     tuple(TensorSpec(name, DataType.FLOAT, (SymbolicDim("batch"), 2)) for name in "xy"),
     (TensorSpec("z", DataType.FLOAT, (SymbolicDim("batch"),)),),
 )

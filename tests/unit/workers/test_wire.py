@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.model import Model, WorkerStatus
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.workers.channel import ProtocolError
@@ -25,7 +25,7 @@ OWN = Signature(
     {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
     frozenset({"any"}),
     read_conditions([("x", 0)], ["n0 % 8 == 0"], complete=False),
-    hints=True,
+    contract=ShapeContract.NONE,
 )
 
 
@@ -52,6 +52,7 @@ def test_description_arrives_as_it_was_with_its_size_known_or_not():
     assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
     assert found.reason == "r" * MAX_TEXT
     assert found.signatures == Described.signatures
+    assert found.signatures[DEFAULT_SIGNATURE].contract is ShapeContract.NONE
     conditions = found.signatures[DEFAULT_SIGNATURE].conditions
     assert conditions is not None
     assert conditions.fault({"x": (8,)}) == ""
@@ -78,9 +79,11 @@ def broken(change):
         lambda plain: plain.update(resident_bytes="12"),
         lambda plain: plain.update(signatures=[]),
         lambda plain: plain.update(signatures={"s": None}),
-        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", 0]], ["open(n0)"], True]]}),
-        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", -1]], ["n0 > 1"], True]]}),
-        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[], ["n0 > 1"], True]]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", 0]], ["open(n0)"], True], "all"]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[["x", -1]], ["n0 > 1"], True], "all"]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], [[], ["n0 > 1"], True], "all"]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], None, "some"]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {}, [], None, []]}),
         lambda plain: plain.update(signatures={"s": [[], [], 5, {}]}),
         lambda plain: plain.update(signatures={"s": [[["x", 999, None]], [], "", {}]}),
         lambda plain: plain.update(signatures={"s": [[["x", 1, [-1]]], [], "", {}]}),

@@ -30,6 +30,8 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """The domains of operators that onnxruntime has itself."""
+SIZES_FROM_VALUES = frozenset({"Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
+"""Operators whose results may have another size for other values of the same shape."""
 MAX_FOLDED_BYTES = 256 << 20
 MAX_NODES = 1_000_000
 """After all calls of functions are replaced by their nodes."""
@@ -54,6 +56,15 @@ def inspect_model(
         inspection.graph(graph, {}, 0)
     inspection.functions()
     return inspection.weights
+
+
+def sizes_need_values(model: ModelFile) -> bool:
+    """Whether results may have another size for other values of the same shape, as far as the operators say it. Of a
+    file that was inspected."""
+    found = (*(nodes(graph) for graph in model.graphs), *map(function_nodes, model.functions))
+    return any(
+        node.op in SIZES_FROM_VALUES or node.domain not in DOMAINS for some in found for node in _all_nodes(some, 0)
+    )
 
 
 class _Inspection:

@@ -11,6 +11,8 @@ import ctypes
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.memory import trim_heap
-from tfs_lite.adapters.onnx.inspection import inspect_model
+from tfs_lite.adapters.onnx.inspection import inspect_model, sizes_need_values
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path, read_model_file, shown
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, is_mapped, open_session, run_error
 from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, declares, named_sizes, signature_of
@@ -30,15 +32,18 @@ from tfs_lite.core.manifest import open_plain
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
     DataType,
+    ShapeContract,
     Signature,
     SymbolicDim,
     Tensor,
     TensorSpec,
+    common_batch,
+    example_shapes,
     find_signature,
     format_shape,
 )
 from tfs_lite.core.status import failed_precondition, invalid_argument
-from tfs_lite.protocols.dtypes import CONFIG_NAMES, Array, to_numpy
+from tfs_lite.protocols.dtypes import CONFIG_NAMES, FLOATING, Array, to_numpy
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue
@@ -46,6 +51,10 @@ if TYPE_CHECKING:
 NAME = "onnxruntime_onnx"
 CONCURRENCY = 64
 FIXED_BYTES = 32 << 20
+MADE_UP_SIZES = (2, 8, 64)
+"""Sizes that requests choose, but for the rows, in runs at the load: the first ones are tried that the model takes."""
+MAX_MADE_UP = 1 << 22
+"""Elements of made-up inputs."""
 logger = logging.getLogger(__name__)
 _INTEGERS = {
     dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
@@ -77,14 +86,40 @@ class OnnxModel(LoadedModel):
         self._shapes_were_checked &= not any(_chooses(spec) for spec in signature.inputs)
         self._named_sizes = named_sizes
         self._batched = request.settings.max_batch_size > 0
-        firsts = {spec.batch for spec in signature.inputs}
-        self._batch = firsts.pop() if len(firsts) == 1 else None
+        self._batch = common_batch(signature)
         self._declared = signature.outputs
         self._undeclared = set[str]()  # outputs that the log has named
 
     @property
     def concurrency(self) -> int:
         return CONCURRENCY
+
+    def look_for_rows(self) -> None:
+        """Runs made-up inputs of one row and of two. If each output has a row for each of them, calls may share runs
+        from the first on; where runs fail, nothing is known. Before the first run."""
+        signature = self._signatures[DEFAULT_SIGNATURE]
+        for size in MADE_UP_SIZES if self._batch is not None else ():
+            try:
+                follow = all(self._has_rows(signature, size, rows) for rows in (1, 2))
+            except Exception as error:
+                logger.debug("%s was tried with made-up inputs: %s", self._id, error)
+                continue
+            if follow:
+                self._signatures = {DEFAULT_SIGNATURE: replace(signature, contract=ShapeContract.ROWS)}
+            return
+
+    def _has_rows(self, signature: Signature, size: int, rows: int) -> bool:
+        """Whether each output has so many rows. Raises what the run raises, and ValueError for inputs that the model
+        does not take, or that are too large."""
+        shapes = example_shapes(signature, size, rows)
+        if shapes is None or sum(map(prod, shapes.values())) > MAX_MADE_UP:
+            raise ValueError("inputs are too large")
+        random = np.random.default_rng(0)
+        inputs = {spec.name: _made_up(spec.dtype, shapes[spec.name], random) for spec in signature.inputs}
+        if any(array.shape[:1] != (rows,) for array in inputs.values()):
+            raise ValueError("the batch has fewer rows")
+        results = cast("Mapping[str, Array]", self.compute("", inputs, ()))
+        return all(array.shape[:1] == (rows,) for array in results.values())
 
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         names = list(outputs or find_signature(self.signatures, signature).output_names)
@@ -160,6 +195,14 @@ class OnnxModel(LoadedModel):
         return [_from_value(value, self._dtypes[name]) for name, value in zip(names, found, strict=True)]
 
 
+def _made_up(dtype: DataType, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    """Empty texts, random numbers between 0 and 1, integers and truth values of 1."""
+    if dtype is DataType.STRING:
+        return np.full(shape, b"", object)
+    values = random.random(shape) if dtype in FLOATING else np.ones(shape)
+    return values.astype(to_numpy(dtype))
+
+
 def _chooses(spec: TensorSpec) -> bool:
     """Whether requests choose a size of the input, or its values may be places in a table."""
     integers = spec.dtype.name.startswith(("INT", "UINT"))
@@ -230,7 +273,10 @@ def open_in_process(request: OpenRequest) -> OnnxModel:
     trim_heap()  # of what onnxruntime has parsed
     _check_names("input", signature.input_names, session.get_inputs())
     _check_names("output", signature.output_names, session.get_outputs())
-    return OnnxModel(request, signature, session, resident, named_sizes(model))
+    found = OnnxModel(request, signature, session, resident, named_sizes(model))
+    if max(request.batch_rows) > 1 and not sizes_need_values(model):
+        found.look_for_rows()
+    return found
 
 
 def inspect_onnx(files: VersionFiles, trusted: bool, settings: ModelSettings) -> tuple[Signature, int]:

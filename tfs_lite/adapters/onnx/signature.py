@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tfs_lite.adapters.onnx.model_file import ARTEFACT, SEQUENCE, SEQUENCE_OF_MAPS, ModelFile, Value, shown
 from tfs_lite.config.model import BATCH_SYMBOL, ModelSettings
-from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec, format_shape
+from tfs_lite.core.signature import DataType, Dim, ShapeContract, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
 ELEMENT_TYPES = {
@@ -74,7 +74,7 @@ def signature_of(model: ModelFile, settings: ModelSettings) -> Signature:
             f"{ARTEFACT} takes texts and {(types & NOT_IN_NUMPY).pop().text} at once, which onnxruntime in Python "
             "does not: export it with float inputs"
         )
-    return Signature(inputs, outputs, loose=True)
+    return Signature(inputs, outputs, contract=ShapeContract.INPUTS)
 
 
 def declares(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> bool:

@@ -11,6 +11,11 @@ Here a module that was replaced passes on what it lacks to the one in its place.
 a circle, as in torch and transformers, two threads that come from two sides would wait for each other; Python gives one
 of them a module of which half is missing ("partially initialized"). Loads therefore import in turns. Other threads
 never wait for a turn: a request that imports something is not held up by a load.
+
+A turn has to begin before Python takes the lock of the module, or who waits for a turn has a module that who has the
+turn may wait for. Nothing public is called so early but ``builtins.__import__``, which ``importlib.import_module`` goes
+past and which would slow down every ``import`` of the process: finders and loaders are called with the lock held.
+Hence the one private name, ``importlib._bootstrap._find_and_load``; Python itself looks it up there for each import.
 """
 
 from __future__ import annotations

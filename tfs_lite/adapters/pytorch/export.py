@@ -81,13 +81,14 @@ class ExportedModel(DeviceModel):
                 pool.drop()
             raise
 
-    def check_itself(self) -> None:
+    def check_itself(self, several: bool = False) -> None:
         """Runs it on made-up inputs, where that leaves no traces: on a CPU, if it keeps no state and has no loops.
-        FAILED_PRECONDITION if it can answer no request. Before the first run."""
+        ``several``: of one row and of two, whatever the one shows. FAILED_PRECONDITION if it can answer no request.
+        Before the first run."""
         if self._device != CPU or self._program.writes or self._program.branches:
             return
         (signature,) = self.signatures.values()
-        found = check_itself(self._request.id, signature, self.call)
+        found = check_itself(self._request.id, signature, self.call, several)
         self._signatures = {DEFAULT_SIGNATURE: found.signature}
         if found.answers:
             self._shapes_were_checked = False  # what it fails on later is the request
@@ -164,7 +165,7 @@ def open_by_torch(request: OpenRequest) -> ExportedModel:
     ) -> Program:
         return load_program(archive, document, device, pool, guards=not _is_complete(signature))
 
-    return _open(request, build)
+    return _open(request, build, by_torch=True)
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:
@@ -176,8 +177,11 @@ def check_config(directory: str, settings: ModelSettings) -> Signature:
 
 
 def _open(
-    request: OpenRequest, build: Callable[[Archive, Document, Signature, torch.device, Pool | None], Program]
+    request: OpenRequest,
+    build: Callable[[Archive, Document, Signature, torch.device, Pool | None], Program],
+    by_torch: bool = False,
 ) -> ExportedModel:
+    """``by_torch``: it may have operators of other libraries, which say themselves what torch's trace has noted."""
     with open_archive(os.path.join(request.files.directory, ARTEFACT), ARTEFACT, request.meter) as archive:
         document = read_document(archive, request.trusted)
         signature = _described(document, request.settings, request.trusted)
@@ -185,7 +189,7 @@ def _open(
         pool = open_pool(device)
         try:
             model = ExportedModel(request, signature, build(archive, document, signature, device, pool), pool)
-            model.check_itself()
+            model.check_itself(several=by_torch)
             return model
         except BaseException:
             if pool is not None:

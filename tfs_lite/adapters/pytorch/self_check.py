@@ -1,15 +1,19 @@
-"""What an exported program shows about itself at the load, by runs on made-up inputs of one row and of two.
+"""What an exported program shows about itself at the load, by runs on made-up inputs of one row, and of two if need be.
 
 A program that gives something else than it declares answers no request: it is refused. One that does so for one row
 only, such as one with a bare ``squeeze()``, takes requests of at least two, which becomes a condition of its signature.
 One that answers is right: what it fails on later is the request. A program that fails on made-up inputs shows nothing,
 because they may be no inputs for it.
+
+One row comes first, because it costs least and because torch has not seen it: its trace stands for two rows and more,
+and the declared shapes are those of the trace. Where the row is answered, two rows are run only for programs with
+operators whose shapes torch does not know by itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -19,7 +23,7 @@ import torch
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, SymbolicDim, example_shapes
+from tfs_lite.core.signature import Signature, example_shapes
 from tfs_lite.core.status import ServingError, failed_precondition
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
@@ -48,22 +52,24 @@ class SelfCheck:
     answers: bool = False
 
 
-def check_itself(servable_id: ServableId, signature: Signature, run: Run) -> SelfCheck:
-    """Runs the program once for each of :data:`SIZES` and :data:`INTEGERS` at most, and once more.
-    FAILED_PRECONDITION if it can answer no request."""
+def check_itself(servable_id: ServableId, signature: Signature, run: Run, several: bool = False) -> SelfCheck:
+    """Runs the program for each of :data:`SIZES` and :data:`INTEGERS` until it answers. ``several``: two rows are run
+    also where one row is answered. FAILED_PRECONDITION if it can answer no request."""
     tried = set[tuple[int, ...]]()
     has_integers = any(not TORCH_DTYPES[spec.dtype].is_floating_point for spec in signature.inputs)
     for size, integer in product(SIZES, INTEGERS if has_integers else INTEGERS[:1]):
-        many = _shapes(signature, size, MANY)
-        key = (integer, *(one for shape in (many or {}).values() for one in shape))
-        if many is None or key in tried:
+        one, many = (_shapes(signature, size, rows) for rows in (1, MANY))
+        key = (integer, *(size for shape in (many or one or {}).values() for size in shape))
+        if key in tried or not (one or many):
             continue
         tried.add(key)
-        fault = _fault(signature, many, integer, run)
-        if isinstance(fault, ServingError):
-            raise failed_precondition(f"it cannot answer any request: on made-up inputs {fault.status.message}")
+        single = fault = _fault(signature, one, integer, run) if one else None
+        if many and many != one and (several or fault or not one):
+            fault = _fault(signature, many, integer, run)
         if fault is None:
-            return _with_one_row(servable_id, signature, size, integer, run)
+            return SelfCheck(signature if single is None else _without_one_row(servable_id, signature, single), True)
+        if many and isinstance(fault, ServingError):
+            raise failed_precondition(f"it cannot answer any request: on made-up inputs {fault.status.message}")
     return SelfCheck(signature)
 
 
@@ -79,11 +85,8 @@ def made_up(signature: Signature, shapes: Shapes, integer: int = 1) -> list[torc
     return inputs
 
 
-def _with_one_row(servable_id: ServableId, signature: Signature, size: int, integer: int, run: Run) -> SelfCheck:
-    one = _shapes(signature, size, 1) if _batch(signature) is not None else None
-    fault = None if one is None else _fault(signature, one, integer, run)
-    if fault is None:
-        return SelfCheck(signature, answers=True)
+def _without_one_row(servable_id: ServableId, signature: Signature, fault: Exception) -> Signature:
+    """The signature for two rows and more, because of the ``fault`` of one row."""
     reason = fault.status.message if isinstance(fault, ServingError) else sentence(fault)
     logger.warning(
         "%s takes no request of one row: on made-up inputs of one row %s. Save the model again without a bare "
@@ -96,7 +99,7 @@ def _with_one_row(servable_id: ServableId, signature: Signature, size: int, inte
     conditions = read_conditions(
         (*axes, (signature.inputs[0].name, 0)), (*texts, f"n{len(axes)} >= 2"), known is None or known.complete
     )
-    return SelfCheck(replace(signature, conditions=conditions), answers=True)
+    return replace(signature, conditions=conditions)
 
 
 def _fault(signature: Signature, shapes: Shapes, integer: int, run: Run) -> Exception | None:
@@ -114,24 +117,5 @@ def _fault(signature: Signature, shapes: Shapes, integer: int, run: Run) -> Exce
 
 def _shapes(signature: Signature, size: int, rows: int) -> Shapes | None:
     """None if the signature takes no such inputs, or they would be too large."""
-    shapes = example_shapes(signature, size)
-    batch = _batch(signature)
-    if shapes is not None and batch is not None:
-        shapes = {spec.name: _of_rows(spec.shape or (), shapes[spec.name], batch, rows) for spec in signature.inputs}
-    if shapes is None or (signature.conditions is not None and signature.conditions.fault(shapes)):
-        return None
-    return shapes if sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
-
-
-def _of_rows(declared: Sequence[object], shape: tuple[int, ...], batch: str, rows: int) -> tuple[int, ...]:
-    """The shape with so many rows, or as many as are allowed at most."""
-    return tuple(
-        min(rows, dim.maximum or rows) if isinstance(dim, SymbolicDim) and dim.symbol == batch else size
-        for dim, size in zip(declared, shape, strict=True)
-    )
-
-
-def _batch(signature: Signature) -> str | None:
-    """The symbol of the first dimension of all inputs; None if there is none."""
-    firsts = {spec.batch for spec in signature.inputs}
-    return firsts.pop() if len(firsts) == 1 else None
+    shapes = example_shapes(signature, size, rows)
+    return shapes if shapes is not None and sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None

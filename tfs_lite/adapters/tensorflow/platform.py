@@ -13,7 +13,7 @@ from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.saved_model import ARTEFACT, MetaGraph, open_saved_model
 from tfs_lite.config.model import ModelSettings, ModelTensor
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, invalid_argument
 
 NAME = "tensorflow_savedmodel"
@@ -37,14 +37,17 @@ def inspect_saved_model(directory: str, tags: str, trusted: bool, settings: Mode
 
 
 def inspect_graph(graph: MetaGraph, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
-    """The signatures of an open file's graph; raises as :func:`inspect_saved_model`. Their shapes are hints, but where
-    the config makes them the contract: it declares inputs itself, or sequences, whose requests become rows."""
+    """The signatures of an open file's graph; raises as :func:`inspect_saved_model`. Their shapes are no contract but
+    where the config makes them one: it declares inputs itself, or sequences, whose requests become rows."""
     signatures = read_signatures(graph)
     if not trusted:
         check_operators(graph)
     check_signatures(signatures, settings)
     strict = signatures.keys() if settings.sequence_batching else {DEFAULT_SIGNATURE} if settings.input else set()
-    return {key: replace(found, hints=key not in strict) for key, found in signatures.items()}
+    return {
+        key: replace(found, contract=ShapeContract.ALL if key in strict else found.contract)
+        for key, found in signatures.items()
+    }
 
 
 def read_signatures(graph: MetaGraph) -> dict[str, Signature]:

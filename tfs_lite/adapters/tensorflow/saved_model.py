@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tfs_lite.adapters.inspect.archive import changed_meanwhile
 from tfs_lite.adapters.inspect.wire import damaged, entries, fields, last_number, last_text, messages, texts
 from tfs_lite.adapters.tensorflow.graph import Graph
-from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import PREDICT_METHOD, DataType, Dim, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, not_found
 
 ARTEFACT = "saved_model.pb"
@@ -176,7 +176,7 @@ def _signature(key: str, definition: memoryview) -> Signature:
         tuple(_with_symbols(spec, batched) for spec in inputs),
         tuple(_with_symbols(spec, batched) for spec in outputs),
         last_text(definition, 3) or PREDICT_METHOD,
-        hints=True,
+        contract=ShapeContract.NONE,
     )
 
 

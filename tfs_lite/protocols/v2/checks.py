@@ -15,6 +15,7 @@ from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
     DataType,
     Dim,
+    ShapeContract,
     Signature,
     TensorSpec,
     find_signature,
@@ -50,8 +51,9 @@ def run_of(
     if max_batch_size:
         _check_batch(request.inputs, name, max_batch_size)
     inputs: dict[str, Array] = {}
+    has_shapes = signature.contract is not ShapeContract.NONE
     for tensor, spec in zip(request.inputs, specs, strict=True):
-        inputs[tensor.name] = _checked(tensor, replace(spec, shape=None) if signature.hints else spec, name, read)
+        inputs[tensor.name] = _checked(tensor, spec if has_shapes else replace(spec, shape=None), name, read)
     return Run(DEFAULT_SIGNATURE, inputs, tuple(output.name for output in request.outputs))
 
 

@@ -119,7 +119,7 @@ def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
 
 
 class RowEvidence:
-    """Whether outputs whose declared shapes are hints have a row for each row of the inputs.
+    """Whether outputs that are served as they come have a row for each row of the inputs.
 
     A call that runs alone, and is not filled up, gets its own answer in any case. So the first call of a signature runs
     alone. An output that has as many rows then may have them by chance, and shares runs of another number of rows; if
@@ -130,34 +130,33 @@ class RowEvidence:
 
     __slots__ = ("_first", "_follows", "_names", "may_share")
 
-    def __init__(self, names: Collection[str]) -> None:
-        """Of the outputs with these names, at least one."""
+    def __init__(self, names: Collection[str], shown: bool = False) -> None:
+        """Of the outputs with these names. ``shown``: runs at the load have shown that all follow the rows."""
         self._names = frozenset(names)
         self._first: dict[str, int] = {}
-        self._follows = set[str]()
-        self.may_share: bool | None = None
+        self._follows = set(names if shown else ())
+        self.may_share: bool | None = True if shown else None
         """None: no run has shown anything yet."""
 
-    @property
-    def is_settled(self) -> bool:
-        return self.may_share is True and len(self._follows) == len(self._names)
+    def shows(self, outputs: tuple[str, ...]) -> bool:
+        """Whether these outputs (empty: all) follow the rows."""
+        return self.may_share is True and self._follows.issuperset(outputs or self._names)
 
     def allows(self, outputs: tuple[str, ...], rows: int) -> bool:
         """Whether calls may share a run of so many rows for these outputs (empty: all)."""
-        return bool(self.may_share) and all(
+        return self.may_share is True and all(
             name in self._follows or self._first.get(name, rows) != rows for name in outputs or self._names
         )
 
-    def note(self, results: Mapping[str, Tensor], rows: int) -> bool:
-        """Looks at the results of a run. False if an output has another number of rows."""
+    def note(self, results: Mapping[str, Tensor], rows: int) -> None:
+        """Looks at the results of a run."""
         if self.may_share is False or rows_fault(results, rows) is not None:
             self.may_share = False
-            return False
+            return
         for name in results:
             if self._first.setdefault(name, rows) != rows:
                 self._follows.add(name)
         self.may_share = True
-        return True
 
 
 def batch_memory(model: Model, signature_key: str, shapes: Shapes) -> dict[str, Array]:

@@ -269,10 +269,10 @@ class BatchingServable:
             refusal = self._check_capacity(queue, job)
             if refusal is not None:
                 return refusal
-            room = -queue.jobs.rows % largest if rule is None or rule.conditions is None else 0
             if self._order is not None:
                 self._order.keep(call)
-            whole = SplitCall(call, split(call, job.rows, room, largest), self._cancel_all)
+            parts = split(call, job.rows, queue.room(call, job.rows, largest), largest)
+            whole = SplitCall(call, parts, self._cancel_all)
             call.ticket, call.admitted = whole, True
             for each in whole.unanswered():
                 each.ticket = part = queue.job(each, now)

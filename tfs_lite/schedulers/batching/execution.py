@@ -65,10 +65,10 @@ class Execution:
         _trace(calls, report, started)
         if loss is not None:
             return loss
-        if not ok and len(calls) > 1:
+        alone = queue.evidence is not None and queue.evidence.may_share is False
+        if not ok and (len(calls) > 1 or (alone and padding)):
             for call in calls:
                 call.halved = True
-            alone = queue.evidence is not None and queue.evidence.may_share is False
             return self._run_alone(model, queue, jobs) if alone else self._run_halves(model, queue, jobs)
         self._ended(queue, ended, report.rows, ended - started)
         given: Sequence[Any] = answers  # all of them outputs if the run went well
@@ -93,14 +93,14 @@ class Execution:
         padding = 0
         try:
             settings, evidence = queue.settings, queue.evidence
-            if evidence is not None and not evidence.is_settled:
+            if evidence is not None and not evidence.shows(wanted_outputs(calls)):
                 settings = replace(settings, allowed_sizes=())
             batch = assemble(rule, model, queue.key, calls, sizes, settings)
             padding = batch.padding
             entered = self._clock.monotonic()
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
-            if evidence is not None:
+            if evidence is not None and rule is not None:
                 evidence.note(results, batch.rows + padding)
             return split_outputs(rule, batch, results, calls, sizes), padding, None, inside
         except (WorkerLost, WorkerBusy) as lost:
@@ -113,7 +113,7 @@ class Execution:
     ) -> Callable[[Model, SignatureQueue, Sequence[Job]], Loss | None] | None:
         """How calls run that may not share a run; None if they may."""
         evidence = queue.evidence
-        if not (evidence is None or evidence.is_settled or evidence.allows(wanted_outputs(calls), sum(sizes))):
+        if evidence is not None and not evidence.allows(wanted_outputs(calls), sum(sizes)):
             return self._run_alone
         return None if queue.takes(calls, sum(sizes)) else self._run_halves
 

@@ -51,9 +51,6 @@ class BatchRule:
     """An input that would have to be filled up, but has too many dimensions for that."""
     conditions: SizeConditions | None = None
     """What the sizes of every run have to be, of the rows too."""
-    outputs: tuple[str, ...] = ()
-    """All outputs, in the signature's order, where nothing but the runs themselves shows that they have a row for each
-    row; empty where the model holds its results against the signature."""
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> BatchRule | None:
@@ -81,7 +78,6 @@ class BatchRule:
             trims=tuple(_trims(signature, sizes)) if fill else (),
             too_deep=next(deep, ""),
             conditions=signature.conditions,
-            outputs=signature.output_names if signature.loose else (),
         )
 
     def rows(self, inputs: Mapping[str, Tensor]) -> int:

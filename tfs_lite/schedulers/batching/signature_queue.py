@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import Signature, shapes_fault
+from tfs_lite.core.signature import ShapeContract, Signature, shapes_fault
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import RowEvidence
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
@@ -35,7 +35,7 @@ class SignatureQueue:
     """
 
     __slots__ = (
-        *("_has_rows", "_hinted", "_name", "_run_seconds", "delay", "evidence", "jobs", "key", "may_run_apart"),
+        *("_has_rows", "_unchecked", "_name", "_run_seconds", "delay", "evidence", "jobs", "key", "may_run_apart"),
         *("outputs", "rule", "settings", "usual_rows", "wake_rows"),
     )
 
@@ -44,9 +44,10 @@ class SignatureQueue:
         self.outputs = signature.output_names
         self.rule = rule_of(signature, settings) if settings.merges else None
         self.settings = self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0)
-        names = () if self.rule is None else self.rule.outputs
-        self.evidence = RowEvidence(names) if names else None
-        """None where calls may share runs without any."""
+        self.evidence: RowEvidence | None = None
+        """None where calls may share runs without any, or never."""
+        if self.rule is not None and signature.contract is not ShapeContract.ALL:
+            self.evidence = RowEvidence(self.outputs, signature.contract is ShapeContract.ROWS)
         self.jobs = JobQueue(self.settings, name)
         self.delay = AdaptiveDelay()
         self.usual_rows: float = inf
@@ -59,7 +60,7 @@ class SignatureQueue:
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0
-        self._hinted = signature if signature.hints else None
+        self._unchecked = signature if signature.contract is ShapeContract.NONE else None
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
@@ -67,8 +68,8 @@ class SignatureQueue:
         expires, rule = call.deadline, self.rule
         if expires is None:
             expires = inf
-        hinted = self._hinted
-        if rule is None or (hinted is not None and shapes_fault(hinted, call.inputs)):
+        unchecked = self._unchecked
+        if rule is None or (unchecked is not None and shapes_fault(unchecked, call.inputs)):
             size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
             return Job(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
@@ -77,6 +78,14 @@ class SignatureQueue:
     def takes(self, calls: Sequence[PredictCall], rows: int) -> bool:
         """Whether the model takes these calls in one run of so many rows."""
         return self.rule is None or self.rule.takes([call.inputs for call in calls], rows)
+
+    def room(self, call: PredictCall, rows: int, largest: int) -> int:
+        """The rows of a call of so many that fill a batch which waits already, if it is split into parts of at most
+        ``largest`` rows; 0: it fills none. While it is not known that the outputs follow the rows, parts have two
+        numbers of rows: an output of a size of its own may look like rows in one of them and not in the other."""
+        if self.evidence is not None and not self.evidence.shows(call.outputs):
+            return 0 if rows % largest else largest - 1
+        return -self.jobs.rows % largest if self.rule is None or self.rule.conditions is None else 0
 
     def refusal(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""

@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version, functions=list(functions))
         directory = tmp_path / name
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / "model.onnx").write_bytes(model.SerializeToString())
         return directory
 

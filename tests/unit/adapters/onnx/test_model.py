@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import builtins
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -13,11 +16,18 @@ from tfs_lite.adapters.onnx.model import PLATFORM
 from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.signature import DataType, SymbolicDim
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId, VersionState
+from tfs_lite.core.signature import DataType, ShapeContract, SymbolicDim
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.servers.in_process import serving
+from tfs_lite.testing.servers.process import wait_until
 
 from .conftest import value
 
@@ -287,3 +297,90 @@ def test_missing_extra_is_named_with_its_command(write, request_for, without_onn
     assert choose_platform(files, "", PLATFORMS) is PLATFORM
     message = refusal(open_here, PLATFORM, request_for(write()), code=StatusCode.UNIMPLEMENTED)
     assert "pip install 'tfs-lite[onnx]'" in message
+
+
+def tensor(name, values, dtype=TensorProto.INT64):
+    return helper.make_tensor(name, dtype, [len(values)], values)
+
+
+NODES = {
+    "the input": [helper.make_node("Identity", ["x"], ["y"])],
+    "takes no length below 5": [
+        helper.make_node("Unsqueeze", ["x", "one"], ["u"]),
+        helper.make_node("MaxPool", ["u"], ["p"], kernel_shape=[5]),
+        helper.make_node("Squeeze", ["p", "one"], ["y"]),
+    ],
+    "a sum of all rows": [helper.make_node("ReduceSum", ["x", "zero"], ["y"], keepdims=1)],
+    "two of its own": [helper.make_node("ReduceSum", ["x"], ["s"]), helper.make_node("Expand", ["s", "two"], ["y"])],
+    "rows that are not zero": [
+        helper.make_node("ReduceMax", ["x", "one"], ["m"], keepdims=0),
+        helper.make_node("NonZero", ["m"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"]),
+        helper.make_node("Cast", ["t"], ["y"], to=TensorProto.FLOAT),
+    ],
+}
+CONSTANTS = [tensor("zero", [0]), tensor("one", [1]), tensor("two", [2, 2])]
+
+
+@pytest.fixture
+def opened_for(write, request_for):
+    """Opens an ONNX model of these nodes, for batches of so many rows."""
+
+    def make(what, rows):
+        directory = write(NODES[what], [value("x", dims=("n", "m"))], [value("y", dims=("n", None))], CONSTANTS)
+        return PLATFORM.open(replace(request_for(directory), batch_rows=rows))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("what", "rows", "contract"),
+    [
+        ("the input", (1, 2, 4), ShapeContract.ROWS),
+        ("takes no length below 5", (1, 2, 4), ShapeContract.ROWS),
+        ("the input", (1,), ShapeContract.INPUTS),
+        ("a sum of all rows", (1, 2, 4), ShapeContract.INPUTS),
+        ("two of its own", (1, 2, 4), ShapeContract.INPUTS),
+        ("rows that are not zero", (1, 2, 4), ShapeContract.INPUTS),
+    ],
+)
+def test_load_shows_whether_outputs_follow_the_rows_where_calls_may_share_runs(opened_for, what, rows, contract):
+    assert opened_for(what, rows).signatures["serving_default"].contract is contract
+
+
+@pytest.mark.parametrize(("what", "calls"), [("the input", 2), ("two of its own", 1), ("rows that are not zero", 1)])
+def test_first_request_after_a_load_waits_for_others_if_the_load_has_shown_that_they_may_share_a_run(
+    opened_for, what, calls
+):
+    """As long as the delay allows: ten minutes."""
+    reports, done = [], Queue()
+    servable = BatchingServable(
+        [opened_for(what, (1, 2))],
+        ServableId("m", 1),
+        BatchSettings(max_batch_size=2, max_delay=600.0, send=SendWhen.WAIT),
+        clock=SystemClock(),
+        on_batch=reports.append,
+    )
+    for _ in range(calls):
+        servable.submit(PredictCall("serving_default", {"x": np.ones((1, 2), np.float32)}, (), None, done.put))
+    for _ in range(calls):
+        assert isinstance(done.get(timeout=30), dict)
+    assert [report.rows for report in reports] == [calls]
+    servable.close()
+
+
+def test_first_two_requests_to_a_server_share_a_run(write, tmp_path):
+    """Either alone would wait for the other for ten minutes, or leave it waiting."""
+    directory = write(inputs=[value("x", dims=(None, 2))], outputs=[value("y", dims=(None, 2))], name="models/m/1")
+    batching = "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 600000000 }\n"
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }'
+    (directory.parent / "config.pbtxt").write_text(batching + tensors)
+    with (
+        serving(tmp_path / "models", model_repository=str(tmp_path / "models")) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        wait_until(
+            lambda: 1 in server.status("m") and server.status("m")[1].state is VersionState.AVAILABLE, "it serves"
+        )
+        calls = [pool.submit(server.client.predict, "m", {"x": np.full((1, 2), row, np.float32)}) for row in (1, 2)]
+        assert [call.result(60).outputs["y"].tolist() for call in calls] == [[[1, 1]], [[2, 2]]]

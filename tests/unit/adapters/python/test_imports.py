@@ -152,6 +152,19 @@ def test_loads_import_in_turns_and_other_threads_do_not_wait_for_them(gate: Gate
     assert gate.most == 2
 
 
+def test_load_that_waits_for_its_turn_holds_no_module_that_another_load_needs(gate: Gate, tmp_path: Path) -> None:
+    """A turn that began inside a finder or a loader of modules would begin with the lock of the module held."""
+    write(tmp_path, "first", SLOW + "import second\n")
+    write(tmp_path, "second", "import threading\nmade_by = threading.get_ident()\n")
+    one = Importer(lambda: importlib.import_module("first"))
+    wait_until(lambda: gate.inside == ["first"], "the first load imports")
+    two = Importer(lambda: importlib.import_module("second"))
+    wait_until(lambda: two.waits_in("_wait"), "the second load waits for its turn")
+    gate.opened.set()
+    assert one.result().second is two.result()
+    assert two.value.made_by == one.thread.ident
+
+
 def test_import_that_hangs_holds_the_others_up_for_a_bounded_time() -> None:
     turns, entered, over = Turns(max_wait=0.05), threading.Event(), threading.Event()
 

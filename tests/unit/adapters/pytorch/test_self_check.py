@@ -41,11 +41,28 @@ def takes_rows(signature: Signature, rows: int) -> bool:
     return True
 
 
-def test_program_that_answers_one_row_and_several_is_known_to_answer() -> None:
+@pytest.mark.parametrize(("several", "shapes"), [(False, [(1, 3)]), (True, [(1, 3), (2, 3)])])
+def test_program_that_answers_one_row_is_known_to_answer(several: bool, shapes: list[tuple[int, ...]]) -> None:
     program = Program(lambda x: x * 2)
-    found = check_itself(ID, PLAIN, program)
+    found = check_itself(ID, PLAIN, program, several)
     assert (found.signature, found.answers) == (PLAIN, True)
-    assert program.shapes == [(2, 3), (1, 3)]
+    assert program.shapes == shapes
+
+
+def test_operators_that_torch_does_not_know_are_tried_with_several_rows_too() -> None:
+    program = Program(lambda x: x.sum(0, keepdim=True))
+    assert check_itself(ID, PLAIN, program).answers
+    words = refusal(check_itself, ID, PLAIN, program, True, code=StatusCode.FAILED_PRECONDITION)
+    assert "expected float[-1,3]" in words
+
+
+def test_nothing_is_known_of_a_program_that_fails_one_row_and_is_too_large_for_two() -> None:
+    rows = (TensorSpec("x", DataType.FLOAT, (BATCH, MAX_ELEMENTS)),)
+    signature = Signature(rows, (TensorSpec("y", DataType.FLOAT, (BATCH, MAX_ELEMENTS)),))
+    program = Program(lambda x: x[0])
+    found = check_itself(ID, signature, program)
+    assert (found.signature, found.answers) == (signature, False)
+    assert program.shapes == [(1, MAX_ELEMENTS)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +113,7 @@ def test_other_sizes_are_tried_until_the_program_takes_them() -> None:
     signature = Signature((texts,), (TensorSpec("y", DataType.FLOAT, (BATCH, LENGTH)),))
     program = Program(lambda x: x.unfold(1, 5, 1).sum() + x)
     assert check_itself(ID, signature, program).answers
-    assert program.shapes == [(2, 2), (2, 8), (1, 8)]
+    assert program.shapes == [(1, 2), (2, 2), (1, 8)]
 
 
 def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> None:

@@ -15,7 +15,7 @@ from tfs_lite.adapters.trust import NO_TRUST
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import ShapeContract, Signature
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.operations.what_if.check_models import SignatureCheck, VersionVerdict, check_version
 from tfs_lite.serving.model_opener import ModelOpener
@@ -96,12 +96,12 @@ def test_a_config_that_fits_is_taken(tmp_path: Path) -> None:
         ("max_batch_size: 8\nsequence_batching: {}", {"serving_default", "other"}),
     ],
 )
-def test_shapes_are_hints_but_where_the_config_declares_inputs_or_sequences(
+def test_shapes_are_no_contract_but_where_the_config_declares_inputs_or_sequences(
     tmp_path: Path, config: str, strict: set[str]
 ) -> None:
     file = SavedModelFile([MetaGraphFile({"serving_default": SIMPLE, "other": SIMPLE})])
     found = inspect(version(tmp_path / "1", file), config)
-    assert {key for key, signature in found.items() if not signature.hints} == strict
+    assert {key for key, signature in found.items() if signature.contract is ShapeContract.ALL} == strict
 
 
 def test_its_process_imports_neither_torch_nor_tensorflow() -> None:

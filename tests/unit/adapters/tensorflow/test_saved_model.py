@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.adapters.tensorflow.allowed import check_operators
 from tfs_lite.adapters.tensorflow.saved_model import MetaGraph, open_saved_model, read_saved_model
-from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.errors import refuses
 from tfs_lite.testing.saved_models import (
@@ -55,13 +55,13 @@ def test_signatures_have_names_types_shapes_tensors_and_methods() -> None:
         "serving_default": Signature(
             (TensorSpec("x", DataType.FLOAT, (BATCH, 2), "x:0"),),
             (TensorSpec("y", DataType.FLOAT, (BATCH, 3), "y:0"),),
-            hints=True,
+            contract=ShapeContract.NONE,
         ),
         "classify": Signature(
             (TensorSpec("inputs", DataType.STRING, (BATCH,), "Identity:0"),),
             (TensorSpec("scores", DataType.FLOAT, (BATCH, 3), "Identity:0"),),
             CLASSIFY_METHOD,
-            hints=True,
+            contract=ShapeContract.NONE,
         ),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
@@ -131,12 +131,12 @@ def test_input_without_a_declared_shape_takes_any(shape: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (1, 3), (2, 1, 2)])
-def test_shapes_that_are_hints_are_not_checked_and_types_are(shape: tuple[int, ...]) -> None:
-    hints = Signature(TWO.inputs[:1], OUTPUTS, hints=True)
+def test_shapes_that_are_no_contract_are_not_checked_and_types_are(shape: tuple[int, ...]) -> None:
+    free = Signature(TWO.inputs[:1], OUTPUTS, contract=ShapeContract.NONE)
     tensor = RawTensor("A", "FP32", shape, data=b"\0" * 4 * int(np.prod(shape)))
-    assert run(tensor, signature=hints, batch=None).inputs["A"].shape == shape
+    assert run(tensor, signature=free, batch=None).inputs["A"].shape == shape
     with pytest.raises(ServingError, match="data-type"):
-        run(a(*shape, datatype="INT32"), signature=hints, batch=None)
+        run(a(*shape, datatype="INT32"), signature=free, batch=None)
 
 
 TEXTS: list[tuple[str, Any, int]] = [

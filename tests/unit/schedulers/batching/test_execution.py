@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import BatchReport, Model, PredictCall, Traits, WorkerBusy, WorkerLost
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.signature import (
+    DEFAULT_SIGNATURE,
+    DataType,
+    ShapeContract,
+    Signature,
+    SymbolicDim,
+    Tensor,
+    TensorSpec,
+)
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.batching.batcher import BatchingServable
@@ -346,12 +354,14 @@ def test_call_that_may_lack_outputs_gets_those_that_there_are_beside_one_that_ma
     assert strict.code is StatusCode.INTERNAL
 
 
-LOOSE = replace(SIGNATURE, loose=True)
+LOOSE = replace(SIGNATURE, contract=ShapeContract.INPUTS)
 """Nothing holds the outputs against the declared batch."""
+UNSURE = pytest.mark.parametrize("contract", [ShapeContract.INPUTS, ShapeContract.NONE])
 
 
-def test_calls_share_runs_once_outputs_have_shown_that_they_follow_the_rows() -> None:
-    fixture = ExecutionFixture(signature=LOOSE)
+@UNSURE
+def test_calls_share_runs_once_outputs_have_shown_that_they_follow_the_rows(contract: ShapeContract) -> None:
+    fixture = ExecutionFixture(signature=replace(SIGNATURE, contract=contract))
     fixture.run([1, 2], [3])
     assert fixture.model.runs == [[1, 2], [3]]
     fixture.run([4], [5])
@@ -363,9 +373,12 @@ def test_calls_share_runs_once_outputs_have_shown_that_they_follow_the_rows() ->
 
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize("first", range(1, 4))
-def test_output_of_a_size_of_its_own_is_whole_for_each_call_whatever_the_rows(size: int, first: int) -> None:
+@UNSURE
+def test_output_of_a_size_of_its_own_is_whole_for_each_call_whatever_the_rows(
+    size: int, first: int, contract: ShapeContract
+) -> None:
     """Its size may be the number of rows of a run by chance: of the first one, of one that is shared, of a half."""
-    fixture = ExecutionFixture(replace(MANY, allowed_sizes=(4, 8)), LOOSE)
+    fixture = ExecutionFixture(replace(MANY, allowed_sizes=(4, 8)), replace(SIGNATURE, contract=contract))
     fixture.model.result = lambda x: {"y": np.full(size, x.sum())}
     for parts in ([[1] * first], [[1], [2]], [[3], [4], [5], [6]], [[7, 8], [9]], [[1] * size], [[1, 2, 3]]):
         fixture.answers.clear()
@@ -387,10 +400,62 @@ def test_outputs_are_judged_each_for_itself() -> None:
     assert [np.asarray(fixture.of(number)["all"]).tolist() for number in range(2)] == [[2, 2], [3, 3]]
 
 
+def test_outputs_that_the_load_has_shown_to_follow_the_rows_share_the_first_run_and_are_filled_up() -> None:
+    shown = replace(SIGNATURE, contract=ShapeContract.ROWS)
+    fixture = ExecutionFixture(replace(MANY, allowed_sizes=(4,)), shown)
+    fixture.run([1], [2, 3])
+    (run,) = fixture.model.runs
+    assert (run[:3], len(run)) == ([1, 2, 3], 4)
+    assert fixture.rows_of(1) == [4, 6]
+
+
+@pytest.mark.parametrize("parts", [([1],), ([1], [2])])
+def test_what_the_load_has_shown_ends_with_the_first_run_that_shows_something_else(parts: Sequence[list[int]]) -> None:
+    shown = replace(SIGNATURE, contract=ShapeContract.ROWS)
+    fixture = ExecutionFixture(replace(MANY, allowed_sizes=(4,)), shown)
+    fixture.model.result = lambda x: {"y": np.full(7, x.sum())}
+    fixture.run(*parts)
+    assert [fixture.rows_of(number) for number in range(len(parts))] == [[sum(rows)] * 7 for rows in parts]
+    assert fixture.queue.evidence is not None
+    assert fixture.queue.evidence.may_share is False
+
+
+def test_call_that_is_not_as_declared_shows_nothing_about_those_that_are() -> None:
+    """Its first size need not be its rows."""
+    fixture = ExecutionFixture(signature=replace(SIGNATURE, contract=ShapeContract.NONE))
+    fixture.run([1], [2])
+    fixture.model.result = lambda x: {"y": np.zeros(9)}
+    unfit = Job(fixture.call(0, 1), 1, None, 0.0, 1, alone=True)
+    fixture.execution.run(fixture.model, fixture.queue, [unfit])
+    fixture.answers.clear()
+    fixture.model.result = lambda x: {"y": 2 * x}
+    fixture.run([3], [4, 5])
+    assert fixture.model.runs[-1] == [3, 4, 5]
+
+
+@UNSURE
+@pytest.mark.parametrize("own", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [3, 4, 5, 6, 8])
+def test_parts_of_a_large_call_are_not_joined_if_an_output_has_a_size_of_its_own(
+    contract: ShapeContract, own: int, rows: int
+) -> None:
+    """Its size may be that of a part, or of all parts but one."""
+    model, answers = Doubler(VirtualClock()), Queue[Answer]()
+    model.signatures = {DEFAULT_SIGNATURE: replace(SIGNATURE, contract=contract)}  # type: ignore[misc]
+    model.result = lambda x: {"y": np.full(own, 7)}
+    settings = BatchSettings(max_batch_size=2, max_request_rows=8, split_large=True)
+    servable = BatchingServable([model], ID, settings, clock=SystemClock())
+    servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": np.arange(rows)}, (), None, answers.put))
+    answer = answers.get(timeout=30)
+    servable.close()
+    assert isinstance(answer, Status), answer
+    assert answer.code is StatusCode.FAILED_PRECONDITION
+
+
 class Repeater(Doubler):
     """Takes and gives every shape."""
 
-    signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: replace(SIGNATURE, hints=True)}
+    signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: replace(SIGNATURE, contract=ShapeContract.NONE)}
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         x = np.asarray(inputs["x"])
@@ -402,7 +467,9 @@ class Repeater(Doubler):
     "value", [np.array(3), np.array([[1, 2], [3, 4]]), np.ones((9, 1), int), np.zeros((0, 2), int)]
 )
 @pytest.mark.parametrize("max_batch_size", [0, 4])
-def test_inputs_unlike_shapes_that_are_hints_run_alone_and_as_they_are(value: np.ndarray, max_batch_size: int) -> None:
+def test_inputs_unlike_shapes_that_are_no_contract_run_alone_and_as_they_are(
+    value: np.ndarray, max_batch_size: int
+) -> None:
     """They are neither put together with others, nor padded, nor split, and no request suffers from another."""
     model, answers = Repeater(VirtualClock()), Queue[tuple[int, Answer]]()
     settings = BatchSettings(max_batch_size=4, allowed_sizes=(2, 4), send=SendWhen.WAIT, max_delay=0.01)
