@@ -343,13 +343,13 @@ class FileSystemStoragePathSource:
     # One look, on a thread of the queue. All that asks the disk is here, and may hang.
 
     def _look(self, stream: _Stream) -> None:
-        with self._lock:
-            forced, stream.forced, config = stream.forced, False, self._config
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
         rests = stream.stamps == stamps
-        if rests and not forced and now < stream.full_at and not _hangs(stream.memory.report):
+        if rests and not stream.forced and now < stream.full_at:  # as nearly always; without the lock
             return
+        with self._lock:
+            forced, stream.forced, config = stream.forced, False, self._config
         look = self._look_closely(stream, config)
         if self._conclude(stream, look, forced or now >= stream.full_at, stamps):
             stream.device = stamps[0][0] if stamps[0] else 0
@@ -419,6 +419,7 @@ class FileSystemStoragePathSource:
             with self._lock:
                 if self._closed or self._streams.get(name) is not stream:
                     return
+                stream.stamps = None  # the next look that answers takes the report back
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 
