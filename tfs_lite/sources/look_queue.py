@@ -59,8 +59,8 @@ class Looked:
 
 
 class _Worker:
-    """One pass through the queue. ``item`` is being looked at, ``since`` then; ``replaced``: it hangs, and another worker
-    has taken over."""
+    """One pass through the queue. ``item`` is being looked at, ``since`` then; ``replaced``: it hangs, and another
+    worker has taken over."""
 
     __slots__ = ("item", "renewed", "replaced", "since")
 
