@@ -280,7 +280,9 @@ def test_a_close_look_sends_a_list_again_only_where_the_target_has_raised_on_it(
 
     assert (look_closely(), look_closely()) == (0, 0)
     running.refused.add("a")
+    sent = running.state.count("a [1]")
     running.source.wake({"a"})
-    assert look_closely() == 2
+    running.state.wait_for("a [1]", sent + 1)
+    assert look_closely() == 1
     running.refused.clear()
     assert (look_closely(), look_closely()) == (1, 0)
