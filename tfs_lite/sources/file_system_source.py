@@ -55,6 +55,7 @@ class _Stream(Looked):
         "inspected",
         "memory",
         "parts",
+        "refused",
         "servable",
         "stamps",
         "timer",
@@ -74,6 +75,7 @@ class _Stream(Looked):
         self.stamps: _Stamps | None = None  # of these; None: nothing may be concluded from them
         self.full_at = 0.0  # when it is looked at whatever they say
         self.emitted: AspiredList | None = None
+        self.refused = False  # the target has raised on that list
         self.inspected: frozenset[str] = frozenset()  # version directories
         self.timer: Timer | None = None  # of the look that a verdict has asked for
         self._look, self._on_hang = look, on_hang
@@ -96,10 +98,10 @@ class FileSystemStoragePathSource:
 
     Order: construct -> ``set_aspired_versions_callback`` (starts polling, the first poll at once) -> ``update_config``*
     and ``wake``* -> ``close``. A look that was asked for, by ``wake``, ``poll`` or a changed config, calls the callback
-    whatever it finds; one at an interval or after an event does so if something has changed, and at least every
-    :data:`FULL_LOOK_SECONDS`. ``on_report`` is called for each stream whose report has changed. Both are called on the
-    thread that looks (the callback also on the one that calls ``update_config``), one at a time, and must not call back
-    into the source.
+    whatever it finds; one at an interval or after an event does so if something has changed. A list that the callback
+    has raised on is sent again with the next close look, within :data:`FULL_LOOK_SECONDS`. ``on_report`` is called for
+    each stream whose report has changed. Both are called on the thread that looks (the callback also on the one that
+    calls ``update_config``), one at a time, and must not call back into the source.
 
     Looks run one after the other. One that does not answer for ``disk_timeout`` seconds is left alone
     (:mod:`tfs_lite.sources.look_queue`): the report of its stream says so (``Reason.DISK_HANGS``), and the stream is
@@ -343,15 +345,15 @@ class FileSystemStoragePathSource:
     # One look, on a thread of the queue. All that asks the disk is here, and may hang.
 
     def _look(self, stream: _Stream) -> None:
-        with self._lock:
-            forced, stream.forced, config = stream.forced, False, self._config
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
         rests = stream.stamps == stamps
-        if rests and not forced and now < stream.full_at and not _hangs(stream.memory.report):
+        if rests and not stream.forced and now < stream.full_at:  # as nearly always; without the lock
             return
+        with self._lock:
+            forced, stream.forced, config = stream.forced, False, self._config
         look = self._look_closely(stream, config)
-        if self._conclude(stream, look, forced or now >= stream.full_at, stamps):
+        if self._conclude(stream, look, forced or (stream.refused and now >= stream.full_at), stamps):
             stream.device = stamps[0][0] if stamps[0] else 0
             if now >= stream.full_at:
                 share = 1.0 if stream.full_at else random.random()  # not all at once
@@ -401,7 +403,7 @@ class FileSystemStoragePathSource:
             self._tell(stream, look.report)
             if look.aspired is not None and (forced or look.aspired != stream.emitted):
                 stream.emitted = look.aspired
-                _emit(callback, stream.servable.name, look.aspired)
+                stream.refused = not _emit(callback, stream.servable.name, look.aspired)
         return True
 
     def _tell(self, stream: _Stream, report: SourceReport) -> None:
@@ -419,6 +421,7 @@ class FileSystemStoragePathSource:
             with self._lock:
                 if self._closed or self._streams.get(name) is not stream:
                     return
+                stream.stamps = None  # the next look that answers takes the report back
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 
@@ -439,13 +442,15 @@ def _hangs(report: SourceReport | None) -> bool:
     return report is not None and report.problem.reason is Reason.DISK_HANGS
 
 
-def _emit(callback: AspiredVersionsCallback[StoragePath] | None, name: str, versions: AspiredList) -> None:
-    if callback is None:
-        return
+def _emit(callback: AspiredVersionsCallback[StoragePath] | None, name: str, versions: AspiredList) -> bool:
+    """Whether the target has taken the list."""
     try:
-        callback(name, versions)
+        if callback is not None:
+            callback(name, versions)
     except Exception:
         logger.exception("the target failed on the versions of %s", name)
+        return False
+    return True
 
 
 def _report(on_report: Callable[[SourceReport], None], report: SourceReport) -> None:

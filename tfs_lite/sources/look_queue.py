@@ -34,20 +34,17 @@ _FULL = MOST_HANGING - MOST_ON_ONE_DISK
 class Looked:
     """Something that is looked at again and again. The queue's lock guards the fields; ``device`` is set by the look.
 
-    ``since``: when the look in progress began, in seconds of ``monotonic``; None: none is.
+    ``queued``: a look was asked for that has not begun. ``hangs_since``: when the look began that has not answered in
+    time, in seconds of ``monotonic``; None: there is none.
     """
 
-    __slots__ = ("again", "device", "dropped", "hangs", "path", "queued", "since", "waits")
+    __slots__ = ("device", "hangs_since", "path", "queued")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.device = 0  # 0: not known yet
-        self.since: float | None = None
         self.queued = False
-        self.again = False  # it was asked for while a look was in progress
-        self.hangs = False
-        self.waits = False  # for other looks at its device
-        self.dropped = False
+        self.hangs_since: float | None = None
 
     def look(self) -> None:
         """On a thread of the queue. May hang; what it raises is logged."""
@@ -62,14 +59,15 @@ class Looked:
 
 
 class _Worker:
-    """One pass through the queue. ``item`` is being looked at; ``replaced``: another worker has taken over."""
+    """One pass through the queue. ``item`` is being looked at, ``since`` then; ``replaced``: it hangs, and another
+    worker has taken over."""
 
-    __slots__ = ("item", "renewed", "replaced")
+    __slots__ = ("item", "renewed", "replaced", "since")
 
     def __init__(self) -> None:
         self.item: Looked | None = None
+        self.since = self.renewed = 0.0
         self.replaced = False
-        self.renewed = 0.0
 
 
 class LookQueue:
@@ -93,26 +91,26 @@ class LookQueue:
     def ask(self, items: Iterable[Looked]) -> None:
         """A look at each that begins after this; one that was asked for already counts."""
         with self._lock:
+            if self._closed:
+                return
             for item in items:
-                if item.since is not None:
-                    item.again = True
-                elif not item.queued:
+                if not item.queued:
                     item.queued = True
                     self._waiting.append(item)
             worker = self._hire()
         self._submit(worker)
 
     def drop(self, items: Iterable[Looked]) -> None:
-        """They are not looked at any more. A look in progress goes on."""
+        """They are not looked at before they are asked for again. A look in progress goes on."""
         with self._lock:
             for item in items:
-                item.dropped = True
+                item.queued = False
 
     def hanging(self) -> list[tuple[Looked, float]]:
         """What hangs, and for how many seconds it has."""
         now = self._clock.monotonic()
         with self._lock:
-            return [(item, now - item.since) for item in self._hanging if item.since is not None]
+            return [(item, now - item.hangs_since) for item in self._hanging if item.hangs_since is not None]
 
     def run_pending(self) -> None:
         """See :meth:`tfs_lite.core.executor.Executor.run_pending`."""
@@ -127,7 +125,7 @@ class LookQueue:
 
     def _hire(self) -> _Worker | None:
         """A new worker if there is something to do for one. Called with the lock held."""
-        if self._worker is not None or not self._waiting or self._closed:
+        if self._worker is not None or not self._waiting:
             return None
         self._worker = _Worker()
         return self._worker
@@ -147,75 +145,67 @@ class LookQueue:
     def _work(self, worker: _Worker) -> None:
         while (item := self._next(worker)) is not None:
             try:
-                if (reason := self._reason_to_wait(item)) is None:
-                    item.look()
-                else:
+                if self._hanging and (reason := self._reason_to_wait(item)) is not None:
                     item.on_hang(reason)
+                else:
+                    item.look()
             except Exception:
                 logger.exception("a look at %s failed", item.path)
-            self._end(worker, item)
+        if worker.item is not None:
+            self._take_up(worker.item)
 
     def _next(self, worker: _Worker) -> Looked | None:
+        """What the worker looks at now. It runs for each of a thousand streams in each second."""
         now = self._clock.monotonic()
         if now > worker.renewed + self._seconds / 10:
             worker.renewed = now
             self._executor.renew()
         with self._lock:
-            while self._waiting and not (worker.replaced or self._closed):
+            if worker.replaced:
+                return None
+            worker.since = now
+            while self._waiting:
                 item = self._waiting.popleft()
-                item.queued = False
-                if not item.dropped:
-                    item.since, worker.item = now, item
+                if item.queued and item.hangs_since is None:
+                    item.queued, worker.item = False, item
                     return item
-            if self._worker is worker:
-                self._worker = None
+            self._worker = worker.item = None
             return None
-
-    def _end(self, worker: _Worker, item: Looked) -> None:
-        now = self._clock.monotonic()
-        with self._lock:
-            worker.item = None
-            seconds, item.since = now - (item.since or now), None
-            hung, item.hangs = item.hangs, False
-            if hung:
-                self._hanging.remove(item)
-            if item.again and not (item.dropped or self._closed):
-                item.again, item.queued = False, True
-                self._waiting.append(item)
-            hired = self._hire()
-        if hung:
-            item.on_answer(seconds)
-        self._submit(hired)
 
     def _overdue(self, worker: _Worker) -> None:
         """The look in progress hangs, and another worker takes over."""
         with self._lock:
             item = worker.item
-            if item is None:  # it has just ended, and so has the worker
+            if item is None:  # the last one has just ended, and so has the worker
                 return
             worker.replaced = True
-            item.hangs = True
+            item.hangs_since = worker.since
             self._hanging.append(item)
             self._worker = None
             hired = self._hire()
         item.on_hang(f"its disk has not answered for {self._seconds:g} s")
         self._submit(hired)
 
+    def _take_up(self, item: Looked) -> None:
+        """Its look, which hung, has ended."""
+        now = self._clock.monotonic()
+        with self._lock:
+            seconds, item.hangs_since = now - (item.hangs_since or now), None
+            self._hanging.remove(item)
+            if item.queued and not self._closed:
+                self._waiting.append(item)
+            hired = self._hire()
+        item.on_answer(seconds)
+        self._submit(hired)
+
     def _reason_to_wait(self, item: Looked) -> str | None:
         """Why the item is not to be looked at now; None: it may be."""
-        if not (self._hanging or item.waits):  # as nearly always; without the lock
-            return None
         with self._lock:
             hanging = [(each.device, each.path) for each in self._hanging]
-            item.waits = False
-        if not hanging:
-            return None
         device = item.device or self._disk.device(item.path)
         beside = sum(device == (other or self._disk.device(path)) for other, path in hanging)
         if beside < (MOST_ON_ONE_DISK if len(hanging) < _FULL else 1):
             return None
-        with self._lock:
-            item.waits = True
         return f"its disk hangs: {beside} looks at other directories there have not answered"
 
 

@@ -222,7 +222,7 @@ class ModelRepository:
         """The base paths of the models, by name, each looked at if its disk answers; None when nothing may be concluded
         from what is there."""
         root = self._root
-        if not root.hangs:
+        if root.hangs_since is None:
             root.done.clear()
         self._looks.ask([root])
         self._await(root.done)

@@ -177,7 +177,7 @@ class Running:
     """A source with threads, polled when it is told."""
 
     def __init__(self, disk: SickDisk, clock: VirtualClock) -> None:
-        self.state, self.reports = State(), {}
+        self.state, self.reports, self.refused = State(), {}, set()
         self.source = FileSystemStoragePathSource(
             config(model("a"), model("b"), poll_interval=0), disk, clock, self.on_report, disk_timeout=SECONDS
         )
@@ -189,6 +189,8 @@ class Running:
 
     def aspire(self, name: str, versions) -> None:
         self.state.note(f"{name} {[item.id.version for item in versions]}")
+        if name in self.refused:
+            raise RuntimeError("refused")
 
 
 @pytest.fixture
@@ -264,3 +266,23 @@ def test_woken_stream_is_looked_at_alone(running, sick_disk) -> None:
     running.source.wake({"a"})
     running.state.wait_for("a [1]", before + 1)
     assert set(sick_disk.listed) == {"/models/a"}
+
+
+def test_a_close_look_sends_a_list_again_only_where_the_target_has_raised_on_it(running, clock) -> None:
+    def look_closely() -> int:
+        """How many lists of a it has sent."""
+        before, of_b = running.state.count("a [1]"), running.state.count("b [1]")
+        clock.advance(FULL_LOOK_SECONDS)
+        running.source._look_at({"a"})
+        running.source.wake({"b"})
+        running.state.wait_for("b [1]", of_b + 1)
+        return running.state.count("a [1]") - before
+
+    assert (look_closely(), look_closely()) == (0, 0)
+    running.refused.add("a")
+    sent = running.state.count("a [1]")
+    running.source.wake({"a"})
+    running.state.wait_for("a [1]", sent + 1)
+    assert look_closely() == 1
+    running.refused.clear()
+    assert (look_closely(), look_closely()) == (1, 0)
