@@ -150,10 +150,11 @@ def _listed_model(versions: Tree) -> Tree:
         seconds_left=seconds,
     )
     process = _object(
-        ("version", "instance", "pid", "sandbox"),
+        ("version", "instance", "pid", "drains", "sandbox"),
         version=text,
         instance=count,
         pid={"type": ["integer", "null"]},
+        drains={"type": "boolean"},
         sandbox=_sandbox(),
     )
     return _object(
@@ -191,12 +192,13 @@ def _explained() -> Tree:
     )
     answers = _object(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
     process = _object(
-        ("version", "instance", "pid", "up", "restarts", "sandbox"),
+        ("version", "instance", "pid", "up", "restarts", "drains", "sandbox"),
         version=version,
         instance={"type": "integer", "minimum": 0},
         pid=version,
         up={"type": "boolean"},
         restarts={"type": "integer", "minimum": 0},
+        drains={"type": "boolean"},
         sandbox=_sandbox(),
     )
     explanation = _object(

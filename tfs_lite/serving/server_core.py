@@ -53,7 +53,7 @@ from tfs_lite.core.status import (
 )
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
-from tfs_lite.managers.harness import LEAVING
+from tfs_lite.managers.harness import LEAVING, HarnessState, Overdue
 from tfs_lite.managers.labels import Labels, VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.registry import Done
@@ -226,7 +226,13 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self.registry.register(
             StateCollector(
-                self.models, self.device_memory, self.queues, self.can_be_asked, self.states.state_seconds, self.hanging
+                self.models,
+                self.device_memory,
+                self.queues,
+                self.can_be_asked,
+                self.states.state_seconds,
+                self.hanging,
+                self.draining,
             )
         )
         self.registry.register(BatchStateCollector(self._queued_rows, self.workers))
@@ -292,7 +298,8 @@ class ServerCore:
                 policy=POLICIES[options.aspired_version_policy],
                 on_parked=self._recorder.on_parked,
                 on_overdue=self._on_overdue,
-                on_drained=lambda servable_id: self._recorder.on_drained(servable_id, self.clock.time()),
+                on_drained=self._on_drained,
+                drain_patience=options.slow_drain_seconds,
             )
         )
 
@@ -735,21 +742,29 @@ class ServerCore:
             workers = tuple(worker_states(servable_id, servable))
             yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
-    def workers(self) -> Iterator[WorkerState]:
-        """Of every instance that is loaded."""
-        for servable_id, servable in self._servables():
+    def workers(self, name: str | None = None) -> Iterator[WorkerState]:
+        """Of every instance that answers requests, or of those of one model, then of those that answer their last."""
+        for servable_id, servable in self._servables(None if name is None else (name,)):
             yield from worker_states(servable_id, servable)
+        for handle in self._manager.get_leaving_servable_handles(name):
+            with handle:
+                yield from worker_states(handle.id, handle.servable, drains=True)
 
     def hanging(self) -> Iterator[tuple[str, str, float]]:
-        """What takes longer than its bound: the model, ``disk``, ``load`` or ``unload``, and for how many seconds it
-        has gone on."""
+        """What takes longer than its bound: the model, ``disk``, ``load``, ``drain`` or ``unload``, and for how many
+        seconds it has gone on."""
         for name, seconds in self.sources.hanging().items():
             yield name, "disk", seconds
         for servable_id, view in self.survey().versions.items():
             if view.state.is_overdue:
                 timed = self.states.version_states(servable_id.name).get(servable_id.version)
-                what = "unload" if view.state.state in LEAVING else "load"
+                state = view.state.state
+                what = "drain" if state is HarnessState.QUIESCING else "unload" if state in LEAVING else "load"
                 yield servable_id.name, what, max(self.clock.time() - timed.time, 0.0) if timed is not None else 0.0
+
+    def draining(self) -> Iterator[tuple[ServableId, int]]:
+        """How many requests and sequences each version waits for that was withdrawn, or replaced by another load."""
+        return ((servable_id, view.leaving) for servable_id, view in self.survey().versions.items() if view.leaving)
 
     def survey(self) -> ManagerView:
         """Every version that the manager has, and what each of them waits for."""
@@ -808,15 +823,25 @@ class ServerCore:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify(attempt.id.name)
 
-    def _on_overdue(self, servable_id: ServableId, is_unload: bool) -> None:
-        """A load beside a version that serves is one too; it says nothing about that."""
+    def _on_overdue(self, servable_id: ServableId, what: Overdue) -> None:
+        """A load beside a version that serves is one too, and so are the last requests of what was replaced; they say
+        nothing about that."""
         options = self.options
-        what, bound = ("unload", options.slow_unload_seconds) if is_unload else ("load", options.slow_load_seconds)
-        text = f"its {what} takes longer than {bound:g} s and goes on; others do not wait for it"
+        if what is Overdue.DRAIN:
+            text = f"requests inside it go on for longer than {options.slow_drain_seconds:g} s; they are waited for"
+            logger.warning("%s is withdrawn, and %s: tfs-lite explain %s", servable_id, text, servable_id.name)
+        else:
+            bound = options.slow_unload_seconds if what is Overdue.UNLOAD else options.slow_load_seconds
+            text = f"its {what.value} takes longer than {bound:g} s and goes on; others do not wait for it"
         status = Status(StatusCode.DEADLINE_EXCEEDED, text, Reason.OVERDUE)
         self._recorder.on_overdue(servable_id, status)
-        if is_unload or not self.states.is_available(servable_id):
+        if not self.states.is_available(servable_id):
             self.states.remark(servable_id, status)
+
+    def _on_drained(self, servable_id: ServableId) -> None:
+        self._recorder.on_drained(servable_id, self.clock.time())
+        if self.states.remarks(servable_id.name).get(servable_id.version, OK).reason is Reason.OVERDUE:
+            self.states.remark(servable_id, None)
 
     def _on_warm_up(self, report: WarmupReport) -> None:
         metrics = self.request_metrics.tensorflow

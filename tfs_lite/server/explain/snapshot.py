@@ -20,6 +20,7 @@ from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import OK, ServingError, Status
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.failed_requests import FailedRequest
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_checks import scan_policy
@@ -84,6 +85,7 @@ Paces: TypeAlias = Callable[[ServableId], Pace | None]
 @dataclass(frozen=True, slots=True)
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
+    ``leaving`` are the workers of what was withdrawn or replaced and answers its last requests.
     ``place``: why it answers although the version policy would not take it; it follows on "version 1".
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
     withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary. ``arrived``:
@@ -105,6 +107,7 @@ class VersionSnapshot:
     replicas: str = ""
     arrived: float | None = None
     place: str = ""
+    leaving: tuple[WorkerState, ...] = ()
 
     @property
     def answers(self) -> bool:
@@ -233,6 +236,7 @@ class _Shared:
     burdens: Mapping[ServableId, Burden]
     sequences: Mapping[ServableId, tuple[int, float]]
     replicas: Mapping[ServableId, str]
+    leaving: Mapping[ServableId, Sequence[WorkerState]]
 
 
 class Snapshots:
@@ -276,12 +280,17 @@ class Snapshots:
 
     def _shared(self) -> _Shared:
         core, server = self._core, self._server(self._core.survey())
+        leaving: dict[ServableId, list[WorkerState]] = {}
+        for worker in core.workers():
+            if worker.drains:
+                leaving.setdefault(worker.id, []).append(worker)
         return _Shared(
             server,
             frozenset(server.known),
             dict(core.burdens()),
             core.services.routes.draining(),
             {each.id: each.summary for each in core.replicas()},
+            leaving,
         )
 
     def _server(self, view: ManagerView) -> ServerSnapshot:
@@ -365,6 +374,7 @@ class Snapshots:
                 shared.replicas.get(servable_id, ""),
                 arrived.get(version),
                 places.get(version, ""),
+                tuple(shared.leaving.get(servable_id, ())),
             )
         return versions
 
