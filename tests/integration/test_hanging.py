@@ -234,6 +234,41 @@ def test_request_that_never_ends_is_named_by_the_stop_that_leaves_it(
     assert "left behind: requests inside {name: sick version: 1}" in log.splitlines()[-1], log
 
 
+def test_version_that_a_request_keeps_is_shown_with_its_process_and_its_request_is_answered(
+    serve: Callable[..., Served], models: Models
+) -> None:
+    """The request is not ended: what was withdrawn waits for it, and everything says so."""
+    models.write("sick", 1, hangs_in="predict")
+    server = serve("--worker=process", "--slow_unload_seconds=0.5", "--sequence_drain_seconds=0.5")
+    server.wait_for("sick", 1)
+    with ThreadPoolExecutor(1) as pool, Probe(server.process) as probe:
+        inside = pool.submit(probe.ask, "sick")
+        wait_until(lambda: models.has_come_to("predict", "sick"), "a request is inside", 60)
+        models.write("sick", 2)
+        server.wait_for("sick", 2)
+        wait_until(lambda: server.hanging("drain", "sick"), "the drain takes long", 60)
+        assert server.causes("sick") == ["DRAIN_HANGS"]
+        (listed,) = json.loads(server.process.get("/v1/models")[1])["models"]
+        (pid,) = [each["pid"] for each in listed["process_status"] if each["drains"]]
+        link = json.loads(server.process.get("/v1/models/sick:explain")[1])["because"][0]
+        assert link["text"].startswith(f"version 1: 1 request inside, in process {pid}; ")
+        assert f"kill -9 {pid}" in link["fix"]
+        assert link["since"]
+        assert server.states("sick")[1] == (
+            "UNLOADING",
+            "requests inside it go on for longer than 1 s; they are waited for",
+        )
+        assert "OVERDUE" in server.events("sick")
+        page = server.process.get("/metrics")[1].decode()
+        assert 'tfs_lite_draining_requests{model="sick",version="1"} 1.0' in page
+        assert f'pid="{pid}",reason="",version="1"' in page
+        models.release()
+        assert inside.result(60) is not None
+    server.wait_for("sick", 1, VersionState.END)
+    assert server.causes("sick") == []
+    assert "tfs_lite_draining_requests{" not in server.process.get("/metrics")[1].decode()
+
+
 def test_load_that_was_overdue_is_served_when_it_ends(serve: Callable[..., Served], models: Models) -> None:
     models.write("slow", 1, hangs_in="load")
     server = serve("--slow_load_seconds=1")

@@ -250,10 +250,11 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
 
 def _processes(processes: Sequence[Tree]) -> list[str]:
     """What bounds the processes of each version; those that are bounded alike share a line."""
-    alike: dict[tuple[int, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[str]] = {}
     for process in processes:
         pid = str(process["pid"]) if process["up"] and process["pid"] else "down"
-        alike.setdefault((process["version"], _sandbox(process["sandbox"])), []).append(pid)
+        which = f"{process['version']}, which drains" if process.get("drains") else str(process["version"])
+        alike.setdefault((which, _sandbox(process["sandbox"])), []).append(pid)
     return [
         f"  process{'es' if len(pids) > 1 else ''} {', '.join(pids)} of version {version}: {sandbox}"
         for (version, sandbox), pids in alike.items()

@@ -247,6 +247,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def get_available_servable_handles(self, names: Collection[str] | None = None) -> dict[ServableId, ServableHandle]:
         return self._manager.get_available_servable_handles(names)
 
+    def get_leaving_servable_handles(self, name: str | None = None) -> list[ServableHandle]:
+        return self._manager.get_leaving_servable_handles(name)
+
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         return self._manager.get_managed_servable_state_snapshots(name)
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
@@ -24,7 +25,7 @@ from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
 from tfs_lite.core.threads import JOIN_SECONDS, leave_behind
-from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
+from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, Overdue, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
 from tfs_lite.managers.replace_flow import ReplaceFlow
@@ -54,8 +55,8 @@ class BasicManagerOptions:
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
     of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
     :meth:`BasicManager.run_pending`. ``on_parked``: a load waits for that much memory. ``on_drained``: the last handle
-    of a version that is being unloaded, or was replaced, is gone. ``on_overdue``: its load, or (True) its unload, takes
-    longer than the executor's patience; it goes on.
+    of a version that is being unloaded, or was replaced, is gone. ``on_overdue``: its load or unload takes longer than
+    the executor's patience, or its last requests longer than ``drain_patience`` seconds; that goes on.
     """
 
     clock: Clock
@@ -69,7 +70,8 @@ class BasicManagerOptions:
     on_change: Callable[[], None] = lambda: None
     on_parked: Callable[[ServableId, ResourceAllocation], None] = ignore
     on_drained: Callable[[ServableId], None] = ignore
-    on_overdue: Callable[[ServableId, bool], None] = ignore
+    on_overdue: Callable[[ServableId, Overdue], None] = ignore
+    drain_patience: float = inf
 
 
 class BasicManager:
@@ -91,13 +93,15 @@ class BasicManager:
             self._registry,
             self._serving_map,
             options.unload_executor,
+            options.clock,
+            options.drain_patience,
             options.on_drained,
-            lambda servable_id: options.on_overdue(servable_id, True),
+            options.on_overdue,
         )
         self._reservations = reservations = Reservations(self._registry, options.resource_tracker)
 
         def on_overdue_load(servable_id: ServableId) -> None:
-            options.on_overdue(servable_id, False)
+            options.on_overdue(servable_id, Overdue.LOAD)
 
         self._replacements = ReplaceFlow(
             self._registry, self._serving_map, reservations, self._unloads, options.load_executor, on_overdue_load
@@ -234,6 +238,7 @@ class BasicManager:
         look at each version takes."""
         with self._registry.lock:
             answers, users = set(self._serving_map.ids()), self._serving_map.users()
+            leaving = self._serving_map.leaving()
             loads, beside = self._loads.views(), {harness.id for harness in self._registry.beside}
             unloads = {harness.id: place for place, harness in enumerate(self._unloads.queued())}
             versions = {
@@ -246,6 +251,7 @@ class BasicManager:
                     users.get(servable_id, 0),
                     servable_id in beside,
                     unloads.get(servable_id),
+                    leaving.get(servable_id, 0),
                 )
                 for servable_id, harness in self._registry.harnesses.items()
             }
@@ -305,6 +311,11 @@ class BasicManager:
     def get_available_servable_handles(self, names: Collection[str] | None = None) -> dict[ServableId, ServableHandle]:
         """One handle to every ready version, or of these names; the caller releases each."""
         return self._serving_map.handles(names)
+
+    def get_leaving_servable_handles(self, name: str | None = None) -> list[ServableHandle]:
+        """As above, to what was withdrawn or replaced and is still in use; the caller releases each soon: it is waited
+        for."""
+        return self._serving_map.leaving_handles(name)
 
     # The end.
 

@@ -75,6 +75,16 @@ IN_FLIGHT = LEAVING | {_S.LOAD_APPROVED, _S.LOADING}
 HOLDS_RESOURCES = IN_FLIGHT | {_S.READY}
 """The estimate counts as used."""
 
+
+class Overdue(enum.Enum):
+    """What may take longer than its bound. It goes on."""
+
+    LOAD = "load"
+    DRAIN = "drain"
+    """Requests of a version that was withdrawn or replaced."""
+    UNLOAD = "unload"
+
+
 _REFUSALS = {
     _S.LOAD_REQUESTED: "Duplicate load request for servable",
     _S.UNLOAD_REQUESTED: "Servable not loaded, or unload already requested/ongoing:",
@@ -101,9 +111,9 @@ class LoaderHarness:
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``given_up`` are set by the manager of
     aspired versions and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what
     the version counts for while it holds resources. ``waits``: it is loading, and its last attempt said what has to
-    come first. ``is_overdue``: its load or unload runs for longer than the executor's patience; nothing waits for it
-    any more; what it holds counts as held. ``on_error`` is called once, when the harness ends in ERROR; ``on_change``
-    after each change of what the registry counts by: the state, and the properties below.
+    come first. ``is_overdue``: its load, its last requests or its unload take longer than the bound; nothing waits
+    for it any more; what it holds counts as held. ``on_error`` is called once, when the harness ends in ERROR;
+    ``on_change`` after each change of what the registry counts by: the state, and the properties below.
     """
 
     __slots__ = (
@@ -230,8 +240,8 @@ class LoaderHarness:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a manager that is closed waits for it."""
-        return self.state in IN_FLIGHT and not self.is_overdue
+        """Whether a manager that is closed waits for it: for requests always."""
+        return self.state in IN_FLIGHT and (not self.is_overdue or self.state is HarnessState.QUIESCING)
 
     @property
     def is_leaving(self) -> bool:

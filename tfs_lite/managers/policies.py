@@ -60,8 +60,9 @@ class ResourcePreservingPolicy:
     """Never has a new version in memory together with an old one.
 
     Unloads every version that is not wanted, waits until they are gone, then loads. In between nothing is served, and
-    if the new version fails there is nothing to fall back to. A version whose unload hangs is not waited for: what it
-    holds counts, and the new one is loaded if there is room beside it.
+    if the new version fails there is nothing to fall back to. A version that is overdue (its unload
+    hangs, or one of its requests does not end) is not waited for: what it holds counts, and the new one is loaded if
+    there is room beside it.
     """
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:

@@ -139,7 +139,8 @@ class ReplaceFlow:
 
     def _serve(self, replacement: _Replacement) -> None:
         old, new = replacement.old, replacement.harness
-        self._serving_map.replace(new.id, replacement.loader.servable, lambda: self._unloads.drained(old, _ignore))
+        servable = replacement.loader.servable
+        self._unloads.drain(old, lambda drained: self._serving_map.replace(new.id, servable, drained), _ignore)
         with self._registry.lock:
             new.transition(HarnessState.READY)
             closing = self._registry.closing

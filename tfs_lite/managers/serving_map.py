@@ -8,7 +8,7 @@ each version counts its own handles, so a long request holds up the unloading of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tfs_lite.core.handle import ServableHandle
@@ -128,12 +128,14 @@ class ServingMap:
 
     def users(self) -> dict[ServableId, int]:
         """Live handles of every version that can be had, and of those that are withdrawn and still in use."""
-        found: dict[ServableId, int] = {}
         with self._lock:
             entries = [entry for stream in self._streams.values() for entry in stream.versions.values()]
-            for entry in (*entries, *self._leaving):
-                found[entry.id] = found.get(entry.id, 0) + entry.handles
-        return found
+            return _count((*entries, *self._leaving))
+
+    def leaving(self) -> dict[ServableId, int]:
+        """Live handles of what was withdrawn or replaced."""
+        with self._lock:
+            return _count(self._leaving)
 
     def ids(self) -> list[ServableId]:
         """The versions that can be had now, in order."""
@@ -154,7 +156,22 @@ class ServingMap:
             entries = [entry for stream in found for entry in stream.versions.values()]
             return {entry.id: entry.take() for entry in sorted(entries, key=lambda entry: entry.id)}
 
+    def leaving_handles(self, name: str | None = None) -> list[ServableHandle]:
+        """One more handle to each version, or each of one name, that was withdrawn or replaced and is still in use, in
+        the order of their ids. The caller releases each soon: they are waited for."""
+        with self._lock:
+            entries = [entry for entry in self._leaving if entry.handles and name in (None, entry.id.name)]
+            return [entry.take() for entry in sorted(entries, key=lambda entry: entry.id)]
+
     def _versions(self, name: str) -> dict[int, _Entry]:
         """A copy to change. Called with the lock held."""
         stream = self._streams.get(name)
         return dict(stream.versions) if stream is not None else {}
+
+
+def _count(entries: Iterable[_Entry]) -> dict[ServableId, int]:
+    """Live handles by version. Called with the lock held."""
+    found: dict[ServableId, int] = {}
+    for entry in entries:
+        found[entry.id] = found.get(entry.id, 0) + entry.handles
+    return found

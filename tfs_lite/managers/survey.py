@@ -49,8 +49,9 @@ class LoadView:
 @dataclass(frozen=True, slots=True)
 class VersionView:
     """One managed version. ``estimate`` is the memory that it needs or holds; ``attempts`` counts its loads so far;
-    ``handles`` are live. ``answers``: lookups find it. ``beside``: another load of it, which takes its place or has had
-    it, is in memory too. ``unloads_ahead``: how many unloads go first, None unless its own is queued."""
+    ``handles`` are live, ``leaving`` of them hold what was withdrawn or replaced. ``answers``: lookups find it.
+    ``beside``: another load of it, which takes its place or has had it, is in memory too. ``unloads_ahead``: how many
+    unloads go first, None unless its own is queued."""
 
     state: ServableStateSnapshot
     estimate: ResourceAllocation = NO_RESOURCES
@@ -60,6 +61,7 @@ class VersionView:
     handles: int = 0
     beside: bool = False
     unloads_ahead: int | None = None
+    leaving: int = 0
 
 
 @dataclass(frozen=True, slots=True)

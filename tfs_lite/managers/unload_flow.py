@@ -4,20 +4,24 @@
     loader.unload() -> publish End
 
 No thread waits for the handles. The thread that releases the last one, often a request's, puts the task on the
-executor and goes on; teardown itself never happens there.
+executor and goes on; teardown itself never happens there. A request is never ended to get a version unloaded: one that
+goes on beyond the patience makes its version overdue, which is told, and no decision waits for it any more.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from math import inf
 
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
-from tfs_lite.managers.harness import HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HarnessState, LoaderHarness, Overdue
 from tfs_lite.managers.registry import Done, Registry, call_done
 from tfs_lite.managers.serving_map import ServingMap
 
@@ -32,16 +36,22 @@ class UnloadFlow:
         registry: Registry,
         serving_map: ServingMap,
         executor: Executor,
+        clock: Clock,
+        drain_patience: float = inf,
         on_drained: Callable[[ServableId], None] = ignore,
-        on_overdue: Callable[[ServableId], None] = ignore,
+        on_overdue: Callable[[ServableId, Overdue], None] = ignore,
     ) -> None:
         """Both are called outside the lock: ``on_drained`` when the last handle of a version is gone, ``on_overdue``
-        when its unload takes longer than the executor's patience."""
+        when handles are live for longer than ``drain_patience`` seconds, and when its unload takes longer than the
+        executor's patience."""
         self._registry = registry
         self._serving_map = serving_map
         self._executor = executor
+        self._clock = clock
+        self._drain_patience = drain_patience
         self._on_drained = on_drained
         self._on_overdue = on_overdue
+        self._drains: dict[LoaderHarness, Timer] = {}  # those with live handles; guarded by the registry's lock
         self._queued: dict[
             LoaderHarness, None
         ] = {}  # unloads that wait for a thread, in order; guarded by the registry's lock
@@ -59,18 +69,33 @@ class UnloadFlow:
         self._registry.publish_events()
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCING)
-        self._serving_map.withdraw(servable_id, lambda: self.drained(harness, done))
+        self.drain(harness, partial(self._serving_map.withdraw, servable_id), done)
         self._registry.changed()
+
+    def drain(self, harness: LoaderHarness, leave: Callable[[Callable[[], None]], None], done: Done) -> None:
+        """Takes a version that is quiescing out of the serving map by ``leave``, which calls what it is given after the
+        last handle, and unloads it then."""
+        leave(lambda: self._drained(harness, done))
+        if self._drain_patience == inf:
+            return
+        with self._registry.lock:
+            if harness.state is HarnessState.QUIESCING:
+                timer = self._clock.call_later(self._drain_patience, lambda: self._drain_overdue(harness))
+                self._drains[harness] = timer
 
     def discard(self, harness: LoaderHarness, done: Done) -> None:
         """Unloads a version whose load was cancelled while it ran; it was never served. Its state is UNLOADING."""
         cancelled = Status(StatusCode.CANCELLED, f"Loading of {harness.id} was cancelled")
         self._submit(harness, cancelled, done)
 
-    def drained(self, harness: LoaderHarness, done: Done) -> None:
+    def _drained(self, harness: LoaderHarness, done: Done) -> None:
         """Unloads a version that is quiescing and has no handles any more."""
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCED)
+            harness.is_overdue = False
+            timer = self._drains.pop(harness, None)
+        if timer is not None:
+            timer.cancel()
         self._on_drained(harness.id)
         self._submit(harness, OK, done)
 
@@ -102,12 +127,19 @@ class UnloadFlow:
             self._registry.changed()  # the next version may be withdrawn
         return True
 
+    def _drain_overdue(self, harness: LoaderHarness) -> None:
+        self._set_overdue(harness, HarnessState.QUIESCING, Overdue.DRAIN)
+
     def _overdue(self, harness: LoaderHarness) -> None:
+        self._set_overdue(harness, HarnessState.UNLOADING, Overdue.UNLOAD)
+
+    def _set_overdue(self, harness: LoaderHarness, state: HarnessState, what: Overdue) -> None:
+        """Unless the version has left the state meanwhile."""
         with self._registry.lock:
-            if harness.state is not HarnessState.UNLOADING:
+            if harness.state is not state:
                 return
             harness.is_overdue = True
-        self._on_overdue(harness.id)
+        self._on_overdue(harness.id, what)
         self._registry.changed()
 
     def _finish(self, harness: LoaderHarness, final: Status, done: Done) -> None:

@@ -188,7 +188,8 @@ class WorkerState:
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
     way; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure`` and ``retry_at`` say of one that
     is not up why it has ended, why it could not be started again, and when that is tried next, in seconds of
-    ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none."""
+    ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none. ``drains``: its version was
+    withdrawn, or replaced by another load, and waits for its last requests."""
 
     id: ServableId
     instance: int
@@ -202,11 +203,12 @@ class WorkerState:
     failure: str = ""
     retry_at: float | None = None
     sandbox: SandboxStatus | None = None
+    drains: bool = False
 
 
 class BatchStateCollector(Collector):
     """Reads the current state once per page, on the page's thread. ``waiting``: the waiting rows of each version; the
-    waiting calls are in StateCollector."""
+    waiting calls are in StateCollector. ``workers``: of two loads of a version the first counts."""
 
     def __init__(
         self, waiting: Callable[[], Iterable[tuple[ServableId, int]]], workers: Callable[[], Iterable[WorkerState]]
@@ -235,8 +237,12 @@ class BatchStateCollector(Collector):
         info = GaugeMetricFamily(
             "tfs_lite_worker_info", "1, for what the worker is.", labels=(*labels, "kind", "pid", "reason")
         )
+        seen = set()
         for worker in self._workers():
             which = (worker.id.name, str(worker.id.version), str(worker.instance))
+            if which in seen:  # of what was replaced
+                continue
+            seen.add(which)
             up.add_metric(which, int(worker.up))
             restarts.add_metric(which, worker.restarts)
             pid = "" if worker.pid is None else str(worker.pid)

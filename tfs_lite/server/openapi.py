@@ -148,10 +148,11 @@ def _listed_model(versions: Tree) -> Tree:
         seconds_left=seconds,
     )
     process = object_of(
-        ("version", "instance", "pid", "sandbox"),
+        ("version", "instance", "pid", "drains", "sandbox"),
         version=text,
         instance=count,
         pid={"type": ["integer", "null"]},
+        drains={"type": "boolean"},
         sandbox=sandbox_schema(),
     )
     return object_of(

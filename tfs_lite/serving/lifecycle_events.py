@@ -56,7 +56,7 @@ class LoadParked:
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
+class StepOverdue:
     """The load or the unload of a version takes longer than its bound, and goes on."""
 
     id: ServableId
@@ -154,7 +154,7 @@ LifecycleEvent: TypeAlias = (
     | StateChanged
     | LoadAttempted
     | LoadParked
-    | Overdue
+    | StepOverdue
     | Drained
     | LoadWantedAnew
     | Replaced

@@ -61,6 +61,7 @@ class Metrics(Feature):
                 view.can_be_asked,
                 core.states.state_seconds,
                 view.hanging,
+                view.draining,
             )
         )
         registry.register(BatchStateCollector(view.queued_rows, view.workers))
@@ -194,16 +195,19 @@ class StateCollector(Collector):
         can_be_asked: Callable[[ServableId], bool],
         state_seconds: Callable[[str], Mapping[int, float]],
         hanging: Callable[[], Iterable[tuple[str, str, float]]] = lambda: (),
+        draining: Callable[[], Iterable[tuple[ServableId, int]]] = lambda: (),
     ) -> None:
         """``reports`` has every configured model; ``can_be_asked`` is False for an available version that has lost all
         its replicas; ``state_seconds``: by version, for how long it has been in its state. ``hanging``: model, what
-        goes on beyond its bound, and for how many seconds."""
+        goes on beyond its bound, and for how many seconds. ``draining``: the requests that withdrawn
+        versions wait for."""
         self._reports = reports
         self._resources = resources
         self._queues = queues
         self._can_be_asked = can_be_asked
         self._state_seconds = state_seconds
         self._hanging = hanging
+        self._draining = draining
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -215,6 +219,7 @@ class StateCollector(Collector):
         yield self._seconds(reports)
         yield from self._memory()
         yield self._depths()
+        yield self._drains()
         yield self._hangs()
 
     def _available(self, reports: Iterable[ModelReport]) -> Metric:
@@ -269,11 +274,21 @@ class StateCollector(Collector):
             depths.add_metric((servable_id.name, str(servable_id.version)), depth)
         return depths
 
+    def _drains(self) -> Metric:
+        requests = GaugeMetricFamily(
+            "tfs_lite_draining_requests",
+            "Requests and sequences that a version waits for which was withdrawn or replaced, before it is unloaded.",
+            labels=("model", "version"),
+        )
+        for servable_id, count in self._draining():
+            requests.add_metric((servable_id.name, str(servable_id.version)), count)
+        return requests
+
     def _hangs(self) -> Metric:
         """The longest of each kind."""
         seconds = GaugeMetricFamily(
             "tfs_lite_hanging_seconds",
-            "For how long a look at a model's disk, a load or an unload has gone on, once it is beyond its bound.",
+            "For how long a look at a model's disk, a load, a drain or an unload has gone on beyond its bound.",
             labels=("model", "what"),
         )
         longest: dict[tuple[str, str], float] = {}

@@ -309,6 +309,11 @@ class ServerOptions:
             raise invalid_argument(f"{name} is {value!r}, expected one of: {', '.join(choices)}")
 
     @property
+    def slow_drain_seconds(self) -> float:
+        """When the last requests and sequences of a withdrawn version take longer, nothing waits for it any more."""
+        return self.slow_unload_seconds + self.sequence_drain_seconds
+
+    @property
     def follows_changes(self) -> bool:
         """Whether the disk and the config are looked at again after the start."""
         return self.model_control_mode == "poll"

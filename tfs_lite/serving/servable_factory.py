@@ -288,7 +288,7 @@ def _most_rows(signatures: Collection[Signature]) -> int | None:
     return min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
 
 
-def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[WorkerState]:
+def worker_states(servable_id: ServableId, servable: Servable, drains: bool = False) -> Iterator[WorkerState]:
     """Of every instance."""
     for number, model in enumerate(servable.models):
         worker = model.worker
@@ -305,6 +305,7 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
             worker.failure,
             worker.retry_at,
             worker.sandbox,
+            drains,
         )
 
 

@@ -27,6 +27,7 @@ from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.harness import Overdue
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
@@ -42,9 +43,9 @@ from tfs_lite.serving.lifecycle_events import (
     LoadParked,
     ModelAdded,
     ModelGone,
-    Overdue,
     Reloaded,
     StateChanged,
+    StepOverdue,
     WarmedUp,
     WorkerChanged,
 )
@@ -192,7 +193,8 @@ class ServerCore:
                 policy=POLICIES[options.aspired_version_policy],
                 on_parked=lambda servable_id, needs: self.publish(LoadParked(servable_id, needs)),
                 on_overdue=self._on_overdue,
-                on_drained=lambda servable_id: self.publish(Drained(servable_id, self.clock.time())),
+                on_drained=self._on_drained,
+                drain_patience=options.slow_drain_seconds,
             )
         )
 
@@ -357,15 +359,25 @@ class ServerCore:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.notify(attempt.id.name)
 
-    def _on_overdue(self, servable_id: ServableId, is_unload: bool) -> None:
-        """A load beside a version that serves is one too; it says nothing about that."""
+    def _on_overdue(self, servable_id: ServableId, what: Overdue) -> None:
+        """A load beside a version that serves is one too, and so are the last requests of what was replaced; they say
+        nothing about that."""
         options = self.options
-        what, bound = ("unload", options.slow_unload_seconds) if is_unload else ("load", options.slow_load_seconds)
-        text = f"its {what} takes longer than {bound:g} s and goes on; others do not wait for it"
+        if what is Overdue.DRAIN:
+            text = f"requests inside it go on for longer than {options.slow_drain_seconds:g} s; they are waited for"
+            logger.warning("%s is withdrawn, and %s: tfs-lite explain %s", servable_id, text, servable_id.name)
+        else:
+            bound = options.slow_unload_seconds if what is Overdue.UNLOAD else options.slow_load_seconds
+            text = f"its {what.value} takes longer than {bound:g} s and goes on; others do not wait for it"
         status = Status(StatusCode.DEADLINE_EXCEEDED, text, Reason.OVERDUE)
-        self.publish(Overdue(servable_id, status))
-        if is_unload or not self.states.is_available(servable_id):
+        self.publish(StepOverdue(servable_id, status))
+        if not self.states.is_available(servable_id):
             self.states.remark(servable_id, status)
+
+    def _on_drained(self, servable_id: ServableId) -> None:
+        self.publish(Drained(servable_id, self.clock.time()))
+        if self.states.remarks(servable_id.name).get(servable_id.version, OK).reason is Reason.OVERDUE:
+            self.states.remark(servable_id, None)
 
     def _on_state(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""

@@ -15,7 +15,7 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import DOES_NOT_ANSWER, ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, not_found
-from tfs_lite.managers.harness import LEAVING
+from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -193,25 +193,31 @@ class View:
             workers = tuple(worker_states(servable_id, servable))
             yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
-    def workers(self) -> Iterator[WorkerState]:
-        """Of every instance that is loaded."""
-        for servable_id, servable in self._servables():
+    def workers(self, name: str | None = None) -> Iterator[WorkerState]:
+        """Of every instance that answers requests, or of those of one model, then of those that answer their last."""
+        for servable_id, servable in self._servables(None if name is None else (name,)):
             yield from worker_states(servable_id, servable)
+        for handle in self._core.manager.get_leaving_servable_handles(name):
+            with handle:
+                yield from worker_states(handle.id, handle.servable, drains=True)
 
     def hanging(self) -> Iterator[tuple[str, str, float]]:
-        """What takes longer than its bound: the model, ``disk``, ``load`` or ``unload``, and for how many seconds it
-        has gone on."""
+        """What takes longer than its bound: the model, ``disk``, ``load``, ``drain`` or ``unload``, and for how many
+        seconds it has gone on."""
         for name, seconds in self._core.sources.hanging().items():
             yield name, "disk", seconds
+        now = self._core.clock.time()
         for servable_id, view in self._core.manager.survey().versions.items():
             if view.state.is_overdue:
                 timed = self._core.states.version_states(servable_id.name).get(servable_id.version)
-                what = "unload" if view.state.state in LEAVING else "load"
-                yield (
-                    servable_id.name,
-                    what,
-                    max(self._core.clock.time() - timed.time, 0.0) if timed is not None else 0.0,
-                )
+                state = view.state.state
+                what = "drain" if state is HarnessState.QUIESCING else "unload" if state in LEAVING else "load"
+                yield servable_id.name, what, max(now - timed.time, 0.0) if timed is not None else 0.0
+
+    def draining(self) -> Iterator[tuple[ServableId, int]]:
+        """How many requests and sequences each version waits for that was withdrawn, or replaced by another load."""
+        versions = self._core.manager.survey().versions
+        return ((servable_id, view.leaving) for servable_id, view in versions.items() if view.leaving)
 
     def queued_rows(self) -> Iterator[tuple[ServableId, int]]:
         """How many rows wait for each version that is available."""

@@ -26,6 +26,8 @@ GRACE_SECONDS = 2.0
 MEMORY_DIRECTORY = "/dev/shm"
 """Where a process has its own directory if there is no place for temporary files, as in a container whose root file
 system is read-only."""
+START_SECONDS = 60.0
+"""How long the process that starts models may take to start one: it imports libraries before, in turns."""
 KILL_SECONDS = 10.0
 """How long the kernel may take to end a killed process."""
 logger = logging.getLogger(__name__)
@@ -96,8 +98,8 @@ class ProcessConnection(Connection):
 def connect(
     supervisor: Supervisor, remote: RemoteModel, lane: Lane, on_start: Callable[[Worker], None]
 ) -> ProcessConnection:
-    """Starts a process and opens the model in it, without a time limit. The caller keeps ``lane``.
-    ``on_start`` gets the process as soon as there is one; killing it ends the wait.
+    """Starts a process, within :data:`START_SECONDS`, and opens the model in it, without a time limit. The caller
+    keeps ``lane``. ``on_start`` gets the process as soon as there is one; killing it ends the wait.
 
     Raises what the opening raised; WorkerLost if the process died meanwhile. A failure leaves nothing behind.
     """
@@ -114,6 +116,8 @@ def connect(
     worker.on_end(channel.shut_down)
     on_start(worker)
     try:
+        if not worker.started.wait(START_SECONDS):
+            raise WorkerLost(f"{remote.label}: the process that starts models has not answered for {START_SECONDS:g} s")
         description = _open(channel, remote, lane, own_directory)
         items = _open_item_channels(channel, remote) if description.has_item_steps else ()
     except BaseException as error:
@@ -122,7 +126,6 @@ def connect(
         channel.close()
         _remove(own_directory)
         raise failure from None
-    worker.started.wait(KILL_SECONDS)
     main = RequestChannel(ArenaChannel(channel, lane.inputs, lane.outputs))
     return ProcessConnection(remote, worker, main, items, description, own_directory)
 

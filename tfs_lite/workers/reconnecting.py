@@ -33,6 +33,8 @@ POLL_SECONDS = 0.05
 """How often ``give_up`` is checked."""
 JOIN_SECONDS = 30.0
 """How long ``close`` waits for the thread that connects: it looks at the model's files, and their disk may hang."""
+WAIT_SECONDS = 10.0
+"""How long after the loss of a process requests wait for the next one; later ones are refused at once."""
 MOVE_SECONDS = 1.0
 """The time between two attempts to connect elsewhere."""
 logger = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class ReconnectingModel(Model):
         self._restarter: threading.Thread | None = None
         self._backoff = backoff or Backoff()
         self._delay = 0.0
+        self._lost_at = 0.0
         self._failed_starts = 0
         self._cause = ""
         self._failure = ""
@@ -279,14 +282,16 @@ class ReconnectingModel(Model):
             second_chance = False
 
     def _wait_for_connection(self, deadline: float | None) -> Connection:
-        """The connection; waits for the next process while there is none. WorkerLost if that has failed to start, or
-        will not be started soon."""
+        """The connection; waits for the next process while there is none. WorkerLost if that has failed to start,
+        will not be started soon, or has not been started within :data:`WAIT_SECONDS`."""
         with self._changed:
             while self._connection is None:
-                if self._closing.is_set() or self._failed_starts or self._delay > self._max_wait:
+                now = time.monotonic()
+                patience = self._lost_at + WAIT_SECONDS - now
+                if self._closing.is_set() or self._failed_starts or self._delay > self._max_wait or patience <= 0:
                     raise WorkerLost(self._message(self._cause), unread=True)
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = patience if deadline is None else min(deadline - now, patience)
+                if left <= 0:
                     again = self._words.started_again
                     message = f"{self._label}: the deadline passed while its {self._words.process} was {again}"
                     raise ServingError(StatusCode.DEADLINE_EXCEEDED, message)
@@ -319,6 +324,7 @@ class ReconnectingModel(Model):
             self._cause = connection.verdict
             self._failed_starts, self._failure = 0, ""
             now = time.monotonic()
+            self._lost_at = now
             self._delay = self._backoff.next(now - connection.opened)
             self._retry_at = now + self._delay
             try:

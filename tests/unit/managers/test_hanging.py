@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.resources import main_ram
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.managers.harness import HarnessState
+from tfs_lite.managers.harness import HarnessState, Overdue
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
 S = HarnessState
@@ -37,7 +37,7 @@ def run(fixture: ManagerFixture, but: str) -> None:
 
 
 @pytest.fixture
-def overdue() -> list[tuple[ServableId, bool]]:
+def overdue() -> list[tuple[ServableId, Overdue]]:
     return []
 
 
@@ -50,7 +50,7 @@ def test_load_that_hangs_holds_up_no_other_model(policy: str, overdue: list[Any]
     run(fixture, but="load")
     assert fixture.ready("well") == [2]
     assert fixture.state("sick", 1) is S.LOADING
-    assert overdue == [(ServableId("sick", 1), False)]
+    assert overdue == [(ServableId("sick", 1), Overdue.LOAD)]
     fixture.loads.finish()
     assert fixture.ready("sick") == [1]
 
@@ -65,7 +65,7 @@ def test_unload_that_hangs_holds_up_no_other_model(policy: str, overdue: list[An
     run(fixture, but="unload")
     assert fixture.ready("well") == [2]
     assert (fixture.state("well", 1), fixture.state("sick", 1)) == (None, S.UNLOADING)
-    assert overdue[0] == (ServableId("sick", 1), True)
+    assert overdue[0] == (ServableId("sick", 1), Overdue.UNLOAD)
     fixture.unloads.finish()
     fixture.settle()
     assert fixture.history("sick", 1)[-2:] == ["Unloading", "End"]
@@ -138,3 +138,51 @@ def test_no_other_version_is_withdrawn_while_one_waits_for_the_thread_that_unloa
     fixture.unloads.finish()
     fixture.settle()
     assert [fixture.ready(name) for name in "abc"] == [[2], [2], [2]]
+
+
+@pytest.mark.parametrize("policy", ["availability", "resource"])
+def test_request_that_never_ends_keeps_its_version_and_holds_up_no_successor(policy: str, overdue: list[Any]) -> None:
+    """With the resource policy the model was dark for as long as one client held a request open."""
+    fixture = ManagerFixture(policy, drain_patience=90.0, on_overdue=lambda *told: overdue.append(told))
+    fixture.serve("sick", 1)
+    handle = fixture.manager.get_servable_handle(ModelRef("sick"))
+    fixture.serve("sick", 2)
+    fixture.clock.advance(89.0)
+    fixture.settle()
+    assert (overdue, fixture.ready("sick")) == ([], [2] if policy == "availability" else [])
+    fixture.clock.advance(2.0)
+    fixture.settle()
+    assert overdue == [(ServableId("sick", 1), Overdue.DRAIN)]
+    assert (fixture.state("sick", 1), fixture.ready("sick")) == (S.QUIESCING, [2])
+    assert fixture.manager.survey().versions[ServableId("sick", 1)].leaving == 1
+    assert handle.servable is not None
+    handle.release()
+    fixture.settle()
+    assert fixture.history("sick", 1)[-2:] == ["Unloading", "End"]
+
+
+def test_load_is_refused_rather_than_parked_behind_a_request_that_never_ends() -> None:
+    fixture = ManagerFixture("resource", ram=10, max_num_load_retries=0, drain_patience=90.0)
+    for version in (1, 2):
+        fixture.loading[ServableId("sick", version)] = {"estimate": main_ram(6)}
+    fixture.serve("sick", 1)
+    handle = fixture.manager.get_servable_handle(ModelRef("sick"))
+    fixture.serve("sick", 2)
+    fixture.clock.advance(91.0)
+    fixture.settle()
+    status = fixture.status("sick", 2)
+    assert status is not None
+    assert status.code is StatusCode.RESOURCE_EXHAUSTED
+    handle.release()
+    fixture.settle()
+    assert fixture.ready("sick") == [2]
+
+
+def test_version_that_has_drained_in_time_leaves_no_timer() -> None:
+    fixture = ManagerFixture(drain_patience=90.0)
+    fixture.serve("m", 1)
+    before = fixture.clock.pending
+    with fixture.manager.get_servable_handle(ModelRef("m")):
+        fixture.serve("m", 2)
+        assert fixture.clock.pending == before + 1
+    assert fixture.clock.pending == before

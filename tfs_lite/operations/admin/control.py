@@ -53,9 +53,8 @@ class AdminControl:
             memory=[account.as_json() for account in memory],
             processes=[
                 _process(worker)
-                for servable_id, burden in core.view.burdens(ref.name)
-                for worker in burden.workers
-                if worker.kind == "process" and version in (None, servable_id.version)
+                for worker in core.view.workers(ref.name)
+                if worker.kind == "process" and version in (None, worker.id.version)
             ],
             events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
             requests=[request.as_json for request in self._ring.of_model(ref.name, SHOWN_REQUESTS)],
@@ -120,5 +119,6 @@ def _process(worker: WorkerState) -> dict[str, Any]:
         "pid": worker.pid,
         "up": worker.up,
         "restarts": worker.restarts,
+        "drains": worker.drains,
         "sandbox": None if worker.sandbox is None else worker.sandbox._asdict(),
     }

@@ -29,12 +29,13 @@ def _explained() -> Tree:
     )
     answers = object_of(("reference", "version", "weight"), reference=text, version=version, weight={"type": "number"})
     process = object_of(
-        ("version", "instance", "pid", "up", "restarts", "sandbox"),
+        ("version", "instance", "pid", "up", "restarts", "drains", "sandbox"),
         version=version,
         instance={"type": "integer", "minimum": 0},
         pid=version,
         up={"type": "boolean"},
         restarts={"type": "integer", "minimum": 0},
+        drains={"type": "boolean"},
         sandbox=sandbox_schema(),
     )
     explanation = object_of(

@@ -73,9 +73,9 @@ class Details:
         """Those of versions that run in processes of this server, with the fields of a replica."""
         return [
             {
-                "version": servable_id.version,
+                "version": worker.id.version,
                 "name": f"process {worker.instance}",
-                "state": "up" if worker.up else "down",
+                "state": "draining" if worker.drains else "up" if worker.up else "down",
                 "since": None,
                 "node": worker.node,
                 "pid": worker.pid,
@@ -84,8 +84,7 @@ class Details:
                 "reason": worker.failure or worker.cause or worker.reason,
                 "sandbox": None if worker.sandbox is None else worker.sandbox._asdict(),
             }
-            for servable_id, burden in self._core.view.burdens(name)
-            for worker in burden.workers
+            for worker in self._core.view.workers(name)
             if worker.kind == "process"
         ]
 

@@ -151,7 +151,10 @@ def _is_idle(case: Case) -> bool:
 def _draining(case: Case) -> Link | None:
     if case.found is None or case.verdict is not Verdict.LEAVING:
         return None
-    return words.unload_hangs(case.found) if case.hangs else words.draining(case.model, case.found)
+    view = case.found.view
+    if case.hangs and view is not None and view.state.state is not HarnessState.QUIESCING:
+        return words.unload_hangs(case.found)
+    return words.draining(case.model, case.found)
 
 
 def _worker(case: Case) -> Link | None:
@@ -369,7 +372,7 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     because = tuple(chain(case))
     sentence = words.sentence(model, case.version, ref.label, verdict, case.verdict, because)
     if ref.version is None and ref.label is None:
-        others = [*_in_vain(model, case), *_answering_too(model, case)]
+        others = [*_in_vain(model, case), *_answering_too(model, case), *_draining_too(model, case)]
         because = (*because, *_of_model(model, case, others))[:MAX_CHAIN]
     return Explanation(
         ref.name,
@@ -421,6 +424,14 @@ def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
         yield words.answering_too(version, cause)
 
 
+def _draining_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
+    """The other versions that wait for their last requests, and loads of those that answer that were replaced."""
+    for version, found in model.versions.items():
+        if found.view is not None and found.view.leaving and (found.answers or version != case.version):
+            link = words.draining(model, found)
+            yield words.answering_too(version, link)
+
+
 def _cause_of(model: ModelSnapshot, version: int, paths: bool) -> Link | None:
     """The nearest one."""
     verdict, found = verdict_of_version(model, version), model.versions.get(version)
@@ -457,7 +468,8 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
     text = words.sentence(model, case.version, None, verdict, case.verdict, because)
-    others = [*_in_vain(model, case), *_answering_too(model, case)]
+    hanging = [link for link in _draining_too(model, case) if link.cause is Cause.DRAIN_HANGS]
+    others = [*_in_vain(model, case), *_answering_too(model, case), *hanging]
     more = list(_of_model(model, case, others))
     nearest = next(iter((*because, *more)), None)
     return ModelVerdict(

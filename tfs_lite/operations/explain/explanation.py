@@ -55,6 +55,7 @@ class Cause(enum.Enum):
     WAITS_FOR_PLACE = "the cluster has no room for its replicas"
     LOADING = "it is being loaded"
     LOAD_HANGS = "its load takes longer than the bound"
+    DRAIN_HANGS = "the last requests inside take longer than the bound"
     UNLOAD_HANGS = "its unload takes longer than the bound"
     RETRYING = "the last attempt failed, and there will be another"
     LOAD_FAILED = "no attempt has succeeded"

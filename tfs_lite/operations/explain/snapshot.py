@@ -20,6 +20,7 @@ from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import OK, ServingError, Status
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
+from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.server.runtime.health import Health
@@ -87,6 +88,7 @@ Paces: TypeAlias = Callable[[ServableId], Pace | None]
 @dataclass(frozen=True, slots=True)
 class VersionSnapshot:
     """One version. ``view`` is the manager's, None if it does not manage the version; ``state`` the last event.
+    ``leaving`` are the workers of what was withdrawn or replaced and answers its last requests.
     ``place``: why it answers although the version policy would not take it; it follows on "version 1".
     ``on_disk`` is None where the source does not look. ``sequences``: how many have not ended of a version that is
     withdrawn, and until when it waits for them, in seconds since 1970. ``replicas`` is a summary. ``arrived``:
@@ -108,6 +110,7 @@ class VersionSnapshot:
     replicas: str = ""
     arrived: float | None = None
     place: str = ""
+    leaving: tuple[WorkerState, ...] = ()
 
     @property
     def answers(self) -> bool:
@@ -236,6 +239,7 @@ class _Shared:
     burdens: Mapping[ServableId, Burden]
     sequences: Mapping[ServableId, tuple[int, float]]
     replicas: Mapping[ServableId, str]
+    leaving: Mapping[ServableId, Sequence[WorkerState]]
 
 
 class Snapshots:
@@ -279,12 +283,17 @@ class Snapshots:
 
     def _shared(self) -> _Shared:
         core, server = self._core, self._server(self._core.manager.survey())
+        leaving: dict[ServableId, list[WorkerState]] = {}
+        for worker in core.view.workers():
+            if worker.drains:
+                leaving.setdefault(worker.id, []).append(worker)
         return _Shared(
             server,
             frozenset(server.known),
             dict(core.view.burdens()),
             core.sequences.routes.draining(),
             {each.id: each.summary for each in core.view.replicas()},
+            leaving,
         )
 
     def _server(self, view: ManagerView) -> ServerSnapshot:
@@ -368,6 +377,7 @@ class Snapshots:
                 shared.replicas.get(servable_id, ""),
                 arrived.get(version),
                 places.get(version, ""),
+                tuple(shared.leaving.get(servable_id, ())),
             )
         return versions
 

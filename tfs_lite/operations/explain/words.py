@@ -394,10 +394,15 @@ def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
 
 
 def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
+    """Of one that was withdrawn, or of the load before the one that answers."""
     view = found.view
     assert view is not None
-    inside = view.handles
+    inside, pids = view.leaving, [str(worker.pid) for worker in found.leaving if worker.pid is not None]
     text = f"{counted(inside, 'request')} inside"
+    if found.answers:
+        text = f"{text} from before it was loaded anew"
+    if pids:
+        text += f", in process{'es' if len(pids) > 1 else ''} {listed(pids)}"
     if found.sequences is not None and found.sequences[0]:
         count, until = found.sequences
         text += f", of these {counted(count, 'sequence')}, which may go on until {clock(until)}"
@@ -405,12 +410,31 @@ def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
         text = "it is being unloaded"
         if view.unloads_ahead is not None:
             text = f"its unload is queued, {counted(view.unloads_ahead, 'unload')} before it"
+    elif view.state.is_overdue:
+        text += "; they take longer than --slow_unload_seconds and --sequence_drain_seconds together; others go on"
     else:
         text += "; it is unloaded after the last of them"
     fix = "wait for its requests to end" if inside else "wait"
-    if view.state.is_aspired:
+    if inside and view.state.is_overdue:
+        fix = _end_requests(pids)
+    if view.state.is_aspired and not found.answers:
         fix += "; it is wanted again and is loaded anew then"
-    return Link(Cause.DRAINING, text, fix, found.state.time if found.state is not None else None)
+    since = found.state.time if found.state is not None and not found.answers else None
+    return Link(
+        Cause.DRAIN_HANGS if inside and view.state.is_overdue else Cause.DRAINING,
+        text,
+        fix,
+        since,
+        "serving.md#what-hangs",
+    )
+
+
+def _end_requests(pids: Sequence[str]) -> str:
+    """``pids`` of the processes that they are in; none: they are in threads of the server."""
+    fix = "wait if they may take so long; else end them: stop their clients, "
+    if pids:
+        return f"{fix}or kill -9 {' '.join(pids)}, and what is started in its place, which fails them with UNAVAILABLE"
+    return f'{fix}or, if the model hangs, start the server again (and give it worker: "process", which can be killed)'
 
 
 # What cannot be loaded.

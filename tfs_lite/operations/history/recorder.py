@@ -32,9 +32,9 @@ from tfs_lite.serving.lifecycle_events import (
     LoadAttempted,
     LoadParked,
     LoadWantedAnew,
-    Overdue,
     Replaced,
     StateChanged,
+    StepOverdue,
     WorkerChanged,
 )
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -86,7 +86,7 @@ class Recorder:
                 self.on_attempt(attempt)
             case LoadParked(servable_id, needs):
                 self.on_parked(servable_id, needs)
-            case Overdue(servable_id, status):
+            case StepOverdue(servable_id, status):
                 self.on_overdue(servable_id, status)
             case Drained(servable_id, time):
                 self.on_drained(servable_id, time)

@@ -111,6 +111,7 @@ def _of_process(process: WorkerState) -> dict[str, Any]:
         "version": str(process.id.version),
         "instance": process.instance,
         "pid": process.pid,
+        "drains": process.drains,
         "sandbox": None if process.sandbox is None else process.sandbox._asdict(),
     }
 
