@@ -16,11 +16,18 @@ import torch
 from onnx import TensorProto, helper
 
 TYPES = {
-    "TYPE_FP32": TensorProto.FLOAT,
-    "TYPE_FP16": TensorProto.FLOAT16,
+    "TYPE_BOOL": TensorProto.BOOL,
+    "TYPE_UINT8": TensorProto.UINT8,
+    "TYPE_INT8": TensorProto.INT8,
+    "TYPE_INT16": TensorProto.INT16,
     "TYPE_INT32": TensorProto.INT32,
+    "TYPE_INT64": TensorProto.INT64,
+    "TYPE_FP16": TensorProto.FLOAT16,
+    "TYPE_FP32": TensorProto.FLOAT,
     "TYPE_STRING": TensorProto.STRING,
 }
+Tensors = list[tuple[str, str, list[int]]]
+"""Name, datatype and dims of each."""
 ONE = """
 import torch
 
@@ -167,7 +174,7 @@ def write_lifecycle(root: Path) -> None:
     write_ensemble(models / "ensemble_add_sub_int32_int32_int32", "TYPE_INT32", "".join(steps))
 
 
-def tensors(kind: str, named: list[tuple[str, str, list[int]]], more: str = "") -> str:
+def tensors(kind: str, named: Tensors, more: str = "") -> str:
     """Lines of a config: inputs or outputs of these names, datatypes and dims."""
     return "".join(
         f'{kind} {{ name: "{name}" data_type: {kind_of} dims: {dims} {more} }}\n' for name, kind_of, dims in named
@@ -196,14 +203,16 @@ def write_identity(base: Path, datatype: str, dims: list[int], count: int = 1, m
     write_onnx(base, nodes, inputs, outputs, more)
 
 
-def sums_config(output: str) -> str:
-    inputs, outputs = ([(f"{kind}{at}", "TYPE_INT32", [16]) for at in (0, 1)] for kind in ("INPUT", output))
+def sums_config(output: str, datatype: str = "TYPE_INT32", size: int = 16) -> str:
+    inputs, outputs = ([(f"{kind}{at}", datatype, [size]) for at in (0, 1)] for kind in ("INPUT", output))
     return "max_batch_size: 8\n" + tensors("input", inputs) + tensors("output", outputs)
 
 
-def write_sums(base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "") -> None:
+def write_sums(
+    base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "", size: int = 16
+) -> None:
     """The sum and the difference of two vectors of 16; the version ``swapped`` has them the other way round."""
-    inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
+    inputs, outputs = ([(f"{kind}{index}", datatype, [size]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
     for version in versions:
         names = ("OUTPUT1", "OUTPUT0") if version == swapped else ("OUTPUT0", "OUTPUT1")
         nodes = [
@@ -231,24 +240,28 @@ def step(model: str, version: int, first: str, second: str, **outputs: str) -> s
 def write_onnx(
     base: Path,
     nodes: list[onnx.NodeProto],
-    inputs: list[tuple[str, str, list[int]]],
-    outputs: list[tuple[str, str, list[int]]],
+    inputs: Tensors,
+    outputs: Tensors,
     more: str = "",
     version: int = 1,
+    rows: int = 8,
+    own: tuple[Tensors, Tensors] = ([], []),
 ) -> None:
-    """A model of up to eight rows; a dim of -1 is one of any size."""
+    """A model of up to so many rows (0: without a batch); a dim of -1 is one of any size. ``own``: inputs and outputs
+    of the graph that clients do not see."""
 
-    def values(named: list[tuple[str, str, list[int]]]) -> list[onnx.ValueInfoProto]:
+    def values(named: Tensors) -> list[onnx.ValueInfoProto]:
+        first = ["rows"] if rows else []
         return [
             helper.make_tensor_value_info(
-                name, TYPES[datatype], ["rows", *(f"{name}_{at}" if dim < 0 else dim for at, dim in enumerate(dims))]
+                name, TYPES[datatype], [*first, *(f"{name}_{at}" if dim < 0 else dim for at, dim in enumerate(dims))]
             )
             for name, datatype, dims in named
         ]
 
-    graph = helper.make_graph(nodes, base.name, values(inputs), values(outputs))
+    graph = helper.make_graph(nodes, base.name, values(inputs + own[0]), values(outputs + own[1]))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    head = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    head = f'platform: "onnxruntime_onnx"\nmax_batch_size: {rows}\n'
     write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + more, version)
     onnx.save(model, str(base / str(version) / "model.onnx"))
 
