@@ -186,7 +186,7 @@ def same(datatype: str, dims: list[int]) -> str:
 
 
 def write_config(base: Path, config: str, version: int = 1) -> Path:
-    (base / str(version)).mkdir(parents=True)
+    (base / str(version)).mkdir(parents=True, exist_ok=True)
     (base / "config.pbtxt").write_text(config)
     return base
 

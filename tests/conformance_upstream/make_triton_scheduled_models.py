@@ -190,10 +190,10 @@ def write_sequence_ensembles(repository: Path, model: str, rows: int, size: int)
         write_config(repository / f"{name}_{model}", head + ends + f"ensemble_scheduling {{\n{scheduling}}}\n")
 
 
-def one_step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
+def one_step(model: str, inputs: dict[str, str], outputs: dict[str, str], version: int = -1) -> str:
     maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
     maps += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]
-    return f'  step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}\n'
+    return f'  step {{ model_name: "{model}" model_version: {version} {" ".join(maps)} }}\n'
 
 
 def write_implicit(repository: Path, rows: int, instances: int) -> None:

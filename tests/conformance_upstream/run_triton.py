@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 GRPC_PORT, HTTP_PORT = 8001, 8000
 """The tests have them in their text."""
 READY_SECONDS = 120.0
+MAKERS = ("make_triton_models.py", "make_triton_scheduled_models.py", "make_triton_typed_models.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Suite:
     file: str
     models: str
     client: str = ""
-    """What the file's tests read as ``CLIENT_TYPE``."""
+    """What the file's tests read as ``CLIENT_TYPE``; of a suite with an ``environment``, which models are tried."""
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -74,9 +75,13 @@ LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
 HOLD, HOLD_BACKLOG = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
+def _joined(backends: str) -> str:
+    return backends.replace(" ", "+")
+
+
 def batcher(models: str, *only: str, backends: str = "python libtorch", hold: int = 0) -> Suite:
     environment = (("BACKENDS", backends), *(((HOLD, str(hold)),) if hold else ()))
-    return Suite("L0_batcher/batcher_test.py", models, only=only, environment=environment)
+    return Suite("L0_batcher/batcher_test.py", models, _joined(backends), only, environment=environment)
 
 
 def batchers(models: str, backends: str = "python libtorch") -> Iterator[Suite]:
@@ -104,6 +109,8 @@ SEQUENCE_HOLDS = {
 """How many requests have to wait in slots and in the backlog before the first batch of these cases."""
 UNHELD = ("simple_sequence", "length1_sequence", "batch_size", "no_sequence_start", "no_sequence_start2")
 UNHELD = (*UNHELD, "no_sequence_end", "no_correlation_id")
+ENSEMBLES = ("sequences0", "sequences1")
+"""The sets of sequence models whose ensembles are tried too."""
 QUEUE_DELAYS = ("no_min_util", "half_min_util", "full_min_util")
 
 
@@ -113,7 +120,7 @@ def sequence(
     """``models`` say the rest: 0 are without a batch, v have inputs of any size."""
     environment = {
         "BACKENDS": backends,
-        "ENSEMBLES": str(int("libtorch" not in backends and "implicit" not in models)),
+        "ENSEMBLES": str(int(models in ENSEMBLES and backends.startswith("onnx"))),
         "NO_BATCHING": str(int("nobatch" in backends)),
         "BATCHER_TYPE": "VARIABLE" if models.endswith("v") else "FIXED",
         "MODEL_INSTANCES": str(instances),
@@ -124,7 +131,8 @@ def sequence(
         environment |= {HOLD: str(hold[0]), HOLD_BACKLOG: str(hold[1])}
     environment["BACKENDS"] = backends.replace("_nobatch", "")
     file = "L0_sequence_batcher/sequence_batcher_test.py"
-    return Suite(file, models, only=tuple(f"test_{name}" for name in only), environment=tuple(environment.items()))
+    names = tuple(f"test_{name}" for name in only)
+    return Suite(file, models, _joined(backends), names, environment=tuple(environment.items()))
 
 
 def sequences(models: str, instances: int = 1, backends: str = "onnx custom") -> Iterator[Suite]:
@@ -135,6 +143,7 @@ def sequences(models: str, instances: int = 1, backends: str = "onnx custom") ->
             yield sequence(models, *names, instances=instances, backends=backends, hold=hold)
 
 
+TRACE = tuple(f"--trace_config={each}" for each in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1"))
 NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
 SUITES = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
@@ -157,6 +166,9 @@ SUITES = (
     ),
     Suite(LIFECYCLE, "lifecycle_control", only=("test_model_control",), flags=EXPLICIT, changes=True),
     Suite(LIFECYCLE, "lifecycle_fail", only=("test_model_control_fail",), flags=EXPLICIT, changes=True),
+    Suite("L0_infer/infer_test.py", "infer"),
+    Suite("L0_optional_input/optional_input_test.py", "optional", environment=(("BACKENDS", "python"),)),
+    Suite("L0_trace/trace_endpoint_test.py", "simple", flags=TRACE),
     *batchers("batcher"),
     *batchers("batcher_var"),
     batcher("batcher_var", *(f"test_multi_batch_{name}different_shape" for name in ("not_preferred_", "preferred_", ""))),
@@ -187,6 +199,8 @@ SUITES = (
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
     "shared_memory_test.test_python_client_leak": "measures the client alone",
+    "batcher_test.test_multi_batch_different_shape_allow_ragged": "ragged batches: docs/model-config.md",
+    "sequence_batcher_test.test_ragged_batch_allowed": "ragged batches: docs/model-config.md",
     "shared_memory_test.test_register_reserved_names": "names of its Python backend's own regions",
 }
 DIFFERS = {
@@ -222,7 +236,7 @@ def main() -> int:
     ends = []
     with tempfile.TemporaryDirectory(prefix="tfs-lite-upstream-") as directory:
         root = Path(directory)
-        for script in ("make_triton_models.py", "make_triton_scheduled_models.py"):
+        for script in MAKERS:
             subprocess.run([arguments.server.parent / "python", HERE / script, root], check=True)
         os.chdir(root)  # their cases leave files where they run
         for suite in SUITES:
@@ -267,7 +281,7 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
     if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
         return name, "not ours", NOT_OURS[key]
     result = unittest.TestResult()
-    with printing_to(logs / f"{key}.{suite.client or suite.models}.txt"):
+    with printing_to(logs / f"{key}.{suite.models}{suite.client}.txt"):
         unregister_regions()
         case.run(result)
         for _, trace in (*result.failures, *result.errors):
