@@ -8,6 +8,7 @@ What is a model of ONNX or TorchScript there is one here; custom backends and Te
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def main(root: Path) -> None:
     base = write_config(root / "simple" / "libtorch_int32_int32_int32", sums_config("OUTPUT__"))
     torch.jit.script(Sums()).save(str(base / "1" / "model.pt"))
     write_lifecycle(root)
+    write_reloads(root)
     write_python(root / "generate" / "mock_llm", MOCK, MOCK_CONFIG)
     write_python(root / "generate_values" / "mock_llm", MOCK, MOCK_CONFIG + MOCK_VALUES)
     for name in ("graphdef_nobatch_zero_1_object", "string_identity"):
@@ -172,6 +174,79 @@ def write_lifecycle(root: Path) -> None:
         step("simple", 1, "INPUT0", "input1_val", OUTPUT1="OUTPUT1"),
     )
     write_ensemble(models / "ensemble_add_sub_int32_int32_int32", "TYPE_INT32", "".join(steps))
+
+
+SLOW_OPEN = """
+import time
+
+
+class Model:
+    def __init__(self, context):
+        time.sleep(6)
+
+    def predict(self, inputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+"""
+SLOW_RUN = SLOW_OPEN.replace("time.sleep(6)", "pass").replace("        return", "        time.sleep(2)\n        return")
+
+
+def write_reloads(root: Path) -> None:
+    """The other cases of lifecycle: names as in :func:`write_lifecycle`."""
+    some, name = "version_policy { specific { versions: [ 1, 3 ] } }\n", "{}_float32_float32_float32".format
+    for base in ("graphdef", "savedmodel", "onnx"):
+        write_sums(root / "lifecycle_broken" / "models" / name(base), "TYPE_FP32")
+    (root / "lifecycle_broken" / "models" / name("graphdef") / "1" / "model.onnx").write_bytes(b"no model")
+    for base in ("savedmodel", "onnx", "plan"):
+        more = some if base == "plan" else ""
+        write_sums(root / "lifecycle_none" / "models" / name(base), "TYPE_FP32", (1, 3), 3, more)
+    none = root / "lifecycle_none" / "models" / name("graphdef")
+    none.mkdir()
+    shutil.copy(root / "lifecycle_broken" / "models" / name("graphdef") / "config.pbtxt", none)
+    for case, other in (("lifecycle_names", "abc"), ("lifecycle_zeros", "01")):
+        base = root / case / "models" / name("savedmodel")
+        write_sums(base, "TYPE_FP32", (1, 3), 3)
+        (base / "3").rename(base / other)
+    for base in ("savedmodel", "plan"):
+        folder = root / "lifecycle_modify" / "models" / name(base)
+        write_sums(folder, "TYPE_FP32", (1, 3), 3, some)
+        (folder / "labels.txt").write_text("".join(f"label{at}\n" for at in range(16)))
+        (folder / "wrong.txt").write_text("label9\n" * 16)
+        config = (folder / "config.pbtxt").read_text()
+        for ending, labels, policy in (("wrong.", "wrong.txt", some), ("", "labels.txt", "")):
+            changed = config.replace('"OUTPUT0"', f'"OUTPUT0" label_filename: "{labels}"').replace(some, policy)
+            (root / "lifecycle_modify" / f"config.pbtxt.{ending}{base}").write_text(changed)
+    write_sums(root / "lifecycle_platform" / "models" / name("simple"), "TYPE_FP32", (1, 3), 3, some)
+    for version in (1, 3):
+        config = 'platform: "pytorch_libtorch"\n' + sums_config("OUTPUT__", "TYPE_FP32") + some
+        base = write_config(root / "lifecycle_platform" / name("simple"), config, version)
+        torch.jit.script(Sums() if version == 1 else Swapped()).save(str(base / str(version) / "model.pt"))
+    for case, versions in (("lifecycle_reload", (1,)), ("lifecycle_reload2", (1, 2))):
+        base, config = root / case / "models" / "identity_zero_1_int32", same("TYPE_INT32", [-1])
+        for version in versions:
+            write_config(base, config, version)
+            (base / str(version) / "model.py").write_text(SLOW_OPEN)
+        policy = "version_policy {{ specific {{ versions: [ {} ] }} }}\n".format
+        (base / "config.pbtxt").write_text(config + policy(1) if len(versions) > 1 else config)
+        gpu = "instance_group { kind: KIND_GPU gpus: [ 0 ] }\n"
+        (root / case / "config.pbtxt.v2").write_text(config + policy(2))
+        (root / case / "config.pbtxt.v2.gpu").write_text(config + policy(2) + gpu)
+        changed = policy(1) + 'parameters { key: "changed" value { string_value: "yes" } }\n'
+        (root / case / "config.pbtxt.new").write_text(config + changed)
+    base = root / "lifecycle_override" / "models" / name("onnx")
+    write_sums(base, "TYPE_FP32", (1, 2, 3), 2, some)
+    for version in (1, 3):
+        (base / str(version) / "model.onnx").write_bytes(b"no model")
+    batching = "max_batch_size: 1\ndynamic_batching { preferred_batch_size: [ 1 ] }\n"
+    write_python(
+        root / "lifecycle_shutdown" / "models" / "custom_zero_1_float32", SLOW_RUN, batching + same("TYPE_FP32", [1])
+    )
+
+
+class Swapped(torch.nn.Module):
+    """For TorchScript."""
+
+    def forward(self, INPUT0: torch.Tensor, INPUT1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUT0 - INPUT1, INPUT0 + INPUT1
 
 
 def tensors(kind: str, named: Tensors, more: str = "") -> str:

@@ -2,9 +2,9 @@
 
     python make_triton_scheduled_models.py DIR
 
-As :mod:`make_triton_models`. Sequence models give what those of ``gen_qa_sequence_models.py`` give: ``INPUT`` + ``START``
-where ``READY``, else 0; the custom one keeps a sum for each row of its batch, those with implicit state for each
-sequence.
+As :mod:`make_triton_models`. Sequence models give what those of ``gen_qa_sequence_models.py`` give: ``INPUT`` +
+``START`` where ``READY``, else 0. The custom one keeps a sum for each row of its batch, those with implicit state for
+each sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +14,18 @@ from pathlib import Path
 
 import onnx
 import torch
-from make_triton_models import SAME, SUMS, Sums, Tensors, same, sums_config, tensors, write_config, write_identity
-from make_triton_models import write_onnx, write_python, write_sums
+from make_triton_models import (
+    SUMS,
+    Sums,
+    Tensors,
+    same,
+    sums_config,
+    tensors,
+    write_config,
+    write_onnx,
+    write_python,
+    write_sums,
+)
 from onnx import TensorProto, helper
 
 NAME = "{}_float32_float32_float32".format
@@ -90,9 +100,8 @@ def main(root: Path) -> None:
     slow = DELAYED.format(seconds=3, later=1)
     write_python(root / "sequences_timeout" / "custom_sequence_int32_timeout", slow, sequence + inputs)
     for name, ordered in (("seqpy_preserve_ordering", "true"), ("seqpy_no_preserve_ordering", "false")):
-        oldest = (
-            f"oldest {{ max_candidate_sequences: 4 max_queue_delay_microseconds: 1000000 preserve_ordering: {ordered} }}"
-        )
+        oldest = "oldest { max_candidate_sequences: 4 max_queue_delay_microseconds: 1000000 "
+        oldest += f"preserve_ordering: {ordered} }}"
         id_input = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }'
         batching = f"sequence_batching {{ {oldest} max_sequence_idle_microseconds: 10000000 {id_input} }}\n"
         base = root / "sequences_order" / f"{name}_nondecoupled"
@@ -115,7 +124,8 @@ def write_batched(root: Path) -> None:
         batching = f"max_batch_size: 100\ndynamic_batching {{ max_queue_delay_microseconds: {delay} }}\n"
         write_python(root / folder / name, DELAYED.format(seconds=0.1, later=1), batching + zero)
     for folder, ordered in (("batcher_unordered", "false"), ("batcher_ordered", "true")):
-        batching = f"max_batch_size: 4\ndynamic_batching {{ preferred_batch_size: [ 4 ] preserve_ordering: {ordered} }}\n"
+        batching = "max_batch_size: 4\n"
+        batching += f"dynamic_batching {{ preferred_batch_size: [ 4 ] preserve_ordering: {ordered} }}\n"
         two = "instance_group { count: 2 kind: KIND_CPU }\n"
         write_python(root / folder / name, DELAYED.format(seconds=0.1, later=4), batching + two + zero)
     policy = "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 2000000 }"
@@ -201,7 +211,7 @@ def write_implicit(repository: Path, rows: int, instances: int) -> None:
     middle = "" if rows else "_nobatch"
     for kind, datatype in (("int32", "TYPE_INT32"), ("bool", "TYPE_INT32"), ("object", "TYPE_STRING")):
         flags = "bool" if kind == "bool" else "int32"
-        state = 'state { input_name: "INPUT_STATE" output_name: "OUTPUT_STATE" data_type: %s dims: [ 1 ] }' % datatype
+        state = f'state {{ input_name: "INPUT_STATE" output_name: "OUTPUT_STATE" data_type: {datatype} dims: [ 1 ] }}'
         own: tuple[Tensors, Tensors] = (
             [("START", f"TYPE_{flags.upper()}", [1]), ("READY", f"TYPE_{flags.upper()}", [1])],
             [("OUTPUT_STATE", datatype, [1])],

@@ -16,18 +16,19 @@ from make_triton_models import TYPES, Tensors, tensors, write_config, write_onnx
 from make_triton_scheduled_models import one_step
 from onnx import helper
 
-LETTERS = {
-    **{"u": "UINT8", "b": "INT8", "s": "INT16", "i": "INT32", "l": "INT64"},
-    **{"h": "FP16", "f": "FP32", "o": "STRING"},
-}
+LETTERS = {"u": "UINT8", "b": "INT8", "s": "INT16", "i": "INT32", "l": "INT64", "h": "FP16", "f": "FP32", "o": "STRING"}
 NAMES = {"FP16": "float16", "FP32": "float32", "STRING": "object"}
 COMBINATIONS = (
     *("uuu", "bbb", "sss", "iii", "lll", "hhh", "fff", "hff", "bii", "ibb", "ibs", "fuu", "uff", "fuh", "iff", "fii"),
     *("ihs", "ooo", "oii", "oio", "ooi", "ioo", "iio", "ioi"),
 )
 POLICIES = {
-    **{"bbb": "latest { num_versions: 1 }", "sss": "latest { num_versions: 2 }", "iii": "all {}", "uuu": "all {}"},
-    **{"hhh": "specific { versions: [ 1 ] }", "fff": "specific { versions: [ 1, 3 ] }"},
+    "bbb": "latest { num_versions: 1 }",
+    "sss": "latest { num_versions: 2 }",
+    "iii": "all {}",
+    "uuu": "all {}",
+    "hhh": "specific { versions: [ 1 ] }",
+    "fff": "specific { versions: [ 1, 3 ] }",
 }
 """Those with three versions."""
 PYTHON = """
@@ -53,7 +54,8 @@ class Model:
 
     def predict(self, inputs):
         first, second = numbers(inputs["INPUT0"]), numbers(inputs["INPUT1"])
-        return {{"OUTPUT{sum}": made(first + second, "{sum_kind}"), "OUTPUT{rest}": made(first - second, "{rest_kind}")}}
+        total, rest = made(first + second, "{sum_kind}"), made(first - second, "{rest_kind}")
+        return {{"OUTPUT{sum}": total, "OUTPUT{rest}": rest}}
 """
 IDENTITY = """
 import torch
@@ -123,10 +125,10 @@ def ends_of(letters: str, output: str = "OUTPUT", dims: tuple[int, ...] = (16,))
     return inputs, [(f"{output}{at}", kind, list(dims)) for at, kind in enumerate(outs)]
 
 
-def config_of(letters: str, rows: int, output: str = "OUTPUT") -> str:
+def config_of(letters: str, rows: int, output: str = "OUTPUT", policy: str = "") -> str:
     inputs, outputs = ends_of(letters, output)
     lines = [tensors("output", outputs[:1], 'label_filename: "output0_labels.txt"'), tensors("output", outputs[1:])]
-    policy = f"version_policy {{ {POLICIES[letters]} }}\n" if letters in POLICIES else ""
+    policy = f"version_policy {{ {policy} }}\n" if policy else ""
     return f"max_batch_size: {rows}\n" + tensors("input", inputs) + "".join(lines) + policy
 
 
@@ -135,7 +137,7 @@ def write_labels(base: Path, word: str = "label") -> None:
 
 
 def write_version(root: Path, letters: str, rows: int, version: int) -> None:
-    middle, swapped = "" if rows else "_nobatch", version > 1
+    middle, swapped, policy = "" if rows else "_nobatch", version > 1, POLICIES.get(letters, "")
     names = ("OUTPUT1", "OUTPUT0") if swapped else ("OUTPUT0", "OUTPUT1")
     kinds = [LETTERS[letter] for letter in letters]
     if "u" not in letters:
@@ -152,20 +154,18 @@ def write_version(root: Path, letters: str, rows: int, version: int) -> None:
         ]
         write_onnx(base, nodes, *ends_of(letters), version=version, rows=rows)
         head = 'platform: "onnxruntime_onnx"\n'
-        (base / "config.pbtxt").write_text(head + config_of(letters, rows))
+        (base / "config.pbtxt").write_text(head + config_of(letters, rows, policy=policy))
         write_labels(base)
         order = dict(zip(names, ("sum", "rest"), strict=True))
         words = {order[f"OUTPUT{at}"]: at for at in (0, 1)}
         spelled = [NAMES.get(kind, kind.lower()) if kind != "STRING" else kind for kind in kinds[1:]]
-        source = PYTHON.format(
-            **words, **{f"{order[f'OUTPUT{at}']}_kind": kind for at, kind in enumerate(spelled)}
-        )
+        source = PYTHON.format(**words, **{f"{order[f'OUTPUT{at}']}_kind": kind for at, kind in enumerate(spelled)})
         base = root / named(f"python{middle}", letters)
-        write_labels(write_config(base, config_of(letters, rows), version))
+        write_labels(write_config(base, config_of(letters, rows, policy=policy), version))
         (base / str(version) / "model.py").write_text(source)
     if not set("oh") & set(letters) and letters != "bii":
         base = root / named(f"libtorch{middle}", letters)
-        config = 'platform: "pytorch_libtorch"\n' + config_of(letters, rows, "OUTPUT__")
+        config = 'platform: "pytorch_libtorch"\n' + config_of(letters, rows, "OUTPUT__", policy)
         write_labels(write_config(base, config, version))
         first, second = (getattr(torch, NAMES.get(kind, kind.lower())) for kind in kinds[1:])
         torch.jit.script(Typed(first, second, swapped)).save(str(base / str(version) / "model.pt"))
@@ -195,13 +195,12 @@ def write_ensembles(root: Path, letters: str, rows: int) -> None:
     middle = "" if rows else "_nobatch"
     model = named(f"onnx{middle}", letters)
     nop = write_nop(root, letters, f"nop{middle}_{LETTERS[letters[0]]}", rows, [-1])
-    inputs, outputs = ends_of(letters)
-    config = f"max_batch_size: {rows}\n" + tensors("input", inputs) + tensors("output", outputs)
+    config = config_of(letters, rows)
     before, after = one_step(nop, PLAIN, SAME_IN), one_step(nop, LATE_OUT, ENDS)
-    write_ensemble(root, f"simple_{model}", config, one_step(model, PLAIN, ENDS))
-    write_ensemble(root, f"sequence_{model}", config, before, one_step(model, SAME_OUT, ENDS))
+    write_labels(write_ensemble(root, f"simple_{model}", config, one_step(model, PLAIN, ENDS)))
+    write_labels(write_ensemble(root, f"sequence_{model}", config, before, one_step(model, SAME_OUT, ENDS)))
     if "o" not in letters:
-        write_ensemble(root, f"fan_{model}", config, before, one_step(model, SAME_OUT, LATE_IN), after)
+        write_labels(write_ensemble(root, f"fan_{model}", config, before, one_step(model, SAME_OUT, LATE_IN), after))
 
 
 def write_mixed(root: Path) -> None:

@@ -51,6 +51,8 @@ class Suite:
     flags: tuple[str, ...] = ()
     changes: bool = False
     """Whether cases change what is served: each has a copy of the folder, and a server of the ``models`` in it."""
+    ready: tuple[str, ...] = ()
+    """The models to wait for where the server is not ready itself."""
     environment: tuple[tuple[str, str], ...] = ()
     """What the file and Triton's scheduler read there: each case has a server of its own then, as theirs have."""
 
@@ -145,6 +147,17 @@ def sequences(models: str, instances: int = 1, backends: str = "onnx custom") ->
 
 TRACE = tuple(f"--trace_config={each}" for each in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1"))
 NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
+STRICT = ("--ready_requires_all_models",)
+SAVEDMODEL, ONNX, SIMPLE = (f"{name}_float32_float32_float32" for name in ("savedmodel", "onnx", "simple"))
+SLOW = "identity_zero_1_int32"
+RELOADS = ("model_availability_on_reload_2", "model_availability_on_reload_3", "model_reload_fail")
+
+
+def lifecycle(models: str, *only: str, flags: tuple[str, ...] = (), ready: tuple[str, ...] = ()) -> Suite:
+    names = tuple(f"test_{name}" for name in only)
+    return Suite(LIFECYCLE, f"lifecycle_{models}", only=names, flags=flags, changes=True, ready=ready)
+
+
 SUITES = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
     Suite("L0_string_io/string_client_test.py", "string_io"),
@@ -169,9 +182,23 @@ SUITES = (
     Suite("L0_infer/infer_test.py", "infer"),
     Suite("L0_optional_input/optional_input_test.py", "optional", environment=(("BACKENDS", "python"),)),
     Suite("L0_trace/trace_endpoint_test.py", "simple", flags=TRACE),
+    lifecycle("broken", "parse_error_modelfail", flags=STRICT, ready=(SAVEDMODEL, ONNX)),
+    lifecycle("broken", "parse_error_modelfail_nostrict", ready=(SAVEDMODEL, ONNX)),
+    lifecycle("none", "parse_error_model_no_version", flags=STRICT, ready=(SAVEDMODEL, ONNX)),
+    lifecycle("names", "parse_ignore_non_intergral_version"),
+    lifecycle("zeros", "parse_ignore_zero_prefixed_version"),
+    lifecycle("modify", "dynamic_model_modify", "dynamic_file_delete"),
+    lifecycle("control", "model_control_ensemble", flags=EXPLICIT),
+    lifecycle("platform", "load_same_model_different_platform", flags=(*EXPLICIT, f"--load_model={SIMPLE}")),
+    lifecycle("reload", "model_availability_on_reload", flags=(*EXPLICIT, f"--load_model={SLOW}")),
+    lifecycle("reload2", *RELOADS, flags=(*EXPLICIT, f"--load_model={SLOW}")),
+    lifecycle("override", "config_override", flags=EXPLICIT),
+    lifecycle("shutdown", "shutdown_dynamic"),
     *batchers("batcher"),
     *batchers("batcher_var"),
-    batcher("batcher_var", *(f"test_multi_batch_{name}different_shape" for name in ("not_preferred_", "preferred_", ""))),
+    batcher(
+        "batcher_var", *(f"test_multi_batch_{name}different_shape" for name in ("not_preferred_", "preferred_", ""))
+    ),
     batcher("batcher_var", "test_multi_batch_different_shape_allow_ragged"),
     batcher("batcher_var", "test_multi_batch_delayed_preferred_different_shape", hold=4),
     *(
@@ -192,10 +219,19 @@ SUITES = (
     *sequences("sequences1", 1, "libtorch"),
     *sequences("sequences_implicit1", 1, "onnx"),
     *sequences("sequences_implicit4", 4, "onnx_nobatch"),
-    sequence("sequences_delay", *(f"queue_delay_{n}" for n in QUEUE_DELAYS), backends="onnx libtorch custom", hold=(2, 0)),
+    sequence(
+        "sequences_delay", *(f"queue_delay_{n}" for n in QUEUE_DELAYS), backends="onnx libtorch custom", hold=(2, 0)
+    ),
     sequence("sequences_timeout", "request_timeout", "send_request_after_timeout"),
     sequence("sequences_order", "sequence_with_preserve_ordering", "sequence_without_preserve_ordering"),
 )
+ONNX_BATCHERS = (
+    *("static_batch_lt_any_preferred", "static_batch_not_preferred", "multi_batch_not_preferred"),
+    *("multi_same_output0", "multi_same_output1", "multi_different_outputs", "multi_different_output_order"),
+    *("multi_batch_use_best_preferred", "multi_batch_delayed_use_max_batch", "multi_batch_use_biggest_preferred"),
+)
+"""Those whose first request should wait, with models that do not promise a row of output for each row."""
+TIMEOUT = "backlog_sequence_timeout"
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
     "shared_memory_test.test_python_client_leak": "measures the client alone",
@@ -217,6 +253,21 @@ DIFFERS = {
             for name in UNREGISTER
             if "during" in name
         ),
+        *(
+            ("batcher_test", f"test_{name} onnx", "the first request after a load runs alone, and at once")
+            for name in ONNX_BATCHERS
+        ),
+        (
+            "queue_timeout_test",
+            "test_default_queue_policy_timeout_prompt_response",
+            "the message says for what it waited",
+        ),
+        *(
+            ("sequence_batcher_test", f"test_{name} {models}", "an error in an ensemble names the step")
+            for name in ("batch_size", "no_correlation_id", "no_sequence_start", "no_sequence_start2", TIMEOUT)
+            for models in ("onnx+custom sequences1", "onnx_nobatch sequences0")
+        ),
+        ("lifecycle_test", "test_parse_ignore_zero_prefixed_version", "the directory 01 is version 1"),
     )
 }
 """What differs by decision, and the page that says so."""
@@ -286,7 +337,8 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
         case.run(result)
         for _, trace in (*result.failures, *result.errors):
             print(trace)
-    differs = next((DIFFERS[each] for each in (key, f"{key} {suite.client}", f"{key} {suite.models}") if each in DIFFERS), "")
+    keys = (key, f"{key} {suite.client}", f"{key} {suite.client} {suite.models}")
+    differs = next((DIFFERS[each] for each in keys if each in DIFFERS), "")
     if bad := [*result.failures, *result.errors]:
         return name, "differs" if differs else "FAILS", differs or reason_of(bad[0][1])
     return name, "pass", "the table says that it differs" if differs else ""
@@ -314,7 +366,9 @@ def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[Non
     with open(log, "ab") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
-        wait_ready(process, log)
+        os.environ["SERVER_PID"] = str(process.pid)
+        for path in [f"models/{name}" for name in suite.ready] or ["health"]:
+            wait_ready(process, log, path)
         yield
     finally:
         process.terminate()
@@ -325,13 +379,13 @@ def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[Non
             process.wait()
 
 
-def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_ready(process: subprocess.Popen[bytes], log: Path, path: str) -> None:
     ends = time.monotonic() + READY_SECONDS
     while time.monotonic() < ends:
         if process.poll() is not None:
             break
         try:
-            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/health/ready", timeout=5).ok:
+            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/{path}/ready", timeout=5).ok:
                 return
         except requests.RequestException:
             pass
