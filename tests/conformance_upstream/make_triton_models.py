@@ -8,6 +8,7 @@ What is a model of ONNX or TorchScript there is one here; custom backends and Te
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,11 +17,18 @@ import torch
 from onnx import TensorProto, helper
 
 TYPES = {
-    "TYPE_FP32": TensorProto.FLOAT,
-    "TYPE_FP16": TensorProto.FLOAT16,
+    "TYPE_BOOL": TensorProto.BOOL,
+    "TYPE_UINT8": TensorProto.UINT8,
+    "TYPE_INT8": TensorProto.INT8,
+    "TYPE_INT16": TensorProto.INT16,
     "TYPE_INT32": TensorProto.INT32,
+    "TYPE_INT64": TensorProto.INT64,
+    "TYPE_FP16": TensorProto.FLOAT16,
+    "TYPE_FP32": TensorProto.FLOAT,
     "TYPE_STRING": TensorProto.STRING,
 }
+Tensors = list[tuple[str, str, list[int]]]
+"""Name, datatype and dims of each."""
 ONE = """
 import torch
 
@@ -136,6 +144,7 @@ def main(root: Path) -> None:
     base = write_config(root / "simple" / "libtorch_int32_int32_int32", sums_config("OUTPUT__"))
     torch.jit.script(Sums()).save(str(base / "1" / "model.pt"))
     write_lifecycle(root)
+    write_reloads(root)
     write_python(root / "generate" / "mock_llm", MOCK, MOCK_CONFIG)
     write_python(root / "generate_values" / "mock_llm", MOCK, MOCK_CONFIG + MOCK_VALUES)
     for name in ("graphdef_nobatch_zero_1_object", "string_identity"):
@@ -167,7 +176,80 @@ def write_lifecycle(root: Path) -> None:
     write_ensemble(models / "ensemble_add_sub_int32_int32_int32", "TYPE_INT32", "".join(steps))
 
 
-def tensors(kind: str, named: list[tuple[str, str, list[int]]], more: str = "") -> str:
+SLOW_OPEN = """
+import time
+
+
+class Model:
+    def __init__(self, context):
+        time.sleep(6)
+
+    def predict(self, inputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+"""
+SLOW_RUN = SLOW_OPEN.replace("time.sleep(6)", "pass").replace("        return", "        time.sleep(2)\n        return")
+
+
+def write_reloads(root: Path) -> None:
+    """The other cases of lifecycle: names as in :func:`write_lifecycle`."""
+    some, name = "version_policy { specific { versions: [ 1, 3 ] } }\n", "{}_float32_float32_float32".format
+    for base in ("graphdef", "savedmodel", "onnx"):
+        write_sums(root / "lifecycle_broken" / "models" / name(base), "TYPE_FP32")
+    (root / "lifecycle_broken" / "models" / name("graphdef") / "1" / "model.onnx").write_bytes(b"no model")
+    for base in ("savedmodel", "onnx", "plan"):
+        more = some if base == "plan" else ""
+        write_sums(root / "lifecycle_none" / "models" / name(base), "TYPE_FP32", (1, 3), 3, more)
+    none = root / "lifecycle_none" / "models" / name("graphdef")
+    none.mkdir()
+    shutil.copy(root / "lifecycle_broken" / "models" / name("graphdef") / "config.pbtxt", none)
+    for case, other in (("lifecycle_names", "abc"), ("lifecycle_zeros", "01")):
+        base = root / case / "models" / name("savedmodel")
+        write_sums(base, "TYPE_FP32", (1, 3), 3)
+        (base / "3").rename(base / other)
+    for base in ("savedmodel", "plan"):
+        folder = root / "lifecycle_modify" / "models" / name(base)
+        write_sums(folder, "TYPE_FP32", (1, 3), 3, some)
+        (folder / "labels.txt").write_text("".join(f"label{at}\n" for at in range(16)))
+        (folder / "wrong.txt").write_text("label9\n" * 16)
+        config = (folder / "config.pbtxt").read_text()
+        for ending, labels, policy in (("wrong.", "wrong.txt", some), ("", "labels.txt", "")):
+            changed = config.replace('"OUTPUT0"', f'"OUTPUT0" label_filename: "{labels}"').replace(some, policy)
+            (root / "lifecycle_modify" / f"config.pbtxt.{ending}{base}").write_text(changed)
+    write_sums(root / "lifecycle_platform" / "models" / name("simple"), "TYPE_FP32", (1, 3), 3, some)
+    for version in (1, 3):
+        config = 'platform: "pytorch_libtorch"\n' + sums_config("OUTPUT__", "TYPE_FP32") + some
+        base = write_config(root / "lifecycle_platform" / name("simple"), config, version)
+        torch.jit.script(Sums() if version == 1 else Swapped()).save(str(base / str(version) / "model.pt"))
+    for case, versions in (("lifecycle_reload", (1,)), ("lifecycle_reload2", (1, 2))):
+        base, config = root / case / "models" / "identity_zero_1_int32", same("TYPE_INT32", [-1])
+        for version in versions:
+            write_config(base, config, version)
+            (base / str(version) / "model.py").write_text(SLOW_OPEN)
+        policy = "version_policy {{ specific {{ versions: [ {} ] }} }}\n".format
+        (base / "config.pbtxt").write_text(config + policy(1) if len(versions) > 1 else config)
+        gpu = "instance_group { kind: KIND_GPU gpus: [ 0 ] }\n"
+        (root / case / "config.pbtxt.v2").write_text(config + policy(2))
+        (root / case / "config.pbtxt.v2.gpu").write_text(config + policy(2) + gpu)
+        changed = policy(1) + 'parameters { key: "changed" value { string_value: "yes" } }\n'
+        (root / case / "config.pbtxt.new").write_text(config + changed)
+    base = root / "lifecycle_override" / "models" / name("onnx")
+    write_sums(base, "TYPE_FP32", (1, 2, 3), 2, some)
+    for version in (1, 3):
+        (base / str(version) / "model.onnx").write_bytes(b"no model")
+    batching = "max_batch_size: 1\ndynamic_batching { preferred_batch_size: [ 1 ] }\n"
+    write_python(
+        root / "lifecycle_shutdown" / "models" / "custom_zero_1_float32", SLOW_RUN, batching + same("TYPE_FP32", [1])
+    )
+
+
+class Swapped(torch.nn.Module):
+    """For TorchScript."""
+
+    def forward(self, INPUT0: torch.Tensor, INPUT1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUT0 - INPUT1, INPUT0 + INPUT1
+
+
+def tensors(kind: str, named: Tensors, more: str = "") -> str:
     """Lines of a config: inputs or outputs of these names, datatypes and dims."""
     return "".join(
         f'{kind} {{ name: "{name}" data_type: {kind_of} dims: {dims} {more} }}\n' for name, kind_of, dims in named
@@ -179,7 +261,7 @@ def same(datatype: str, dims: list[int]) -> str:
 
 
 def write_config(base: Path, config: str, version: int = 1) -> Path:
-    (base / str(version)).mkdir(parents=True)
+    (base / str(version)).mkdir(parents=True, exist_ok=True)
     (base / "config.pbtxt").write_text(config)
     return base
 
@@ -196,14 +278,16 @@ def write_identity(base: Path, datatype: str, dims: list[int], count: int = 1, m
     write_onnx(base, nodes, inputs, outputs, more)
 
 
-def sums_config(output: str) -> str:
-    inputs, outputs = ([(f"{kind}{at}", "TYPE_INT32", [16]) for at in (0, 1)] for kind in ("INPUT", output))
+def sums_config(output: str, datatype: str = "TYPE_INT32", size: int = 16) -> str:
+    inputs, outputs = ([(f"{kind}{at}", datatype, [size]) for at in (0, 1)] for kind in ("INPUT", output))
     return "max_batch_size: 8\n" + tensors("input", inputs) + tensors("output", outputs)
 
 
-def write_sums(base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "") -> None:
+def write_sums(
+    base: Path, datatype: str, versions: tuple[int, ...] = (1,), swapped: int = 0, more: str = "", size: int = 16
+) -> None:
     """The sum and the difference of two vectors of 16; the version ``swapped`` has them the other way round."""
-    inputs, outputs = ([(f"{kind}{index}", datatype, [16]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
+    inputs, outputs = ([(f"{kind}{index}", datatype, [size]) for index in (0, 1)] for kind in ("INPUT", "OUTPUT"))
     for version in versions:
         names = ("OUTPUT1", "OUTPUT0") if version == swapped else ("OUTPUT0", "OUTPUT1")
         nodes = [
@@ -231,24 +315,28 @@ def step(model: str, version: int, first: str, second: str, **outputs: str) -> s
 def write_onnx(
     base: Path,
     nodes: list[onnx.NodeProto],
-    inputs: list[tuple[str, str, list[int]]],
-    outputs: list[tuple[str, str, list[int]]],
+    inputs: Tensors,
+    outputs: Tensors,
     more: str = "",
     version: int = 1,
+    rows: int = 8,
+    own: tuple[Tensors, Tensors] = ([], []),
 ) -> None:
-    """A model of up to eight rows; a dim of -1 is one of any size."""
+    """A model of up to so many rows (0: without a batch); a dim of -1 is one of any size. ``own``: inputs and outputs
+    of the graph that clients do not see."""
 
-    def values(named: list[tuple[str, str, list[int]]]) -> list[onnx.ValueInfoProto]:
+    def values(named: Tensors) -> list[onnx.ValueInfoProto]:
+        first = ["rows"] if rows else []
         return [
             helper.make_tensor_value_info(
-                name, TYPES[datatype], ["rows", *(f"{name}_{at}" if dim < 0 else dim for at, dim in enumerate(dims))]
+                name, TYPES[datatype], [*first, *(f"{name}_{at}" if dim < 0 else dim for at, dim in enumerate(dims))]
             )
             for name, datatype, dims in named
         ]
 
-    graph = helper.make_graph(nodes, base.name, values(inputs), values(outputs))
+    graph = helper.make_graph(nodes, base.name, values(inputs + own[0]), values(outputs + own[1]))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    head = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    head = f'platform: "onnxruntime_onnx"\nmax_batch_size: {rows}\n'
     write_config(base, head + tensors("input", inputs) + tensors("output", outputs) + more, version)
     onnx.save(model, str(base / str(version) / "model.onnx"))
 

@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 GRPC_PORT, HTTP_PORT = 8001, 8000
 """The tests have them in their text."""
 READY_SECONDS = 120.0
+MAKERS = ("make_triton_models.py", "make_triton_scheduled_models.py", "make_triton_typed_models.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,21 @@ class Suite:
     file: str
     models: str
     client: str = ""
-    """What the file's tests read as ``CLIENT_TYPE``."""
+    """What the file's tests read as ``CLIENT_TYPE``; of a suite with an ``environment``, which models are tried."""
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     changes: bool = False
     """Whether cases change what is served: each has a copy of the folder, and a server of the ``models`` in it."""
+    ready: tuple[str, ...] = ()
+    """The models to wait for where the server is not ready itself."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What the file and Triton's scheduler read there: each case has a server of its own then, as theirs have."""
 
     @property
     def name(self) -> str:
-        return f"{self.file} {self.client}".strip()
+        """Of a suite that runs with several sets of models, with the one."""
+        return " ".join(filter(None, (self.file, self.client, self.models if self.environment else "")))
 
 
 VALUES = (
@@ -68,7 +74,90 @@ UNREGISTER = tuple(
 )
 """Those that use a slow model."""
 LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
+HOLD, HOLD_BACKLOG = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+
+
+def _joined(backends: str) -> str:
+    return backends.replace(" ", "+")
+
+
+def batcher(models: str, *only: str, backends: str = "python libtorch", hold: int = 0) -> Suite:
+    environment = (("BACKENDS", backends), *(((HOLD, str(hold)),) if hold else ()))
+    return Suite("L0_batcher/batcher_test.py", models, _joined(backends), only, environment=environment)
+
+
+def batchers(models: str, backends: str = "python libtorch") -> Iterator[Suite]:
+    """What ``test.sh`` runs with models of fixed sizes and with ones of any."""
+    static = ("preferred", "lt_any_preferred", "not_preferred", "gt_max_preferred")
+    several = ("batch_not_preferred", "batch_gt_max_preferred", "batch_sum_gt_max_preferred", "same_output0")
+    several = (*several, "same_output1", "different_outputs", "different_output_order")
+    names = (*(f"test_static_batch_{name}" for name in static), *(f"test_multi_{name}" for name in several))
+    yield batcher(models, *names, backends=backends)
+    yield batcher(models, "test_multi_batch_delayed_sum_gt_max_preferred", backends=backends, hold=2)
+    best = ("test_multi_batch_use_best_preferred", "test_multi_batch_delayed_use_max_batch")
+    yield batcher(models, *best, backends=backends, hold=3)
+    yield batcher(models, "test_multi_batch_use_biggest_preferred", backends=backends, hold=6)
+
+
+SEQUENCE_HOLDS = {
+    (10, 2): ("backlog_fill",),
+    (10, 3): ("backlog_fill_no_end",),
+    (12, 2): ("backlog_same_correlation_id",),
+    (16, 0): ("backlog_same_correlation_id_no_end",),
+    (4, 0): ("backlog_sequence_timeout",),
+    (8, 0): ("half_batch",),
+    (12, 0): ("skip_batch", "full_batch", "ragged_batch", "ragged_batch_allowed", "backlog"),
+}
+"""How many requests have to wait in slots and in the backlog before the first batch of these cases."""
+UNHELD = ("simple_sequence", "length1_sequence", "batch_size", "no_sequence_start", "no_sequence_start2")
+UNHELD = (*UNHELD, "no_sequence_end", "no_correlation_id")
+ENSEMBLES = ("sequences0", "sequences1")
+"""The sets of sequence models whose ensembles are tried too."""
+QUEUE_DELAYS = ("no_min_util", "half_min_util", "full_min_util")
+
+
+def sequence(
+    models: str, *only: str, instances: int = 1, backends: str = "onnx custom", hold: tuple[int, int] = (0, 0)
+) -> Suite:
+    """``models`` say the rest: 0 are without a batch, v have inputs of any size."""
+    environment = {
+        "BACKENDS": backends,
+        "ENSEMBLES": str(int(models in ENSEMBLES and backends.startswith("onnx"))),
+        "NO_BATCHING": str(int("nobatch" in backends)),
+        "BATCHER_TYPE": "VARIABLE" if models.endswith("v") else "FIXED",
+        "MODEL_INSTANCES": str(instances),
+        "IMPLICIT_STATE": str(int("implicit" in models)),
+        "INITIAL_STATE_FILE": "0",
+    }
+    if hold[0]:
+        environment |= {HOLD: str(hold[0]), HOLD_BACKLOG: str(hold[1])}
+    environment["BACKENDS"] = backends.replace("_nobatch", "")
+    file = "L0_sequence_batcher/sequence_batcher_test.py"
+    names = tuple(f"test_{name}" for name in only)
+    return Suite(file, models, _joined(backends), names, environment=tuple(environment.items()))
+
+
+def sequences(models: str, instances: int = 1, backends: str = "onnx custom") -> Iterator[Suite]:
+    """What ``test.sh`` runs with every set of models; they have four slots together."""
+    yield sequence(models, *UNHELD, instances=instances, backends=backends)
+    for hold, names in SEQUENCE_HOLDS.items():
+        if hold[0] in (8, 12) or instances == 1:  # the others do nothing with several instances
+            yield sequence(models, *names, instances=instances, backends=backends, hold=hold)
+
+
+TRACE = tuple(f"--trace_config={each}" for each in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1"))
 NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
+STRICT = ("--ready_requires_all_models",)
+SAVEDMODEL, ONNX, SIMPLE = (f"{name}_float32_float32_float32" for name in ("savedmodel", "onnx", "simple"))
+SLOW = "identity_zero_1_int32"
+RELOADS = ("model_availability_on_reload_2", "model_availability_on_reload_3", "model_reload_fail")
+
+
+def lifecycle(models: str, *only: str, flags: tuple[str, ...] = (), ready: tuple[str, ...] = ()) -> Suite:
+    names = tuple(f"test_{name}" for name in only)
+    return Suite(LIFECYCLE, f"lifecycle_{models}", only=names, flags=flags, changes=True, ready=ready)
+
+
 SUITES = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
     Suite("L0_string_io/string_client_test.py", "string_io"),
@@ -90,10 +179,64 @@ SUITES = (
     ),
     Suite(LIFECYCLE, "lifecycle_control", only=("test_model_control",), flags=EXPLICIT, changes=True),
     Suite(LIFECYCLE, "lifecycle_fail", only=("test_model_control_fail",), flags=EXPLICIT, changes=True),
+    Suite("L0_infer/infer_test.py", "infer"),
+    Suite("L0_optional_input/optional_input_test.py", "optional", environment=(("BACKENDS", "python"),)),
+    Suite("L0_trace/trace_endpoint_test.py", "simple", flags=TRACE),
+    lifecycle("broken", "parse_error_modelfail", flags=STRICT, ready=(SAVEDMODEL, ONNX)),
+    lifecycle("broken", "parse_error_modelfail_nostrict", ready=(SAVEDMODEL, ONNX)),
+    lifecycle("none", "parse_error_model_no_version", flags=STRICT, ready=(SAVEDMODEL, ONNX)),
+    lifecycle("names", "parse_ignore_non_intergral_version"),
+    lifecycle("zeros", "parse_ignore_zero_prefixed_version"),
+    lifecycle("modify", "dynamic_model_modify", "dynamic_file_delete"),
+    lifecycle("control", "model_control_ensemble", flags=EXPLICIT),
+    lifecycle("platform", "load_same_model_different_platform", flags=(*EXPLICIT, f"--load_model={SIMPLE}")),
+    lifecycle("reload", "model_availability_on_reload", flags=(*EXPLICIT, f"--load_model={SLOW}")),
+    lifecycle("reload2", *RELOADS, flags=(*EXPLICIT, f"--load_model={SLOW}")),
+    lifecycle("override", "config_override", flags=EXPLICIT),
+    lifecycle("shutdown", "shutdown_dynamic"),
+    *batchers("batcher"),
+    *batchers("batcher_var"),
+    batcher(
+        "batcher_var", *(f"test_multi_batch_{name}different_shape" for name in ("not_preferred_", "preferred_", ""))
+    ),
+    batcher("batcher_var", "test_multi_batch_different_shape_allow_ragged"),
+    batcher("batcher_var", "test_multi_batch_delayed_preferred_different_shape", hold=4),
+    *(
+        batcher("batcher_preferred", f"test_preferred_batch_only_{name}", hold=hold)
+        for name, hold in (("aligned", 4), ("unaligned", 5), ("use_biggest_preferred", 7), ("use_no_preferred_size", 3))
+    ),
+    *batchers("batcher", "onnx"),
+    batcher("batcher_default", "test_max_queue_delay_only_default"),
+    batcher("batcher_20ms", "test_max_queue_delay_only_non_default"),
+    batcher("batcher_unordered", "test_multi_batch_preserve_ordering", hold=12),
+    batcher("batcher_ordered", "test_multi_batch_preserve_ordering", hold=12),
+    Suite("L0_batcher/queue_timeout_test.py", "batcher_timeout"),
+    *sequences("sequences1"),
+    *sequences("sequences2", 2),
+    *sequences("sequences4", 4),
+    *sequences("sequences0", 4, "onnx_nobatch"),
+    *sequences("sequencesv", 1, "onnx"),
+    *sequences("sequences1", 1, "libtorch"),
+    *sequences("sequences_implicit1", 1, "onnx"),
+    *sequences("sequences_implicit4", 4, "onnx_nobatch"),
+    sequence(
+        "sequences_delay", *(f"queue_delay_{n}" for n in QUEUE_DELAYS), backends="onnx libtorch custom", hold=(2, 0)
+    ),
+    sequence("sequences_timeout", "request_timeout", "send_request_after_timeout"),
+    sequence("sequences_order", "sequence_with_preserve_ordering", "sequence_without_preserve_ordering"),
 )
+ONNX_BATCHERS = (
+    *("static_batch_lt_any_preferred", "static_batch_not_preferred", "multi_batch_not_preferred"),
+    *("multi_same_output0", "multi_same_output1", "multi_different_outputs", "multi_different_output_order"),
+    *("multi_batch_use_best_preferred", "multi_batch_delayed_use_max_batch", "multi_batch_use_biggest_preferred"),
+)
+"""Those whose first request should wait, with models that do not promise a row of output for each row."""
+TIMEOUT = "backlog_sequence_timeout"
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
     "shared_memory_test.test_python_client_leak": "measures the client alone",
+    "batcher_test.test_multi_batch_different_shape_allow_ragged": "ragged batches: docs/model-config.md",
+    "sequence_batcher_test.test_ragged_batch_allowed": "ragged batches: docs/model-config.md",
     "shared_memory_test.test_register_reserved_names": "names of its Python backend's own regions",
 }
 DIFFERS = {
@@ -109,6 +252,20 @@ DIFFERS = {
             ("shared_memory_test", name, "unregistering counts at once for other requests")
             for name in UNREGISTER
             if "during" in name
+        ),
+        *(
+            ("batcher_test", f"test_{name} onnx", "the first request after a load runs alone, and at once")
+            for name in ONNX_BATCHERS
+        ),
+        (
+            "queue_timeout_test",
+            "test_default_queue_policy_timeout_prompt_response",
+            "the message says for what it waited",
+        ),
+        *(
+            ("sequence_batcher_test", f"test_{name} {models}", "an error in an ensemble names the step")
+            for models, more in (("onnx+custom sequences1", ("batch_size", TIMEOUT)), ("onnx_nobatch sequences0", ()))
+            for name in ("no_correlation_id", "no_sequence_start", "no_sequence_start2", *more)
         ),
     )
 }
@@ -129,7 +286,8 @@ def main() -> int:
     ends = []
     with tempfile.TemporaryDirectory(prefix="tfs-lite-upstream-") as directory:
         root = Path(directory)
-        subprocess.run([arguments.server.parent / "python", HERE / "make_triton_models.py", root], check=True)
+        for script in MAKERS:
+            subprocess.run([arguments.server.parent / "python", HERE / script, root], check=True)
         os.chdir(root)  # their cases leave files where they run
         for suite in SUITES:
             for name, found, reason in run(suite, arguments, root, logs):
@@ -142,6 +300,9 @@ def main() -> int:
 def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> Iterator[tuple[str, str, str]]:
     """The name, the end and the reason of each case of a suite."""
     os.environ["CLIENT_TYPE"] = suite.client
+    for name in (HOLD, HOLD_BACKLOG):
+        os.environ.pop(name, None)
+    os.environ.update(suite.environment)
     with printing_to(logs / "import.txt"):
         cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
     cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
@@ -154,6 +315,10 @@ def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> 
             with serving(suite, arguments.server, folder / "models", log):
                 yield ended(case, suite, logs)
         os.chdir(root)
+    elif suite.environment:
+        for case in cases:
+            with serving(suite, arguments.server, root / suite.models, log):
+                yield ended(case, suite, logs)
     elif cases:
         with serving(suite, arguments.server, root / suite.models, log):
             for case in cases:
@@ -166,12 +331,13 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
     if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
         return name, "not ours", NOT_OURS[key]
     result = unittest.TestResult()
-    with printing_to(logs / f"{key}.{suite.client}.txt"):
+    with printing_to(logs / f"{key}.{suite.models}{suite.client}.txt"):
         unregister_regions()
         case.run(result)
         for _, trace in (*result.failures, *result.errors):
             print(trace)
-    differs = DIFFERS.get(key) or DIFFERS.get(f"{key} {suite.client}")
+    keys = (key, f"{key} {suite.client}", f"{key} {suite.client} {suite.models}")
+    differs = next((DIFFERS[each] for each in keys if each in DIFFERS), "")
     if bad := [*result.failures, *result.errors]:
         return name, "differs" if differs else "FAILS", differs or reason_of(bad[0][1])
     return name, "pass", "the table says that it differs" if differs else ""
@@ -193,12 +359,15 @@ def cases_of(suite: Suite, path: Path) -> Iterator[unittest.TestCase]:
 @contextmanager
 def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[None]:
     """A server of these models, ready, on the tests' ports."""
-    command = [server, "serve", f"--model_repository={models}", f"--trusted_model_base_paths={models}/*"]
+    program = [server.parent / "python", HERE / "held_server.py"] if HOLD in dict(suite.environment) else [server]
+    command = [*program, "serve", f"--model_repository={models}", f"--trusted_model_base_paths={models}/*"]
     command += [f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}", *suite.flags]
     with open(log, "ab") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
-        wait_ready(process, log)
+        os.environ["SERVER_PID"] = str(process.pid)
+        for path in [f"models/{name}" for name in suite.ready] or ["health"]:
+            wait_ready(process, log, path)
         yield
     finally:
         process.terminate()
@@ -209,13 +378,13 @@ def serving(suite: Suite, server: Path, models: Path, log: Path) -> Iterator[Non
             process.wait()
 
 
-def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_ready(process: subprocess.Popen[bytes], log: Path, path: str) -> None:
     ends = time.monotonic() + READY_SECONDS
     while time.monotonic() < ends:
         if process.poll() is not None:
             break
         try:
-            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/health/ready", timeout=5).ok:
+            if requests.get(f"http://127.0.0.1:{HTTP_PORT}/v2/{path}/ready", timeout=5).ok:
                 return
         except requests.RequestException:
             pass

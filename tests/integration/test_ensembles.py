@@ -119,9 +119,10 @@ PIPELINE = ensemble(
     ),
     step("segmentation_model", {"FORMATTED_IMAGE": "preprocessed_image"}, {"SEGMENTATION_OUTPUT": "SEGMENTATION"}),
 )
+NAMES = [f"sort {number}" for number in range(CLASSES)]
 NESTED = ensemble(
     IMAGE,
-    tensor("AGAIN", str(CLASSES)),
+    tensor("AGAIN", str(CLASSES)).replace(" }", ' label_filename: "names.txt" }'),
     step("ensemble_image_model", {"IMAGE": "IMAGE"}, {"SEGMENTATION": "negative"}),
     step("classification_model", {"FORMATTED_IMAGE": "negative"}, {"CLASSIFICATION_OUTPUT": "AGAIN"}),
 )
@@ -154,6 +155,7 @@ class Repository:
 
     def add_ensemble(self, name: str) -> None:
         self._configure(name, ENSEMBLES[name])
+        (self.path / name / "names.txt").write_text("\n".join(NAMES))
         (self.path / name / "1").mkdir()
 
     def _configure(self, name: str, text: str) -> None:
@@ -255,6 +257,13 @@ def test_image_goes_through_all_three_models(fixture: EnsembleFixture) -> None:
     level = float(sum(b"ab"))
     np.testing.assert_array_equal(found["CLASSIFICATION"], [level + np.arange(CLASSES)])
     np.testing.assert_array_equal(found["SEGMENTATION"], np.full(SHAPE, -level))
+
+
+def test_labels_that_the_config_of_an_ensemble_names_are_those_of_its_output(fixture: EnsembleFixture) -> None:
+    wanted = [{"name": "AGAIN", "parameters": {"classification": {"int64_param": 2}}}]
+    response = fixture.client.call("ModelInfer", **picture(b"ab", model="nested") | {"outputs": wanted})
+    (raw,) = response.raw_output_contents
+    assert [label.encode() in raw for label in NAMES] == [False] * (CLASSES - 2) + [True] * 2
 
 
 def test_models_of_an_ensemble_answer_by_themselves(fixture: EnsembleFixture) -> None:

@@ -174,6 +174,7 @@ class ServableFactory:
                 environment.on_call,
                 resolve_sequence=environment.resolve_sequence,
                 max_requests=most,
+                labels=_labels(request),
             )
         else:
             made = self._of_models(models, request)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.callbacks import ignore
@@ -66,12 +67,13 @@ class EnsembleServable(FixedInstances, JudgesCalls):
         resolve_sequence: ResolveSequence | None = None,
         max_requests: int = MAX_REQUESTS,
         now: Callable[[], float] = time.monotonic,
+        labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Looks at the models of all steps. UNAVAILABLE, with ``WAITS_FOR_MODELS``, if one of them is not available;
         INVALID_ARGUMENT if the ensemble does not fit them or contains itself; UNIMPLEMENTED for a model that gives
         several answers. ``on_call`` is told about each call of a step. ``resolve_sequence`` is asked for the models of
         requests of a sequence; with None they are like others. ``max_requests`` bounds the calls inside, unless the
-        config does."""
+        config does. ``labels`` are those that the config has, by output."""
         self.id = servable_id
         self.models: tuple[Model, ...] = ()
         self._graph = graph_of(servable_id.name, model_settings)
@@ -88,7 +90,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
         self.traits = Traits(
             ENSEMBLE,
             max_batch_size=self._graph.max_batch_size,  # 0: its tensors have no batch dimension
-            labels=_Labels(self.origins, resolve),
+            labels=_Labels(labels, self.origins, resolve),
             composing=composing,
             loads=partial(loads_of, composing, resolve),
         )
@@ -224,13 +226,19 @@ class EnsembleServable(FixedInstances, JudgesCalls):
 
 
 class _Labels(Mapping[str, Sequence[str]]):
-    """Names of classes, by output: those of the models that give the outputs, as far as these are available now."""
+    """Names of classes, by output: the ensemble's own, else those of the model that gives the output, if it is
+    available now."""
 
-    def __init__(self, origins: Mapping[str, tuple[Wanted, str]], resolve: Resolve) -> None:
+    def __init__(
+        self, own: Mapping[str, Sequence[str]], origins: Mapping[str, tuple[Wanted, str]], resolve: Resolve
+    ) -> None:
+        self._own = own
         self._origins = origins
         self._resolve = resolve
 
     def __getitem__(self, name: str) -> Sequence[str]:
+        if (own := self._own.get(name)) is not None:
+            return own
         wanted, output = self._origins[name]
         try:
             with self._resolve(*wanted) as handle:
@@ -240,7 +248,7 @@ class _Labels(Mapping[str, Sequence[str]]):
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._origins if name in self)
+        return (name for name in {**self._own, **self._origins} if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
