@@ -68,7 +68,7 @@ class Ours:
         from tfs_lite.core.clock import SystemClock
         from tfs_lite.core.servable import ServableId
         from tfs_lite.schedulers.generation.servable import GenerativeServable
-        from tfs_lite.serving.servable_factory import engine_settings
+        from tfs_lite.serving.opening.servable_factory import engine_settings
 
         settings = ModelSettings(
             parameters={"max_num_seqs": str(slots), "cuda_graphs": str(graphs).lower(), "prefix_reuse": "false"}

@@ -257,7 +257,7 @@ class Ours(Side):
         from tfs_lite.core.clock import SystemClock
         from tfs_lite.core.servable import ServableId
         from tfs_lite.schedulers.generation.servable import GenerativeServable
-        from tfs_lite.serving.servable_factory import engine_settings
+        from tfs_lite.serving.opening.servable_factory import engine_settings
 
         wanted = {"max_num_seqs": str(PLACES), "max_model_len": "1024", "max_queue": "1000", "prefix_reuse": "false"}
         settings = ModelSettings(parameters={**wanted, "max_queued_tokens": "1000000", **parameters})

@@ -41,7 +41,7 @@ from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.shared_memory import FOLDER, RegionStatus, SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
+from tfs_lite.serving.opening.model_configs import ConfigOverride, ModelConfigs
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import LoadedModel, RepositoryControl
 from tfs_lite.serving.repository.plan import FoundVersion

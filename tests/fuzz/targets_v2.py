@@ -28,7 +28,7 @@ from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.schedulers.ensemble.types import graph_of
 from tfs_lite.schedulers.sequence.settings import direct_settings_of, oldest_settings_of, sequence_settings_of
 from tfs_lite.server.v2.grpc_stream import GRPC_ERROR
-from tfs_lite.serving.model_configs import settings_from_json
+from tfs_lite.serving.opening.model_configs import settings_from_json
 
 MAX_REQUESTS = 200
 """Of one stream."""

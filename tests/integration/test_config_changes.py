@@ -351,5 +351,5 @@ def test_in_the_mode_none_changes_are_ignored(start: Start) -> None:
     served = start(model_control_mode="none")
     adder = Adder(served.root, "m", served)
     write_config(adder.config, config(2))
-    assert served.server.core._follower is None
+    assert served.server.core.renewal.follower is None
     assert adder.plus() == 1

@@ -226,7 +226,7 @@ def _print_banner(server: Server, as_json: bool, log_format: str) -> None:
 def _prepare_processes(worker: str) -> None:
     """Imports the server first, so that processes of models share that with it, and before torch starts threads."""
     import tfs_lite.server.server  # noqa: F401
-    from tfs_lite.serving.model_opener import prepare_processes
+    from tfs_lite.serving.opening.model_opener import prepare_processes
 
     prepare_processes(worker)
 

@@ -3,8 +3,6 @@
 request_records                 a request while it runs
 ended_requests                  what it was when it ended
 requests, batches, generation   what is counted at the end of a request, of a run, of a step and a text
-failed_requests                 the last requests that have failed, by their ids
-replicas        replicas in a cluster, and the cluster
 tensorflow, tensorflow_text     the page with TensorFlow Serving's names
 series                          counters and histograms that are cheap to increase
 """

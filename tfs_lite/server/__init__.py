@@ -4,11 +4,8 @@ server, server_lifecycle    the public object; its parts, and the order of start
 endpoints                   makes every service and route from the core
 http_app, openapi           every HTTP API as one router, and the pages beside them; their description
 metrics_pages               the metrics pages
-access_log                  a line in the log for each request
-traces                      traces of requests, and how they reach a collector
 tensorflow, v2, openai      one folder for each API; none imports another
-admin, explain              what operators ask; why a model is in its state
-dashboard                   the page for browsers
+feature, features           a feature with doors; all features, in their order
 inference                   the one path of a request to a model
 grpc, http                  the servers of both protocols, and what their services share
 access                      who may do what

@@ -16,7 +16,8 @@ from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.history.feature import LifecycleHistory
 from tfs_lite.operations.traces.feature import Traces
 from tfs_lite.operations.what_if.feature import Forecasts
-from tfs_lite.serving.feature import Feature, MakeFeature
+from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.server_core import MakeFeature
 
 if TYPE_CHECKING:
     from tfs_lite.serving.server_core import ServerCore

@@ -18,9 +18,8 @@ from typing import Any
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.server.server_lifecycle import ServerLifecycle
-from tfs_lite.serving.feature import MakeFeature
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.server_core import MakeFeature, ServerCore
 
 
 class Server:

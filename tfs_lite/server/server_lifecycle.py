@@ -26,10 +26,9 @@ from tfs_lite.serving.config_sources import (
     read_first_config,
     working_directory,
 )
-from tfs_lite.serving.feature import MakeFeature
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
-from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.server_core import MakeFeature, ServerCore
 from tfs_lite.serving.source_chain import NO_MODELS
 
 logger = logging.getLogger(__name__)

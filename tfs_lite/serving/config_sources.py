@@ -25,7 +25,7 @@ from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.status import OK, ServingError, Status, failed_precondition, invalid_argument
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
-from tfs_lite.serving.model_configs import base_settings, wanted_by
+from tfs_lite.serving.opening.model_configs import base_settings, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk

@@ -7,8 +7,7 @@ one that is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Sequence
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.replicas import ReplicaOptions
@@ -19,9 +18,6 @@ from tfs_lite.core.servable import ServableId, StoragePath
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import OK, Status
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
 
 
 class Feature:
@@ -84,7 +80,3 @@ class Feature:
 
     def close(self) -> None:
         """The last version was unloaded. Has a bound of :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
-
-
-MakeFeature: TypeAlias = Callable[["ServerCore"], Feature | None]
-"""Makes a feature for a core that is being made; None if its options do not want it."""

@@ -8,8 +8,6 @@ the page is asked for, so it can neither grow without bound nor be out of date.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -33,9 +31,9 @@ from tfs_lite.serving.lifecycle_events import (
 )
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_states import ModelReport
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.opening.device_resources import ResourceUse
+from tfs_lite.serving.parts import Parts
+from tfs_lite.serving.view import View
 
 KEPT_MODELS = 100
 _RESULTS = ("ok", "failed")
@@ -46,13 +44,12 @@ class Metrics(Feature):
     """Everything that the server counts: requests, batches, what language models do, and the lifecycle. The series of a
     version end with it, those of a model some time after it has left the config."""
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: Parts, view: View) -> None:
         self._registry = registry = core.registry
         self.requests = RequestMetrics(registry, core.states.is_configured)
         self.batches = BatchMetrics(registry, self.requests.tensorflow)
         self.generation = GenerationMetrics(registry)
         self._lifecycle = LifecycleMetrics(registry)
-        view = core.view
         registry.register(
             StateCollector(
                 core.states.reports,
@@ -172,16 +169,6 @@ class GoneModels:
         surplus = max(len(self._names) - self._keep, 0)
         dropped, self._names = self._names[:surplus], self._names[surplus:]
         return dropped
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceUse:
-    """One kind of memory on one device, in bytes."""
-
-    device: str
-    instance: int
-    used: int
-    total: int
 
 
 class StateCollector(Collector):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfs_lite.adapters.opening import SeenFiles
 from tfs_lite.adapters.platforms import check_config
@@ -18,20 +18,18 @@ from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePa
 from tfs_lite.core.status import Status
 from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
-from tfs_lite.serving.device_resources import may_be_retried
 from tfs_lite.serving.lifecycle_events import LoadGivenUp, LoadWantedAnew, Replaced
-from tfs_lite.serving.servable_factory import ServingSettings
+from tfs_lite.serving.opening.device_resources import may_be_retried
+from tfs_lite.serving.opening.servable_factory import ServingSettings
+from tfs_lite.serving.parts import Parts
 from tfs_lite.serving.version_follower import FollowerEffects, FollowerOptions, LoadedAs, VersionFollower
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
 
 
 class Renewal:
     """``follower`` does by itself what changes on the disk ask for; None: the options follow no changes. Any thread may
     call any method."""
 
-    def __init__(self, core: ServerCore, settings: ServingSettings) -> None:
+    def __init__(self, core: Parts, settings: ServingSettings) -> None:
         """``settings``: with which config, and from which files, each servable was loaded."""
         self._core = core
         self._settings = settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -33,8 +33,7 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
-from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
-from tfs_lite.serving.feature import Feature, MakeFeature
+from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import (
     ConfigRefused,
     Drained,
@@ -52,15 +51,21 @@ from tfs_lite.serving.lifecycle_events import (
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, Metrics
-from tfs_lite.serving.model_configs import ModelConfigs
-from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.serving.model_states import ModelStates
+from tfs_lite.serving.opening.device_resources import DeviceResources, adapter_settings, may_be_retried
+from tfs_lite.serving.opening.model_configs import ModelConfigs
+from tfs_lite.serving.opening.model_opener import ModelOpener
+from tfs_lite.serving.opening.servable_factory import (
+    BatchingOptions,
+    ServableEnvironment,
+    ServableFactory,
+    ServingSettings,
+)
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.renewal import Renewal
 from tfs_lite.serving.response_cache import Cache
 from tfs_lite.serving.sequences.feature import Sequences
-from tfs_lite.serving.servable_factory import BatchingOptions, ServableEnvironment, ServableFactory, ServingSettings
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.standing import Refusals
 from tfs_lite.serving.statistics.feature import Statistics
@@ -72,6 +77,8 @@ F = TypeVar("F", bound=Feature)
 MOST_OVERDUE = 4
 """Loads, and unloads, that may take too long at a time and have others run in their place."""
 logger = logging.getLogger(__name__)
+MakeFeature: TypeAlias = Callable[["ServerCore"], Feature | None]
+"""Makes a feature for a core that is being made; None if its options do not want it."""
 
 
 class ServerCore:
@@ -111,9 +118,9 @@ class ServerCore:
         self.resources = DeviceResources.measure(options)
         self.model_configs = ModelConfigs()
         # What serves every request.
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(self, self.view)
         self.cache = Cache(self)
-        self.statistics = Statistics(self)
+        self.statistics = Statistics(self, self.cache.cache)
         self.sequences = Sequences(self)
         self.request_logs = RequestLogs(self.clock, self.metrics.requests.tensorflow.on_logged)
         # What loads and unloads.

@@ -37,7 +37,7 @@ from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
-from tfs_lite.serving.model_configs import settings_digest
+from tfs_lite.serving.opening.model_configs import settings_digest
 
 Item = ServableData[StoragePath]
 CHANGED = Status(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.model import Servable
@@ -19,12 +18,10 @@ from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.metrics import ResourceUse
 from tfs_lite.serving.model_states import Answering, ModelReport
-from tfs_lite.serving.servable_factory import worker_states
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.opening.device_resources import ResourceUse
+from tfs_lite.serving.opening.servable_factory import worker_states
+from tfs_lite.serving.parts import Parts
 
 ANSWERING_AGE = 1.0
 """Seconds for which the answer to probes is kept."""
@@ -43,7 +40,7 @@ class Burden:
 class View:
     """The queries of a core."""
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: Parts) -> None:
         self._core = core
         self._answering: tuple[int, float, Answering] | None = None  # changes, time; replaced as a whole
 

@@ -16,6 +16,5 @@ request_handler    opening a model, running it and closing it there
 wire, channel      the messages between the two, and how they travel
 tensors            tensors as bytes, one after the other
 staging, arena     the tensors of a run in memory that both processes share
-replicas           the same on other machines, where something else starts the processes
 priorities         the scheduling priority of a model's process while it loads and runs
 """

@@ -1,0 +1,1 @@
+"""The access log: its ``feature``, and its ``lines``."""

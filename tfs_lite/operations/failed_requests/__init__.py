@@ -1,0 +1,1 @@
+"""The last requests that have failed: the ``feature``, and the ``ring`` that has them."""

@@ -4,6 +4,7 @@
                                             -> the mode opentelemetry: a bounded queue -> the thread tfs-traces:
                                                spans -> OTLP over HTTP or gRPC
 
+feature           what a server has of it
 tracer            chooses, on the event loop, when a request has ended
 medians           how long requests of a model usually take
 spans             pure: the spans of a request and of a batch

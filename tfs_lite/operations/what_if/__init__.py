@@ -1,5 +1,6 @@
 """What a config or a new version would change, found out before it is applied. Nothing is loaded, unloaded or run.
 
+feature             what a server has of it
 forecast            the answer: the versions of each model that would load, unload or stay, and why
 plan                the decision: pure, over a snapshot of the manager and a look at the disk
 check_models        what a load of a version would say, found out from its files; also what ``tfs-lite check`` prints

@@ -29,7 +29,13 @@ from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_sources import ModelLocator, model_config
-from tfs_lite.serving.model_configs import ConfigOverride, base_settings, newest_config, settings_from_json, wanted_by
+from tfs_lite.serving.opening.model_configs import (
+    ConfigOverride,
+    base_settings,
+    newest_config,
+    settings_from_json,
+    wanted_by,
+)
 from tfs_lite.serving.options import EVERY_MODEL
 from tfs_lite.serving.repository.plan import (
     FoundVersion,

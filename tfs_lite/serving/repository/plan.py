@@ -20,7 +20,7 @@ from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.model_configs import settings_digest
+from tfs_lite.serving.opening.model_configs import settings_digest
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.version_scan import choose, parse_version
 

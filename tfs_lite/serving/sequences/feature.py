@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tfs_lite.core.state import ManagerState
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, ModelGone, Replaced, StateChanged
+from tfs_lite.serving.parts import Parts
 from tfs_lite.serving.sequences.metrics import SequenceCollector
 from tfs_lite.serving.sequences.routes import SequenceRoutes
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
 
 
 class Sequences(Feature):
     """``routes`` says which version the requests of a live sequence go to. Routes hold handles, so that they end before
     versions are unloaded."""
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: Parts) -> None:
         self.routes = SequenceRoutes(core.handle, core.clock, core.options.sequence_drain_seconds)
         core.registry.register(SequenceCollector(self.routes))
 

@@ -1,2 +1,2 @@
-"""Triton's statistics (``statistics``), and its trace and log settings (``trace_settings``), and what of these the
-command line says (``trace_config``)."""
+"""The ``feature``: Triton's statistics (``statistics``), its trace and log settings (``trace_settings``), and what of
+these the command line says (``trace_config``)."""

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from tfs_lite.core.model import Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError
+from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, Replaced, StateChanged
+from tfs_lite.serving.parts import Parts
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.serving.statistics.trace_settings import V2Settings
-
-if TYPE_CHECKING:
-    from tfs_lite.serving.server_core import ServerCore
 
 
 class Statistics(Feature):
     """``statistics`` counts from zero for each load of a version; ``settings`` are those of the whole server."""
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: Parts, cache: ResponseCache | None) -> None:
         self._core = core
-        cache = core.cache.cache
         self.settings = V2Settings(core.states.is_configured, read_trace_config(core.options.trace_config, os.environ))
         self.statistics = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)
         self.on_run = self.statistics.on_batch

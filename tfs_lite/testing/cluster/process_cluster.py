@@ -44,8 +44,7 @@ from tfs_lite.cluster.replicas.engine import (
 from tfs_lite.cluster.replicas.placement import TOLERANCE, fulfils_labels
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.features import FEATURES
-from tfs_lite.serving.feature import MakeFeature
-from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.server_core import MakeFeature, ServerCore
 from tfs_lite.testing.servers.replicas import SECRET, HostedReplica, ReplicaHost
 
 PRELOAD = ("tfs_lite.adapters.remote",)

@@ -51,7 +51,7 @@ from tfs_lite.core.generation import (
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.generation.servable import GenerativeServable
-from tfs_lite.serving.servable_factory import engine_settings
+from tfs_lite.serving.opening.servable_factory import engine_settings
 from tfs_lite.testing.language.tiny_transformers import Greedy
 
 VOCABULARY = 320

@@ -18,7 +18,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import ShapeContract, Signature
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.operations.what_if.check_models import SignatureCheck, VersionVerdict, check_version
-from tfs_lite.serving.model_opener import ModelOpener
+from tfs_lite.serving.opening.model_opener import ModelOpener
 from tfs_lite.testing.errors import refuses
 from tfs_lite.testing.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tfs_lite.cli.main import main
-from tfs_lite.serving import model_opener
-from tfs_lite.serving.sandboxes import Sandboxes
+from tfs_lite.serving.opening import model_opener
+from tfs_lite.serving.opening.sandboxes import Sandboxes
 from tfs_lite.testing.servers.explanations import Explanations
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.models import TaggedArchives

@@ -19,8 +19,13 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
+from tfs_lite.serving.opening.servable_factory import (
+    BatchingOptions,
+    ServableEnvironment,
+    ServableFactory,
+    worker_states,
+)
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.servable_factory import BatchingOptions, ServableEnvironment, ServableFactory, worker_states
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 

@@ -15,7 +15,7 @@ from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.serving.sandboxes import Sandboxes, asks_for_sandbox
+from tfs_lite.serving.opening.sandboxes import Sandboxes, asks_for_sandbox
 from tfs_lite.workers.landlock import Kernel
 
 WHOLE, FILTERS, NOTHING = Kernel(7, True), Kernel(0, True), Kernel(0, False)

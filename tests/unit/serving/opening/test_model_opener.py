@@ -19,7 +19,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.servable import ServableId
-from tfs_lite.serving.model_opener import ModelOpener
+from tfs_lite.serving.opening.model_opener import ModelOpener
 from tfs_lite.testing.language.language_models import Size, publish_language
 from tfs_lite.testing.servers.platforms import write_exported
 

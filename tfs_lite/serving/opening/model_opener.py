@@ -27,7 +27,7 @@ from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
-from tfs_lite.serving.sandboxes import Sandboxes, asks_for_sandbox
+from tfs_lite.serving.opening.sandboxes import Sandboxes, asks_for_sandbox
 from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
@@ -63,7 +63,7 @@ class ModelOpener:
         """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
         that uses one; 0: all. ``open_replicas`` opens the instances of a version whose config wants replicas; None from
         it: this server belongs to no cluster. ``on_worker`` is told why a process of a version has ended, and None when
-        it runs again. ``sandbox``: auto, require or off; see :mod:`~tfs_lite.serving.sandboxes`.
+        it runs again. ``sandbox``: auto, require or off; see :mod:`~tfs_lite.serving.opening.sandboxes`.
         ``saved_model_tags``: which graph of a SavedModel is opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction

@@ -20,7 +20,6 @@ from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.resource_tracker import ModelShare, ResourceTracker, default_reserve
 from tfs_lite.serving.load_journal import LoadJournal
-from tfs_lite.serving.metrics import ResourceUse
 from tfs_lite.serving.options import ServerOptions
 
 _PERMANENT = frozenset(
@@ -68,6 +67,16 @@ def adapter_settings(
         batch_rows=batch_rows,
         gpus=GpuReservations(lambda: gpu_bytes(options.per_process_gpu_memory_fraction)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """One kind of memory on one device, in bytes."""
+
+    device: str
+    instance: int
+    used: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
