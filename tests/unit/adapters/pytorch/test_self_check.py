@@ -45,7 +45,7 @@ def test_program_that_answers_one_row_and_several_is_known_to_answer() -> None:
     program = Program(lambda x: x * 2)
     found = check_itself(ID, PLAIN, program)
     assert (found.signature, found.answers) == (PLAIN, True)
-    assert program.shapes == [(2, 3), (1, 3)]
+    assert program.shapes == [(2, 3), (1, 3), (1, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_program_that_fails_on_made_up_inputs_shows_nothing() -> None:
 def test_other_sizes_are_tried_until_the_program_takes_them() -> None:
     texts = TensorSpec("x", DataType.FLOAT, (BATCH, LENGTH))
     signature = Signature((texts,), (TensorSpec("y", DataType.FLOAT, (BATCH, LENGTH)),))
-    program = Program(lambda x: x.unfold(1, 5, 1).sum() + x)
+    program = Program(lambda x: x.unfold(1, 5, 1).sum((1, 2))[:, None] + x)
     assert check_itself(ID, signature, program).answers
-    assert program.shapes == [(2, 2), (2, 8), (1, 8)]
+    assert program.shapes == [(2, 2), (2, 8), (1, 8), (1, 8), (3, 8)]
 
 
 def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> None:
@@ -105,3 +105,21 @@ def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> No
         program = Program(lambda x: x)
         assert check_itself(ID, fixed, program).answers == bool(shapes)
         assert program.shapes == shapes
+
+
+def test_program_whose_rows_depend_on_each_other_runs_alone(caplog: pytest.LogCaptureFixture) -> None:
+    found = check_itself(ID, PLAIN, Program(lambda x: x - x.mean(0)))
+    assert found.answers
+    assert found.signature.conditions is not None
+    assert not found.signature.conditions.complete
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "output y for a row depends on the rows beside it" in line
+
+
+def test_only_a_trace_is_asked_whether_it_kept_the_rows_of_its_example() -> None:
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        return x.view(1, 3)
+
+    assert check_itself(ID, PLAIN, Program(keeps)).signature == PLAIN
+    found = check_itself(ID, PLAIN, Program(keeps), traced=True)
+    assert [takes_rows(found.signature, rows) for rows in (1, 2)] == [True, False]
