@@ -56,7 +56,7 @@ class SelfCheck:
 
 
 def check_itself(servable_id: ServableId, signature: Signature, run: Run, traced: bool = False) -> SelfCheck:
-    """Runs the program twice for each of :data:`SIZES` and :data:`INTEGERS` at most, and six times more.
+    """Runs the program twice for each of :data:`SIZES` and :data:`INTEGERS` at most, and five times more.
     FAILED_PRECONDITION if it can answer no request. ``traced``: it may know nothing of the rows that it was made
     with, and answer only so many."""
     tried = set[tuple[int, ...]]()
@@ -181,8 +181,8 @@ def _at_least_two(servable_id: ServableId, signature: Signature, fault: Exceptio
 
 def _at_most(servable_id: ServableId, signature: Signature, rows: int, fault: Exception) -> Signature:
     logger.warning(
-        "%s takes no request of more than %d rows: on made-up inputs of %d rows %s. A trace keeps the number of rows of "
-        "its example where Python counts them: save the model again with tfs_lite.save",
+        "%s takes no request of more than %d rows: on made-up inputs of %d rows %s. A trace keeps the number of rows "
+        "of its example where Python counts them: save the model again with tfs_lite.save",
         servable_id,
         rows,
         rows + 1,
