@@ -438,3 +438,14 @@ def test_inputs_in_a_dict_with_numbers_as_keys_are_named_as_what_they_are(opened
     """They are no reason for trust."""
     message = refusal(opened, TakesDict(), {0: torch.zeros(2), 1: torch.zeros(2)}, code=StatusCode.FAILED_PRECONDITION)
     assert "input x is a dict of values" in message
+
+
+class MeanOverRows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def test_program_that_merges_rows_gets_none_of_other_requests(opened, caplog):
+    model = opened(MeanOverRows(), torch.ones(2, 3), dynamic={"x": {0: torch.export.Dim("rows")}})
+    assert not model.signatures[DEFAULT_SIGNATURE].conditions.complete
+    assert "answers no two requests together" in caplog.text
