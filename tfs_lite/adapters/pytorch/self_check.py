@@ -113,10 +113,10 @@ class _Asked:
                 value[few:] = 1 - self._integer  # or company would be alike
         try:
             alone, together = self._answer(inputs, few), self._answer(inputs, self.most)
-            for name, value in alone.items():
-                if value.dtype.kind in "fc" and not _alike(value, together[name][:few]):
+            for name, answer in alone.items():
+                if answer.dtype.kind in "fc" and not _alike(answer, together[name][:few]):
                     again = self._answer(inputs, few)[name], self._answer(inputs, self.most)[name]
-                    return name if _alike(value, again[0]) and _alike(together[name], again[1]) else ""
+                    return name if _alike(answer, again[0]) and _alike(together[name], again[1]) else ""
         except Exception:
             return ""
         return ""
@@ -127,7 +127,8 @@ class _Asked:
         named = dict(zip(self._signature.input_names, map(as_array, inputs), strict=True))
         results = self._run(named)
         check_tensors(self._signature, named, results)
-        return to_arrays({name: results[name] for name in self._signature.output_names or results}, CPU)  # type: ignore[return-value]
+        given = {name: results[name] for name in self._signature.output_names or results}
+        return {name: np.asarray(array) for name, array in to_arrays(given, CPU).items()}
 
 
 def made_up(signature: Signature, shapes: Shapes, integer: int = 1) -> list[torch.Tensor]:
