@@ -123,3 +123,11 @@ def test_only_a_trace_is_asked_whether_it_kept_the_rows_of_its_example() -> None
     assert check_itself(ID, PLAIN, Program(keeps)).signature == PLAIN
     found = check_itself(ID, PLAIN, Program(keeps), traced=True)
     assert [takes_rows(found.signature, rows) for rows in (1, 2)] == [True, False]
+
+
+def test_outputs_that_say_in_their_shape_how_many_rows_there_are_need_no_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    signature = Signature(PLAIN.inputs, (TensorSpec("y", DataType.FLOAT, (BATCH, BATCH)),))
+    assert check_itself(ID, signature, Program(lambda x: x @ x.T)).signature == signature
+    assert not caplog.records
