@@ -16,7 +16,7 @@ load_journal        every attempt to load a version
 change_notifier     tells waiting threads that a state has changed
 preloaded           versions that are loaded before the manager asks for them
 metrics             what is counted of requests, runs and the lifecycle
-response_cache      answers that are given again
+response_cache, cache_size   answers that are given again; how many
 opening/            how a version becomes something that answers: processes, sandboxes, schedulers, devices
 repository/, sequences/, statistics/   load calls; live sequences across swaps; statistics and trace settings
 """

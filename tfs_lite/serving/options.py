@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tfs_lite.config.cache import cache_bytes
 from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
 from tfs_lite.core.status import invalid_argument
+from tfs_lite.serving.cache_size import cache_bytes
 from tfs_lite.serving.statistics.trace_config import read_trace_config
 
 MIB = 1024 * 1024

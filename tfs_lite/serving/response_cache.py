@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.config.cache import cache_bytes
 from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.serving.cache_size import cache_bytes
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, Replaced
 from tfs_lite.serving.parts import Parts

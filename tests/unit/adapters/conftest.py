@@ -46,9 +46,16 @@ def request_for() -> Callable[..., OpenRequest]:
     from tfs_lite.config.model import ModelSettings
     from tfs_lite.core.servable import ServableId
 
-    def make(directory: Path, settings: ModelSettings | None = None, trusted: bool = False) -> OpenRequest:
+    def make(
+        directory: Path,
+        settings: ModelSettings | None = None,
+        trusted: bool = False,
+        batch_rows: tuple[int, ...] = (1,),
+    ) -> OpenRequest:
         files = read_version(str(directory))
-        return OpenRequest(ServableId("m", 1), files, "cpu", trusted, settings or ModelSettings())
+        return OpenRequest(
+            ServableId("m", 1), files, "cpu", trusted, settings or ModelSettings(), batch_rows=batch_rows
+        )
 
     return make
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tfs_lite.config.cache import cache_bytes
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.serving.cache_size import cache_bytes
 from tfs_lite.serving.response_cache import CacheCollector
 from tfs_lite.testing.errors import refusal
 

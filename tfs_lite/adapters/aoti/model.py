@@ -26,11 +26,12 @@ from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform, Versio
 from tfs_lite.adapters.pytorch.export import ARTEFACT, open_by_torch, open_exported
 from tfs_lite.adapters.pytorch.export import PLATFORM as EXPORT
 from tfs_lite.adapters.pytorch.model import TorchModel
-from tfs_lite.adapters.pytorch.tensors import to_tensor
+from tfs_lite.adapters.pytorch.self_check import check_itself
+from tfs_lite.adapters.pytorch.tensors import CPU, to_tensor
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.signature import Signature, check_inputs
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy
 
@@ -50,6 +51,15 @@ class CompiledModel(TorchModel):
         self._code = code
         self._resident = weights
         self._share_inputs = not writes
+        self._shares = max(request.batch_rows) > 1
+
+    def check_itself(self) -> None:
+        """Runs it on made-up inputs, where that leaves no traces: on a CPU, if it keeps no state. FAILED_PRECONDITION
+        if it can answer no request. Before the first run."""
+        if self._device == CPU and self._share_inputs:
+            (signature,) = self.signatures.values()
+            found = check_itself(self._id, signature, self.call, shares=self._shares)
+            self._signatures = {DEFAULT_SIGNATURE: found.signature}
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
@@ -139,7 +149,10 @@ def _load(request: OpenRequest, archive: Archive, document: Document, signature:
         raise failed_precondition(f"the compiled code cannot be loaded: {error!s:.200}") from None
     specs = document.program["graph_module"]["signature"]["output_specs"]
     writes = any(key.endswith("_mutation") for spec in specs for key in spec)
-    return CompiledModel(request, signature, code, tensor_bytes(list(weights.values())), writes)
+    model = CompiledModel(request, signature, code, tensor_bytes(list(weights.values())), writes)
+    if not any("higher_order" in node["target"] for node in document.program["graph_module"]["graph"]["nodes"]):
+        model.check_itself()  # made-up inputs may keep a loop running
+    return model
 
 
 def _weights(archive: Archive, document: Document, names: Sequence[str], device: str) -> dict[str, torch.Tensor]:

@@ -88,7 +88,9 @@ class ExportedModel(DeviceModel):
         if self._device != CPU or self._program.writes or self._program.branches:
             return
         (signature,) = self.signatures.values()
-        found = check_itself(self._request.id, signature, self.call, several)
+        found = check_itself(
+            self._request.id, signature, self.call, several=several, shares=max(self._request.batch_rows) > 1
+        )
         self._signatures = {DEFAULT_SIGNATURE: found.signature}
         if found.answers:
             self._shapes_were_checked = False  # what it fails on later is the request

@@ -19,14 +19,16 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
+from tfs_lite.adapters.failures import RefusedInputs
 from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.pytorch.tensors import to_tensor
+from tfs_lite.adapters.pytorch.self_check import check_itself
+from tfs_lite.adapters.pytorch.tensors import CPU, TORCH_DTYPES, to_tensor
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.loader import LoadPhase
-from tfs_lite.core.signature import DataType, Signature, TensorSpec, format_shape
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
@@ -64,9 +66,30 @@ class ScriptModel(DeviceModel):
         self._parameters = {spec.name: argument.name for spec, argument in zip(signature.inputs, fed, strict=True)}
         self._module: Any = module
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
+        self._shares = max(request.batch_rows) > 1
+
+    def check_itself(self) -> None:
+        """Runs it on made-up inputs, where a config says what it takes and that leaves no traces: on a CPU, if it keeps
+        nothing but buffers. FAILED_PRECONDITION if it can answer no request. Before the first run."""
+        (signature,) = self.signatures.values()
+        typed = all(spec.dtype in TORCH_DTYPES and spec.shape is not None for spec in signature.inputs)
+        if self._device != CPU or signature.optional or not typed or _keeps_more_than_buffers(self._module):
+            return
+        kept = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        try:
+            found = check_itself(self._id, signature, self.call, traced=True, shares=self._shares)
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+        self._signatures = {DEFAULT_SIGNATURE: found.signature}
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
+        if declared.conditions is not None:
+            fault = declared.conditions.fault({name: array.shape for name, array in inputs.items()})
+            if fault:
+                raise RefusedInputs(fault)
         arguments = {self._parameters[name]: self._value(name, array) for name, array in inputs.items()}
         # After its profiling runs a script refuses tensors of inference mode.
         with torch.no_grad():
@@ -91,6 +114,13 @@ class ScriptModel(DeviceModel):
             raise invalid_argument(f"input {name} holds bytes that are no UTF-8 text") from None
 
 
+def _keeps_more_than_buffers(module: Any) -> bool:
+    """Whether a run may leave something behind that is no buffer: an attribute that it sets, a list or a dict."""
+    graph = module.inlined_graph
+    kept = {node.output().type().kind() for node in graph.findAllNodes("prim::GetAttr")}
+    return bool(graph.findAllNodes("prim::SetAttr") or kept & {"ListType", "DictType"})
+
+
 def open_script(request: OpenRequest) -> ScriptModel:
     path = os.path.join(request.files.directory, ARTEFACT)
     inspect_script(path, ARTEFACT, request.trusted, request.meter)
@@ -100,7 +130,9 @@ def open_script(request: OpenRequest) -> ScriptModel:
     device = torch.device(request.device)
     pool = open_pool(device)
     try:
-        return ScriptModel(request, _load(path, device, pool), pool)
+        model = ScriptModel(request, _load(path, device, pool), pool)
+        model.check_itself()
+        return model
     except BaseException:
         if pool is not None:
             pool.drop()

@@ -166,12 +166,14 @@ def _reason(error: Exception, places: Mapping[str, str]) -> str:
 
 def _constant(symbol: str, size: str, places: Mapping[str, str]) -> str:
     place = places.get(symbol, f'the dimension "{symbol}"')
-    if symbol == BATCH:
-        remedy = f"If the module is to take {size} rows and no other number, save it with dynamic_batch=False"
+    if symbol == BATCH:  # the example's rows, or two for an example of one row
+        kept = "program would take one number of rows only"
+        remedy = "If it is to take the example's number of rows and no other, save it with dynamic_batch=False"
     else:
+        kept = f"module works for {size} only, the size in the example"
         remedy = f'If {size} is the only size that you need, leave "{symbol}" out of dynamic_dims'
     return (
-        f"{place} is to have any size, but the module works for {size} only, the size in the example. The reason is a "
+        f"{place} is to have any size, but the {kept}. The reason is a "
         f"number in the code (reshape({size}, -1) in place of reshape(x.shape[0], -1)), or Python code that goes "
         "through the dimension: a loop over x, a list of as many tensors, len(x), x.tolist(). Write it as one "
         f"operation on the whole tensor. {remedy}"

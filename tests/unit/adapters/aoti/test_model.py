@@ -14,7 +14,7 @@ from torch.export import Dim
 
 from tfs_lite import save
 from tfs_lite.adapters.aoti.machine import cpu_flags, flags_of_compiler
-from tfs_lite.adapters.aoti.model import check_config, open_compiled
+from tfs_lite.adapters.aoti.model import CompiledModel, check_config, open_compiled
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import StatusCode
@@ -174,3 +174,19 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path, monkeypa
     message = refusal(save, Double(), tmp_path, example_inputs=(torch.zeros(2, 8),), compile="aoti", code=code)
     assert "needs a C++ compiler" in message
     assert "apt-get install g++" in message
+
+
+class MergesRows:
+    """Stands for code whose answer for a row depends on the rows beside it."""
+
+    def run(self, tensors):
+        return [tensors[0] - tensors[0].mean(0)]
+
+
+def test_code_that_merges_rows_gets_none_of_other_requests(compiled, request_for, caplog):
+    request = request_for(compiled(HERE), batch_rows=(1, 8))
+    signature = check_config(request.files.directory, request.settings)
+    model = CompiledModel(request, signature, MergesRows(), 0, writes=False)
+    model.check_itself()
+    assert not model.signatures[DEFAULT_SIGNATURE].conditions.complete
+    assert "answers no two requests together" in caplog.text

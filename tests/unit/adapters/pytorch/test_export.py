@@ -26,10 +26,10 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 def opened(tmp_path, request_for):
     """Exports a module and opens it as a server does."""
 
-    def open_module(module, *args, settings=None, dynamic=None, **kwargs):
+    def open_module(module, *args, settings=None, dynamic=None, batch_rows=(1,), **kwargs):
         program = torch.export.export(module.eval(), args, kwargs, dynamic_shapes=dynamic)
         torch.export.save(program, tmp_path / "model.pt2")
-        return open_exported(request_for(tmp_path, settings))
+        return open_exported(request_for(tmp_path, settings, batch_rows=batch_rows))
 
     return open_module
 
@@ -438,3 +438,15 @@ def test_inputs_in_a_dict_with_numbers_as_keys_are_named_as_what_they_are(opened
     """They are no reason for trust."""
     message = refusal(opened, TakesDict(), {0: torch.zeros(2), 1: torch.zeros(2)}, code=StatusCode.FAILED_PRECONDITION)
     assert "input x is a dict of values" in message
+
+
+class MeanOverRows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def test_program_that_merges_rows_gets_none_of_other_requests(opened, caplog):
+    rows = {"x": {0: torch.export.Dim("rows")}}
+    model = opened(MeanOverRows(), torch.ones(2, 3), dynamic=rows, batch_rows=(1, 8))
+    assert not model.signatures[DEFAULT_SIGNATURE].conditions.complete
+    assert "answers no two requests together" in caplog.text

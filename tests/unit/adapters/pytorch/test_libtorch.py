@@ -1,3 +1,4 @@
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -6,8 +7,10 @@ import torch
 
 from tfs_lite.adapters.pytorch.libtorch import open_script
 from tfs_lite.config.model import ModelSettings, ModelTensor
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec, check_inputs
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import write_script
 
@@ -19,7 +22,7 @@ def opened(tmp_path, request_for):
     """Writes a module as TorchScript and opens it as a server does."""
 
     def open_module(module, settings=None):
-        return open_script(request_for(write_script(tmp_path, module), settings))
+        return open_script(request_for(write_script(tmp_path, module), settings, batch_rows=(1, 8)))
 
     return open_module
 
@@ -264,3 +267,166 @@ def test_callers_array_is_never_written_to(opened):
     array = np.ones(2, np.float32)
     assert opened(WritesToItsInput()).run("", {"x": array}, ())["output_0"].tolist() == [2, 2]
     assert array.tolist() == [1, 1]
+
+
+class BurntRows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(int(x.shape[0]), 3) * 2
+
+
+class Unrolled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[row] * 2 for row in range(int(x.shape[0]))])
+
+
+class MeanOverRows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class NormInTraining(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+
+
+class MeanOfTokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.table(x).mean(1)
+        return found - found.mean(0)
+
+
+def traced(directory, module, rows, example=None):
+    """The directory of a version that ``torch.jit.trace`` made from so many rows."""
+    directory.mkdir(parents=True, exist_ok=True)
+    example = torch.rand(rows, 3) if example is None else example
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(module, example, check_trace=False), directory / "model.pt")
+    return directory
+
+
+def rows_of(dtype=DataType.FLOAT):
+    """The config of a model that takes up to 8 rows, and batches."""
+    return ModelSettings(
+        max_batch_size=8, input=(tensor("x", dtype, dims=(3,)),), output=(tensor("output_0", dims=(3,)),)
+    )
+
+
+def taken(model):
+    return [rows for rows in range(1, 6) if _takes(model, rows)]
+
+
+def _takes(model, rows):
+    try:
+        check_inputs(signature_of(model), {"x": (DataType.FLOAT, (rows, 3))})
+    except ServingError:
+        return False
+    return True
+
+
+def shares_runs(model):
+    return BatchRule.of(signature_of(model), BatchSettings(max_batch_size=8)) is not None
+
+
+@pytest.mark.parametrize("module", [BurntRows(), Unrolled()], ids=["a view", "a loop"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_trace_that_kept_the_rows_of_its_example_takes_so_many(tmp_path, request_for, caplog, module, rows):
+    model = open_script(request_for(traced(tmp_path, module, rows), rows_of()))
+    assert taken(model) == [rows]
+    assert f"takes no request of more than {rows} rows" in caplog.text
+    assert "condition" not in refusal(model.run, "", {"x": np.zeros((3, 3), np.float32)}, ())
+    x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+    assert np.array_equal(model.run("", {"x": x}, ())["output_0"], 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "example"),
+    [
+        (MeanOverRows(), DataType.FLOAT, None),
+        (NormInTraining(), DataType.FLOAT, None),
+        (MeanOfTokens(), DataType.INT64, torch.ones(2, 3, dtype=torch.int64)),
+    ],
+    ids=["a mean", "a batch norm in training", "tokens"],
+)
+def test_script_that_merges_rows_gets_none_of_other_requests(tmp_path, request_for, caplog, module, dtype, example):
+    model = open_script(request_for(traced(tmp_path, module, 2, example), rows_of(dtype), batch_rows=(1, 8)))
+    assert not shares_runs(model)
+    x = np.ones((4, 3), np.float32 if dtype is DataType.FLOAT else np.int64)
+    assert model.run("", {"x": x}, ())["output_0"].shape == (4, 3)
+    assert "answers no two requests together" in caplog.text
+
+
+def test_check_at_the_load_leaves_no_traces_in_a_script(tmp_path, request_for):
+    directory = traced(tmp_path, NormInTraining(), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = torch.jit.load(directory / "model.pt").state_dict()
+    model = open_script(request_for(directory, rows_of()))
+    assert all(torch.equal(value, before[name]) for name, value in model._module.state_dict().items())
+
+
+class Counts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Remembers(torch.nn.Module):
+    seen: list[torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x)
+        return x + len(self.seen)
+
+
+@pytest.mark.parametrize("module", [Counts(), Remembers()])
+def test_script_that_counts_is_not_run_at_the_load(opened, module):
+    model = opened(module, rows_of())
+    assert model.run("", {"x": ROW}, ())["output_0"].tolist() == (ROW + 1).tolist()
+
+
+class Plain(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 256), torch.nn.ReLU(), torch.nn.Linear(256, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).softmax(-1)
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("module", [Plain(), Noisy()], ids=["layers", "random numbers"])
+def test_script_whose_rows_do_not_know_of_each_other_shares_runs(opened, caplog, module):
+    model = opened(module, rows_of())
+    assert shares_runs(model)
+    assert taken(model) == [1, 2, 3, 4, 5]
+    assert len(caplog.records) == 1
+
+
+def test_layers_that_are_quantised_as_they_run_share_runs(tmp_path, request_for, caplog):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.ao.quantization.quantize_dynamic(Plain().eval(), {torch.nn.Linear}, dtype=torch.qint8)
+    model = open_script(request_for(traced(tmp_path, module, 2), rows_of()))
+    assert shares_runs(model), caplog.text

@@ -44,15 +44,15 @@ def takes_rows(signature: Signature, rows: int) -> bool:
 @pytest.mark.parametrize(("several", "shapes"), [(False, [(1, 3)]), (True, [(1, 3), (2, 3)])])
 def test_program_that_answers_one_row_is_known_to_answer(several: bool, shapes: list[tuple[int, ...]]) -> None:
     program = Program(lambda x: x * 2)
-    found = check_itself(ID, PLAIN, program, several)
+    found = check_itself(ID, PLAIN, program, several=several, shares=False)
     assert (found.signature, found.answers) == (PLAIN, True)
     assert program.shapes == shapes
 
 
 def test_operators_that_torch_does_not_know_are_tried_with_several_rows_too() -> None:
     program = Program(lambda x: x.sum(0, keepdim=True))
-    assert check_itself(ID, PLAIN, program).answers
-    words = refusal(check_itself, ID, PLAIN, program, True, code=StatusCode.FAILED_PRECONDITION)
+    assert check_itself(ID, PLAIN, program, shares=False).answers
+    words = refusal(check_itself, ID, PLAIN, program, several=True, code=StatusCode.FAILED_PRECONDITION)
     assert "expected float[-1,3]" in words
 
 
@@ -111,9 +111,9 @@ def test_program_that_fails_on_made_up_inputs_shows_nothing() -> None:
 def test_other_sizes_are_tried_until_the_program_takes_them() -> None:
     texts = TensorSpec("x", DataType.FLOAT, (BATCH, LENGTH))
     signature = Signature((texts,), (TensorSpec("y", DataType.FLOAT, (BATCH, LENGTH)),))
-    program = Program(lambda x: x.unfold(1, 5, 1).sum() + x)
+    program = Program(lambda x: x.unfold(1, 5, 1).sum((1, 2))[:, None] + x)
     assert check_itself(ID, signature, program).answers
-    assert program.shapes == [(1, 2), (2, 2), (1, 8)]
+    assert program.shapes == [(1, 2), (2, 2), (1, 8), (3, 8)]
 
 
 def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> None:
@@ -122,3 +122,29 @@ def test_program_without_a_batch_runs_once_and_large_inputs_are_not_made() -> No
         program = Program(lambda x: x)
         assert check_itself(ID, fixed, program).answers == bool(shapes)
         assert program.shapes == shapes
+
+
+def test_program_whose_rows_depend_on_each_other_runs_alone(caplog: pytest.LogCaptureFixture) -> None:
+    found = check_itself(ID, PLAIN, Program(lambda x: x - x.mean(0)))
+    assert found.answers
+    assert found.signature.conditions is not None
+    assert not found.signature.conditions.complete
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "output y for a row depends on the rows beside it" in line
+
+
+def test_only_a_trace_is_asked_whether_it_kept_the_rows_of_its_example() -> None:
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        return x.view(1, 3)
+
+    assert check_itself(ID, PLAIN, Program(keeps)).signature == PLAIN
+    found = check_itself(ID, PLAIN, Program(keeps), traced=True)
+    assert [takes_rows(found.signature, rows) for rows in (1, 2)] == [True, False]
+
+
+def test_outputs_that_say_in_their_shape_how_many_rows_there_are_need_no_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    signature = Signature(PLAIN.inputs, (TensorSpec("y", DataType.FLOAT, (BATCH, BATCH)),))
+    assert check_itself(ID, signature, Program(lambda x: x @ x.T)).signature == signature
+    assert not caplog.records

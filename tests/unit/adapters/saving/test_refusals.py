@@ -121,7 +121,7 @@ TWO_SIZES = {"dynamic_dims": {"a": {1: "length"}, "b": {1: "width"}}}
             {},
             ['dimension 0 of x ("batch")', "a list of as many tensors", "dynamic_batch=False"],
         ),
-        (FixedRows(), (ROWS,), {}, ['dimension 0 of x ("batch")', "works for 4 only", "reshape(x.shape[0], -1)"]),
+        (FixedRows(), (ROWS,), {}, ['dimension 0 of x ("batch")', "one number of rows", "reshape(x.shape[0], -1)"]),
         (Counts(), (ROWS,), {}, ["differently from call to call (output output_0)", "self.register_buffer"]),
         (Draws(), (ROWS,), {}, ["differently from call to call", "draw random numbers with torch"]),
         (Scales(), (torch.zeros(4, 3),), {}, ["differently from call to call", "draw random numbers with torch"]),
