@@ -126,3 +126,22 @@ def test_nothing_maps_a_file_of_a_version() -> None:
         if maps.search(line)
     ]
     assert found == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page; headings inside of code are none."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).strip().replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.*)$", text)
+    }
+
+
+def test_links_lead_to_headings_that_are_there() -> None:
+    missing = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")):
+        for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            target = page.parent / file if file else page
+            if target.suffix == ".md" and anchor not in headings(target):
+                missing.append(f"{page.name}: {file}#{anchor}")
+    assert missing == []
