@@ -145,3 +145,9 @@ def test_links_lead_to_headings_that_are_there() -> None:
             if target.suffix == ".md" and anchor not in headings(target):
                 missing.append(f"{page.name}: {file}#{anchor}")
     assert missing == []
+
+
+def test_the_index_of_pages_has_every_page_once() -> None:
+    linked = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text())
+    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+    assert sorted(linked) == pages
