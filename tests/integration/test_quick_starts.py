@@ -99,9 +99,12 @@ class Newcomer:
     def _here(self, text: str) -> str:
         for there, here in self.places.items():
             text = re.sub(rf"(?<![\w.]){re.escape(there)}(?=[\s/\"'])", here, text)
-        if self.server is not None:
-            text = text.replace(":8501", f":{self.server.http_port}").replace(":8500", f":{self.server.grpc_port}")
         return text
+
+    def _with_ports(self, text: str) -> str:
+        if self.server is None:
+            return text
+        return text.replace(":8501", f":{self.server.http_port}").replace(":8500", f":{self.server.grpc_port}")
 
     def _command(self, command: str) -> str:
         words = shlex.split(os.path.expandvars(command.replace("$PWD", str(self.directory))), comments=True)
@@ -123,7 +126,13 @@ class Newcomer:
     def _run(self, *command: str) -> str:
         env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+            [self._with_ports(word) for word in command],
+            cwd=self.directory,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
