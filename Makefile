@@ -94,7 +94,7 @@ $(TENSORFLOWVENV)/.installed: pyproject.toml constraints.txt
 
 # SavedModels, by servers that have torch, in processes that have TensorFlow: 1.5 GB. Elsewhere these tests skip.
 test-tensorflow: $(TENSORFLOWVENV)/.installed
-	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m "not load" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow tests/integration/test_quick_starts.py::test_a_saved_model -m "not load" $(PYTEST_ARGS)
 
 test-tensorflow-long: $(TENSORFLOWVENV)/.installed
 	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)

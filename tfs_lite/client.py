@@ -55,21 +55,25 @@ _MAX_CACHED_MODELS = 64
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """An answer: the outputs by name, and the version that computed them."""
+    """The answer to :meth:`Client.predict`."""
 
     outputs: Mapping[str, Array]
+    """numpy arrays by the name of the output."""
     model: str
     version: int
+    """The version that computed the answer."""
     signature: str
+    """The signature that the request used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The signatures of one version, by key."""
+    """The signatures of one version."""
 
     model: str
     version: int
     signatures: Mapping[str, Signature]
+    """By their names; ``serving_default`` is the one that a request without a name uses."""
 
 
 class HasProto(Protocol):
@@ -79,17 +83,22 @@ class HasProto(Protocol):
 
 
 class Client:
-    """A client of one server. Any thread may call; calls do not wait for one another.
+    """A client of one server, over gRPC. Any thread may call; calls do not wait for one another.
 
-    The first call makes the connection: it waits up to ``connect_timeout`` seconds for the server and then raises
-    UNAVAILABLE; with ``wait_for_server=False`` a connection that is refused raises it at once. Every call takes at most
-    ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are :class:`ServingError` with the server's code and message.
+        with tfs_lite.Client("localhost:8500", token="t-secret") as client:
+            answer = client.predict("ranker", {"input": [[1.0, 2.0, 3.0, 4.0]]})
+            print(answer.version, answer.outputs["output_0"])
 
-    ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
-    servers with a certificate from one of these authorities; ``client_certificate`` and its private key ``client_key``
-    are for servers that require certificates of clients. INVALID_ARGUMENT if they cannot be used. With ``unix:`` the
-    server's certificate must be for ``localhost``. ``token`` goes with every call, for servers that ask for one;
-    without TLS anyone on the way can read it.
+    ``address`` is ``host:port`` or ``unix:path``. The first call makes the connection. It waits at most
+    ``connect_timeout`` seconds for the server and then raises UNAVAILABLE; with ``wait_for_server=False`` it raises at
+    once if the connection is refused. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures
+    are :class:`ServingError` with the server's code and message.
+
+    ``token`` is sent with every call, for servers with ``--access_file``; without TLS anyone on the way can read it.
+    With ``root_certificates`` (PEM) the connection uses TLS and accepts servers with a certificate from one of these
+    authorities. ``client_certificate`` and its private key ``client_key`` (PEM) are for servers that require
+    certificates of clients. Certificates and keys that cannot be used raise INVALID_ARGUMENT. With ``unix:`` the
+    server's certificate must be for ``localhost``.
     """
 
     def __init__(
@@ -128,7 +137,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; calls in flight fail with CANCELLED."""
+        """Closes the connection; calls in progress fail with CANCELLED."""
         self._channel.close()
 
     def predict(
@@ -142,11 +151,12 @@ class Client:
         outputs: Sequence[str] = (),
         timeout: float | None = None,
     ) -> Prediction:
-        """Runs ``model`` once: the given version or label, or the newest version available.
+        """Runs ``model`` once: the given ``version`` or ``label``, or the newest version that is available.
 
-        Arrays and tensors keep their dtype. Lists and Python numbers get the dtype that the model's signature declares,
-        which is fetched once and cached; if it is undeclared, floats become float32 and integers int64. ``outputs``
-        names the outputs to return; empty means all.
+        ``inputs`` are arrays, tensors, lists or numbers by name. Arrays and tensors keep their dtype. Lists and numbers
+        get the dtype that the model's signature declares, which is fetched once and cached; if it declares none, floats
+        become float32 and integers int64. ``outputs`` names the outputs to return; empty means all. ``timeout`` (s)
+        replaces the client's.
         """
         ref = _reference(model, version, label, signature)
         request = messages.PredictRequest(model_spec=serving.model_spec(ref), output_filter=outputs)
@@ -166,7 +176,7 @@ class Client:
     def metadata(
         self, model: str, *, version: int | None = None, label: str | None = None, timeout: float | None = None
     ) -> ModelMetadata:
-        """The signatures of the given version or label, or of the newest version available."""
+        """Returns the signatures of the given version or label, or of the newest version that is available."""
         ref = _reference(model, version, label)
         request = messages.GetModelMetadataRequest(model_spec=serving.model_spec(ref), metadata_field=["signature_def"])
         response = self._call(_METADATA, request, messages.GetModelMetadataResponse, timeout)
@@ -179,28 +189,30 @@ class Client:
     def status(
         self, model: str, *, version: int | None = None, label: str | None = None, timeout: float | None = None
     ) -> list[VersionStatus]:
-        """The states of all versions that the server knows, highest first, or of the given version or label."""
+        """Returns the states of all versions that the server knows, highest first, or of the given version or label."""
         request = messages.GetModelStatusRequest(model_spec=serving.model_spec(_reference(model, version, label)))
         return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
 
     def explain(
         self, model: str = "", *, version: int | None = None, label: str | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Why the model, its version or its label is in its state, and what to do about it, as ``:explain`` answers
-        over HTTP; without a model one line for each, under ``models``. Only our servers answer."""
+        """Returns why the model, its version or its label is in its state and what to do about it: the answer of
+        ``:explain`` over HTTP. Without a model it has one entry for each model, under ``models``. Only servers of this
+        package answer."""
         ref = _reference(model, version, label)
         asked = {"model": ref.name, "version": ref.version, "label": ref.label}
         return self._ask("Explain", {name: value for name, value in asked.items() if value not in (None, "")}, timeout)
 
     def failed_requests(self, id: str = "", *, model: str = "", timeout: float | None = None) -> dict[str, Any]:
-        """The failed requests with this request id or trace id, as ``/v1/requests/ID`` answers over HTTP; NOT_FOUND if
-        none was kept. Without an id the last ones, of ``model`` or of all. Only our servers answer."""
+        """Returns the failed requests with this request id or trace id: the answer of ``/v1/requests/ID`` over HTTP;
+        NOT_FOUND if none was kept. Without an id it returns the last ones, of ``model`` or of all models. Only servers
+        of this package answer."""
         asked = {"request": id} if id else {"model": model}
         return self._ask("FailedRequests", asked, timeout)
 
     def what_if(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """What a config or a new version would change, without changing it; ``asked`` and the answer are those of
-        ``/v1/config:explain`` over HTTP. Only our servers answer."""
+        """Returns what a config or a new version would change, and changes nothing. ``asked`` and the answer are those
+        of ``/v1/config:explain`` over HTTP. Only servers of this package answer."""
         return self._ask("WhatIf", asked, timeout)
 
     def _ask(self, method: str, asked: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
@@ -209,10 +221,11 @@ class Client:
         return dict(json.loads(self._call(_ADMIN + method, request, messages.AdminResponse, timeout).json))
 
     def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:
-        """Replaces the server's whole config, and returns when every new model is available: a text that says what was
-        applied, which is empty from other servers.
+        """Replaces the server's whole config, waits until every new model is available, and returns a text that says
+        what was applied; servers of other kinds return an empty one.
 
-        ``config`` is a ``ModelServerConfig``: the settings of ``tfs_lite.config``, or the message of any protobuf pool.
+        ``config`` is a ``ModelServerConfig``: ``tfs_lite.config.model_server.ModelServerConfig``, or the protobuf
+        message of that name from any package.
         """
         message: Message = config.to_proto() if hasattr(config, "to_proto") else config
         request = messages.ReloadConfigRequest()

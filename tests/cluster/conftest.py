@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(
-                    pytest.mark.skip(reason="needs Ray: make test-cluster, or pip install tfs-lite[cluster]")
+                    pytest.mark.skip(reason="needs Ray: make test-cluster, or pip install 'tfs-lite[cluster]'")
                 )
 
 

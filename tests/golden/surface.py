@@ -1,6 +1,6 @@
 """What users can see of the product, as lists of lines: one file for each, compared by ``test_public_surface``.
 
-    python tests/golden/surface.py             # writes all lists anew
+    python tests/golden/surface.py             # writes all lists anew, and the pages that are made from the code
     python tests/golden/surface.py flags wire  # some of them
 
 A list that changes is a change for users: commit the new list with the change that meant it, and no other.
@@ -94,3 +94,7 @@ def difference(name: str, before: list[str], after: list[str]) -> str:
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or LISTINGS:
         (HERE / f"{wanted}.txt").write_text("".join(f"{line}\n" for line in made(wanted)), encoding="utf-8")
+    if not sys.argv[1:]:
+        import pages
+
+        pages.write()

@@ -126,3 +126,47 @@ def test_nothing_maps_a_file_of_a_version() -> None:
         if maps.search(line)
     ]
     assert found == []
+
+
+def test_paths_in_backticks_are_there() -> None:
+    """Paths below a folder of this repository or a room of the package; modules may stand without their ending."""
+    rooms = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+    missing = [
+        f"{page.name}: {name}"
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
+        for name in re.findall(r"`((?:[\w.-]+/)+[\w.*-]*)`", page.read_text())
+        if name.partition("/")[0] in rooms
+        and not any(next(folder.glob(each), None) for folder in (ROOT, PACKAGE) for each in (name, f"{name}.py"))
+    ]
+    files = [f"/{path.relative_to(ROOT)}" for folder in (PACKAGE, ROOT / "tests") for path in folder.glob("**/*.py")]
+    missing += [
+        f"DESIGN.md: {name}"
+        for name in re.findall(r"[\w/]+\.py\b", (ROOT / "DESIGN.md").read_text())
+        if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
+    ]
+    assert missing == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page; headings inside of code are none."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).strip().replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.*)$", text)
+    }
+
+
+def test_links_lead_to_headings_that_are_there() -> None:
+    missing = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")):
+        for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            target = page.parent / file if file else page
+            if target.suffix == ".md" and anchor not in headings(target):
+                missing.append(f"{page.name}: {file}#{anchor}")
+    assert missing == []
+
+
+def test_the_index_of_pages_has_every_page_once() -> None:
+    linked = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text())
+    pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+    assert sorted(linked) == pages

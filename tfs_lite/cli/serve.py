@@ -275,7 +275,7 @@ def torch_threads(settings: Settings) -> tuple[int, int]:
 
 
 def help_text() -> str:
-    """Every flag, by group."""
+    """Every flag, in the order of the table."""
     lines = [
         "usage: tfs-lite serve [--name=value | --name value] ...",
         "",
@@ -289,10 +289,15 @@ def help_text() -> str:
 
 
 def _help_line(flag: Flag) -> str:
-    name = f"--{flag.name}" + ("" if flag.kind is FlagType.BOOL else f"={_word(flag)}")
+    name = spelled(flag)
     default = f" [{_shown(flag.default)}]" if flag.in_environment and _shown(flag.default) else ""
     gap = name.ljust(_FLAG_COLUMN) if len(name) < _FLAG_COLUMN else f"{name}\n  {'':{_FLAG_COLUMN}}"
     return f"  {gap}{flag.help}{default}"
+
+
+def spelled(flag: Flag) -> str:
+    """The flag with a word for its value: ``--port=N``."""
+    return f"--{flag.name}" + ("" if flag.kind is FlagType.BOOL else f"={_word(flag)}")
 
 
 def _word(flag: Flag) -> str:

@@ -82,7 +82,7 @@ StoragePath = str
 
 
 class VersionState(enum.IntEnum):
-    """``ModelVersionStatus.State``: how a version's state is numbered on the wire."""
+    """The state of a version, with its number on the wire (``ModelVersionStatus.State``)."""
 
     UNKNOWN = 0
     START = 10
@@ -103,11 +103,12 @@ DOES_NOT_ANSWER = "it does not answer"
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """One version of a model: its state, and its error if it has one."""
+    """One version of a model."""
 
     version: int
     state: VersionState
     status: Status
+    """OK, or why the version failed, waits or is kept."""
 
 
 @dataclass(frozen=True, slots=True)

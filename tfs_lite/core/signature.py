@@ -89,17 +89,19 @@ Dim = int | SymbolicDim
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared. ``tensor`` is
-    the name of the tensor in the model's graph, where it has one that clients may read."""
+    """One input or output of a signature."""
 
     name: str
     dtype: DataType = DataType.INVALID
+    """INVALID: not declared."""
     shape: tuple[Dim, ...] | None = None
+    """Numbers, and ``SymbolicDim`` for sizes that a request chooses; None: the rank is not declared."""
     tensor: str = ""
+    """The name of the tensor in the model's graph, if clients may read it."""
 
     @property
     def batch(self) -> str | None:
-        """The symbol of the first dimension; None if that has a size of its own or is not declared."""
+        """The symbol of the first dimension; None if that dimension has a fixed size or is not declared."""
         first = self.shape[0] if self.shape else None
         return first.symbol if isinstance(first, SymbolicDim) else None
 
@@ -174,28 +176,27 @@ class ShapeContract(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned.
-
-    ``defaults`` supply inputs that a request leaves out. For an input whose first dimension is symbolic (the batch) the
-    default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
-    input in ``optional`` may be left out as well, and then the model does not get it.
-
-    ``conditions`` are what an exported program says of its sizes beyond the shapes; ``contract`` is what of these is
-    sure.
-
-    ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
-    every input is the batch. Both are set by :func:`served`.
-    """
+    """One way to call a model: its inputs and outputs."""
 
     inputs: tuple[TensorSpec, ...]
+    """In the order of ``forward``'s parameters."""
     outputs: tuple[TensorSpec, ...]
+    """In the order in which ``forward`` returns them."""
     method_name: str = PREDICT_METHOD
+    """The method that it is meant for, by TensorFlow Serving's name."""
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    """Values of inputs that a request leaves out: one row without its batch dimension, which is repeated for every row,
+    if the input's first dimension is symbolic (the batch); else the whole tensor."""
     optional: frozenset[str] = frozenset()
+    """Inputs that a request may leave out as well; the model does not get them then."""
     conditions: SizeConditions | None = None
+    """What an exported program says about its sizes beyond the shapes."""
     contract: ShapeContract = field(default=ShapeContract.ALL, compare=False)
+    """How much of the declared shapes is sure."""
     model: str = field(default="", compare=False)
+    """The model's name, for messages; set by :func:`served`."""
     max_rows: int = field(default=0, compare=False)
+    """The most rows of a request: above 0, the first dimension of every input is the batch. Set by :func:`served`."""
 
     @property
     def dispensable(self) -> Set[str]:

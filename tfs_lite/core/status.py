@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class StatusCode(enum.IntEnum):
-    """Canonical codes; the numbers are the ones on the wire."""
+    """The canonical codes of gRPC and TensorFlow, with their numbers on the wire."""
 
     OK = 0
     CANCELLED = 1
@@ -63,13 +63,15 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A code and the sentence that explains it, which is always text: names of files in it may hold other bytes. The
-    message is empty iff the code is OK. ``models``: those that have to come first, with ``WAITS_FOR_MODELS``."""
+    """A code and the sentence that explains it."""
 
     code: StatusCode = StatusCode.OK
     message: str = ""
+    """Empty iff the code is OK. Bytes of file names that are no UTF-8 stand in it as escapes."""
     reason: Reason | None = None
+    """More than the code says, for protocols that have a word for it."""
     models: tuple[str, ...] = ()
+    """With ``WAITS_FOR_MODELS``: the models that have to be available first."""
 
     def __post_init__(self) -> None:
         if not self.message.isascii():
@@ -77,11 +79,12 @@ class Status:
 
     @property
     def ok(self) -> bool:
+        """Whether the code is OK."""
         return self.code is StatusCode.OK
 
     @property
     def waits(self) -> bool:
-        """Whether it says that something else has to come first, which is no failure."""
+        """Whether it says that something else has to happen first, which is no failure."""
         return self.reason in (Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE)
 
     def __str__(self) -> str:
@@ -92,10 +95,10 @@ OK = Status()
 
 
 class ServingError(Exception):
-    """An operation failed with a canonical status.
+    """The error that everything here raises; ``code``, ``status`` and ``str(error)`` say what failed.
 
-    The message is meant for clients: it names the model, version and field, says what was expected and what
-    came, and holds neither a stack nor a server path. ``detail`` is for the log alone and may hold both.
+    The message is meant for clients: it names the model, version and field, says what was expected and what came, and
+    contains neither a stack nor a path of the server. ``detail`` is for the log alone and may contain both.
     """
 
     detail: str = ""
@@ -110,6 +113,7 @@ class ServingError(Exception):
 
     @property
     def code(self) -> StatusCode:
+        """The code of ``status``."""
         return self.status.code
 
     def __str__(self) -> str:

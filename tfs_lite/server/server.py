@@ -23,11 +23,15 @@ from tfs_lite.serving.server_core import MakeFeature, ServerCore
 
 
 class Server:
-    """``start`` -> ``wait_ready`` -> ``stop``, or a ``with`` block. Any thread may call any method.
+    """One server in this process: ``start``, ``wait_ready``, ``stop``, or a ``with`` block, which starts and stops it.
 
-    Settings are a :class:`ServerOptions` or its fields as keyword arguments. ``failure`` is set when a model failed to
-    load at the start and ``exit_on_initial_load_failure`` is set, or when a GPU has failed, which this process can then
-    not use any more; ``wait`` returns then, too.
+        with tfs_lite.Server(model_name="ranker", model_base_path="/models/ranker", port=8500) as server:
+            server.wait_ready()
+            server.wait()
+
+    Settings are a :class:`ServerOptions`, or its fields as keyword arguments. Any thread may call any method.
+    ``failure`` is None, or the error that ended the server: a model failed to load at the start with
+    ``exit_on_initial_load_failure``, or a GPU failed, which this process then cannot use any more.
     """
 
     def __init__(
@@ -46,8 +50,8 @@ class Server:
         self._lifecycle: ServerLifecycle | None = None
 
     def start(self) -> Server:
-        """Opens the ports and begins to load. Raises ServingError, with nothing left running, when there is nothing to
-        serve, the config is wrong, or a port is in use."""
+        """Opens the ports and begins to load. Raises ServingError if there is nothing to serve, the config is wrong, or
+        a port is in use; nothing is left running then. A server starts once."""
         if self._lifecycle is not None:
             raise failed_precondition("the server was started before; make a new one")
         self._lifecycle = ServerLifecycle(self.options, self._features)
@@ -55,8 +59,9 @@ class Server:
         return self
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once the server is ready. Raises DEADLINE_EXCEEDED after ``timeout`` seconds, ``failure`` if the
-        start failed, UNAVAILABLE if the server was stopped."""
+        """Waits until the server is ready: each model known at the start is available or has failed. Raises
+        DEADLINE_EXCEEDED after ``timeout`` seconds, ``failure`` if the start failed, UNAVAILABLE if the server was
+        stopped."""
         lifecycle = self._require_started()
         if not self._decided.wait(timeout):
             raise ServingError(StatusCode.DEADLINE_EXCEEDED, f"the server is not ready after {timeout} s")
@@ -66,24 +71,25 @@ class Server:
             raise ServingError(StatusCode.UNAVAILABLE, "the server was stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Returns True once the server has stopped, or has failed at the start; False after ``timeout`` seconds."""
+        """Waits until the server has stopped or failed, and returns True; False after ``timeout`` seconds."""
         return self._ended.wait(timeout)
 
     def reload(self, config: ModelServerConfig) -> str:
-        """Replaces the config. Returns what was applied once the new models are available; see
-        :meth:`ServerCore.reload`."""
+        """Replaces the whole config, waits until the new models are available, and returns a text that says what was
+        applied. Raises ServingError if the config is refused, which changes nothing, or if a new model does not become
+        available within ``reload_timeout_seconds``; that model stays configured and goes on loading."""
         return self._require_started().core.reload(config)
 
     def read_again(self) -> str:
-        """Reads what says which models there are, and looks at their directories, without waiting for the next poll:
-        what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
-        nothing."""
+        """Reads the config file or the repository again, looks at all model directories, and does not wait for the next
+        poll. Returns a text that says what was read. Raises ServingError: FAILED_PRECONDITION if the server follows no
+        changes, else the error of the config, which then changes nothing."""
         return self._require_started().read_again()
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Refuses new requests, answers those in flight for up to ``drain_timeout`` seconds (default: the option), then
-        unloads every model and ends every thread. A second call during the first ends the wait at once; both return
-        when the server has stopped."""
+        """Refuses new requests, answers those in progress for at most ``drain_timeout`` seconds (by default the option
+        ``drain_timeout_seconds``), then unloads every model and ends every thread. A second call during the first ends
+        the wait at once; both return when the server has stopped."""
         lifecycle = self._lifecycle
         if lifecycle is None or self._stopped.is_set():
             return
@@ -112,6 +118,7 @@ class Server:
 
     @property
     def grpc_port(self) -> int | None:
+        """The same as ``port``."""
         return self.port
 
     @property
@@ -121,6 +128,7 @@ class Server:
 
     @property
     def core(self) -> ServerCore:
+        """The lifecycle without its front ends."""
         return self._require_started().core
 
     def _require_started(self) -> ServerLifecycle:

@@ -56,13 +56,13 @@ class ServerOptions:
     rest_api_num_threads: int = 4
     """Threads that parse and print large HTTP bodies."""
     rest_api_timeout_in_ms: int = 30_000
-    """Of a prediction over HTTP, from when its request has come whole; 0 or less: none."""
+    """The time limit of a prediction over HTTP, from the moment when its request is whole; 0 or less: none."""
     rest_api_idle_timeout_seconds: float = 75.0
     """How long an HTTP connection stays open without a request; its answers say so (``Keep-Alive``)."""
     rest_api_read_timeout_seconds: float = 60.0
-    """How long nothing of a body may come, and the most for the head of a request."""
+    """The longest silence within a request body, and the longest time for the head of a request."""
     rest_api_write_timeout_seconds: float = 60.0
-    """How long a client may read nothing of its answer."""
+    """The longest time in which a client reads nothing of its answer."""
     rest_api_enable_cors_support: bool = False
     dashboard: bool = True
     """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
@@ -72,13 +72,13 @@ class ServerOptions:
     read_access: str = "open"
     """Who may read status, statistics and metrics: everybody (``open``), or tokens and certificates (``token``)."""
     predict_access: str = "open"
-    """Who may predict: the same."""
+    """Who may predict: everybody (``open``), or tokens and certificates (``token``)."""
     access_file: str = ""
     """Tokens and client certificates with their scopes, read again when the file changes."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which web pages may call the server to manage it, in addition to ``localhost`` and addresses."""
     monitoring_config_file: str = ""
-    """The path of the page with TensorFlow Serving's metric names, or that there is none."""
+    """A MonitoringConfig: the path of the page with TensorFlow Serving's metric names, or that there is none."""
 
     # what it serves: one of the three
     model_name: str = "default"
@@ -91,7 +91,7 @@ class ServerOptions:
     """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored; ``explicit``:
     nothing but what ``load_model`` names and what the repository calls of V2 load and unload."""
     load_model: tuple[str, ...] = ()
-    """In the mode explicit: the models of the start; a single ``*``: all that there are."""
+    """In the mode explicit, the models that are loaded at the start; a single ``*`` means all that there are."""
     model_config_list_root_dir: str | None = None
     """When set (absolute), relative base paths are below it."""
     allowed_model_base_paths: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class ServerOptions:
 
     # versions
     file_system_poll_wait_seconds: float = 1
-    """Above 0: poll this often; 0: once; below: never."""
+    """Seconds between looks for new versions; 0: one look; below 0: none."""
     version_quiet_period_seconds: float = 2.0
     """A version without a manifest counts as complete when its files have not changed for so long."""
     servable_versions_always_present: bool = False
@@ -117,9 +117,9 @@ class ServerOptions:
     slow_load_seconds: float = 120.0
     """A load that takes longer goes on, and gives its thread's place to the next one."""
     slow_unload_seconds: float = 30.0
-    """The same for an unload."""
+    """An unload that takes longer goes on, and gives its thread's place to the next one."""
     num_initial_load_threads: int = 4
-    """While the models known at the start are loaded."""
+    """Threads that load while the models known at the start are loaded."""
     max_num_load_retries: int = 5
     load_retry_interval_micros: int = 60_000_000
     reload_timeout_seconds: float = 120.0
@@ -148,15 +148,17 @@ class ServerOptions:
     """When a batch without a delay that could still grow is run: when no more requests are expected soon, or
     (``greedy``) at once."""
     worker: str = "thread"
-    worker_sandbox: str = "auto"
     """Where models run whose config does not say: in a ``thread`` of the server, in a ``process`` of their own, or as
     replicas on the nodes of the cluster (``ray``)."""
+    worker_sandbox: str = "auto"
+    """Whether models' processes are confined: as far as the system can (``auto``), always, or the load fails
+    (``require``), or never (``off``)."""
     saved_model_tags: str = "serve"
     """Which graph of a SavedModel is served: the one with exactly these tags, separated by commas."""
     sequence_drain_seconds: float = 60.0
     """How long a withdrawn version stays for the sequences that have not ended."""
     openai_timeout_seconds: float = 600.0
-    """The most for a request of OpenAI's API; it may ask for less."""
+    """The time limit of a request of OpenAI's API; a request may ask for less."""
     cache_config: str = ""
     """The response cache, as ``local,size=BYTES``; empty: there is none."""
 
@@ -168,22 +170,22 @@ class ServerOptions:
     cluster_host: str = ""
     """Where server and replicas listen for one another; empty: the address of each one's node."""
     cluster_port: int = 0
-    """Where the server does; 0 means a free port."""
+    """The port on which the server listens for replicas; 0 means a free port."""
     replica_port_range: str = ""
-    """``FIRST-LAST``, where replicas listen; empty: any free ports."""
+    """``FIRST-LAST``: the ports on which replicas listen; empty: any free ports."""
     cluster_ssl_config_file: str = ""
     """TLS between server and replicas: an SSLConfig (text proto or YAML)."""
     replica_orphan_seconds: float = 600.0
-    """A replica that no server has asked for so long ends itself."""
+    """A replica ends itself when no server has asked it for so long."""
     health_check_timeout_s: float = 60.0
     """A replica that does not answer for so long is given up; 0: never."""
     model_transfer: str = "shared"
     """Where replicas have a version's files from: the same path on every node (``shared``), or the server
     (``fetch``)."""
     model_cache_dir: str = ""
-    """Where a node keeps files that it has fetched; empty: a directory of the user's."""
+    """Where a node keeps the files that it has fetched; empty: a directory of the user."""
     model_cache_bytes: int = CACHE_BYTES
-    """The most that it keeps."""
+    """The most that a node keeps of what it has fetched."""
 
     # answers
     enable_signature_method_name_check: bool = False
@@ -212,9 +214,9 @@ class ServerOptions:
 
     # bounds of requests
     max_message_bytes: int = 100 * MIB
-    """Of a gRPC message or an HTTP body."""
+    """The largest gRPC message and HTTP request body, before and after unpacking."""
     max_queued_requests: int = 1000
-    """Per servable; a request beyond it is refused at once."""
+    """The most requests that wait for one version; one more is refused at once."""
 
     def __post_init__(self) -> None:
         for name in ("host", "cluster_host"):

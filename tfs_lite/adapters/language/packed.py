@@ -2,7 +2,7 @@
 
 With the few rows of a decode step, a matrix product on the CPU is bound by how weights are read: laid out once at load,
 the large layers of a decoder take a half to a third of the time of ``torch.nn.functional.linear``, and the result for a
-row does not depend on how many others there are. docs/performance.md has the figures.
+row does not depend on how many others there are. benchmarks/HISTORY.md has the figures.
 
 The layout belongs to torch's own operators for compiled models (``torch.ops.mkldnn``), which have no documentation;
 they are tried against the plain product before they are relied on.

@@ -50,13 +50,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What the constructor of a class ``Model`` gets. ``config.parameters`` are the operator's parameters."""
+    """What the constructor of a class ``Model`` in ``model.py`` gets."""
 
     name: str
+    """The name under which the model is served."""
     version: int
     directory: str
+    """The version's directory."""
     config: ModelSettings
+    """The model's config; ``config.parameters`` are the operator's parameters, as texts."""
     device: torch.device
+    """Where the model is to run."""
 
 
 class PythonModel(TorchModel):

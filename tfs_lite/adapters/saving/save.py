@@ -62,21 +62,28 @@ def save(
     compile: Literal["", "aoti"] = "",
     isa: Literal["", "avx2", "avx512"] = "",
 ) -> Path:
-    """Exports ``module`` and publishes it as ``base/<version>`` (without a version: the next one). Returns that path.
+    """Exports ``module`` and publishes it as ``base/<version>``, by default the next version. Returns that path.
 
-    ``example_inputs`` are tensors, by position or by name; those that are None are left out. With ``dynamic_batch``
-    their first dimension is a batch of any size, or of at most ``max_batch_size``. ``dynamic_dims`` are further
-    dimensions of any size: ``{"input_ids": {1: "length"}}``; those of one name always have one size.
-    ``dynamic_shapes`` is passed to ``torch.export.export`` in place of both. Results are tensors by name: keys of a
-    dict, fields of a dataclass or named tuple, ``outer.inner`` for what lies in another; None is left out. The module
-    is exported in eval mode and left as it was, but for parameters and plain attributes that it changes itself.
-    ``trusted`` allows what servers load only from trusted paths, such as operators of other libraries.
-    ``compile="aoti"`` adds machine code by AOTInductor, for processors like this one or with the instructions ``isa``:
-    it takes a C++ compiler and up to minutes, and servers load it only from trusted paths.
+        net = torch.nn.Linear(4, 2)
+        tfs_lite.save(net, "/models/ranker", example_inputs=(torch.randn(3, 4),))
 
-    Raises ServingError: INVALID_ARGUMENT (examples that do not fit together), FAILED_PRECONDITION (the module cannot be
-    exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there), and those of
-    :func:`~tfs_lite.core.publish.staging_directory` (the disk is full, may not be written to, ...).
+    ``example_inputs`` are tensors, by position (a tuple) or by name (a dict); inputs that are None are left out. With
+    ``dynamic_batch`` the first dimension of each input is a batch of any size, or of at most ``max_batch_size``.
+    ``dynamic_dims`` names further dimensions of any size: ``{"input_ids": {1: "length"}}``; dimensions of one name
+    always have one size. ``dynamic_shapes`` is passed to ``torch.export.export`` in place of both.
+
+    The results of the module become outputs by name: keys of a dict, fields of a dataclass or named tuple,
+    ``outer.inner`` for a result inside another one, ``output_0``, ``output_1``, ... for a tuple; None is left out. The
+    module is exported in eval mode and left as it was, except for parameters and plain attributes that it changes
+    itself.
+
+    ``trusted`` allows programs that servers load only from trusted paths, such as those with operators of other
+    libraries. ``compile="aoti"`` adds machine code by AOTInductor, for processors like this one or with the
+    instructions ``isa``: this takes a C++ compiler and up to minutes, and servers load it only from trusted paths.
+
+    Raises ServingError: INVALID_ARGUMENT (the examples do not fit together), FAILED_PRECONDITION (the module cannot be
+    exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there), and others if the
+    disk is full or may not be written to.
     """
     if dynamic_dims and dynamic_shapes is not None:
         raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")

@@ -258,7 +258,7 @@ def _connect(settings: dict[str, Any], connected: list[RayConnection], failure: 
         failure.append(error)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
-            failure.append(failed_precondition('`worker: "ray"` needs Ray: pip install tfs-lite[cluster]'))
+            failure.append(failed_precondition("`worker: \"ray\"` needs Ray: pip install 'tfs-lite[cluster]'"))
             return
         logger.exception("the cluster's helper failed")
         words = f"the cluster's helper failed: {type(error).__name__}: {error}"

@@ -133,7 +133,7 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
         "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's config; "
         "--max_queued_requests is the length of the queue"
     )
-    return Link(Cause.QUEUE_FULL, text, fix, doc="serving.md")
+    return Link(Cause.QUEUE_FULL, text, fix, doc="operating.md")
 
 
 def slow(pace: Pace, burden: Burden) -> Link:

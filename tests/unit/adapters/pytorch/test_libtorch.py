@@ -428,5 +428,5 @@ def test_layers_that_are_quantised_as_they_run_share_runs(tmp_path, request_for,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = torch.ao.quantization.quantize_dynamic(Plain().eval(), {torch.nn.Linear}, dtype=torch.qint8)
-    model = open_script(request_for(traced(tmp_path, module, 2), rows_of()))
+    model = open_script(request_for(traced(tmp_path, module, 2), rows_of(), batch_rows=(1, 8)))
     assert shares_runs(model), caplog.text

@@ -26,7 +26,7 @@ def no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_ray")
 def test_without_ray_it_is_said_how_to_install_it() -> None:
     message = refusal(HelperEngine.connect, OPTIONS, code=StatusCode.FAILED_PRECONDITION)
-    assert message == '`worker: "ray"` needs Ray: pip install tfs-lite[cluster]'
+    assert message == "`worker: \"ray\"` needs Ray: pip install 'tfs-lite[cluster]'"
 
 
 def test_what_is_no_trouble_of_the_cluster_is_said_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

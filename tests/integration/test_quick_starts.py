@@ -1,0 +1,249 @@
+"""A newcomer types what the README and the quick starts of ``docs`` say, line by line, and it works.
+
+Only what belongs to the place is changed: directories lie below the test's own, and servers listen on free ports. Lines
+that install something are held against the extras in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
+FILE = re.compile(r"# ((?:\w+/)*[\w.]+\.(?:py|yaml|pbtxt))(?::.*)?\n")
+"""The first line of a block that is a file."""
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page."""
+
+    language: str
+    text: str
+
+
+def blocks(page: str, heading: str = "") -> list[Block]:
+    """Those below a heading, up to the next one; without a heading those at the top of the page."""
+    parts = re.split(r"(?m)^##+ (.*)$", (ROOT / page).read_text(encoding="utf-8"))
+    text = dict(zip(parts[1::2], parts[2::2], strict=True))[heading] if heading else parts[0]
+    return [Block(*found) for found in FENCE.findall(text)]
+
+
+def commands(text: str) -> Iterator[str]:
+    """Those of a block, without what they print where the block has prompts. Lines that go on are one command."""
+    lines = text.splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    command = ""
+    for line in lines:
+        command += line + "\n"
+        with suppress(ValueError):  # a quotation goes on
+            if shlex.split(command, comments=True) and not line.endswith("\\"):
+                yield command.strip()
+                command = ""
+    assert not command.strip()
+
+
+class Newcomer:
+    """Does what pages say in a directory of its own. ``places`` are paths of the pages and what they are here."""
+
+    def __init__(self, directory: Path, **places: Path) -> None:
+        self.directory = directory
+        self.places = {f"/{name.replace('_', '/')}": str(path) for name, path in places.items()}
+        self.server: ServerProcess | None = None
+        self._open = ExitStack()
+        (directory / ".venv").symlink_to(BIN.parent)
+        (directory / "examples").symlink_to(ROOT / "examples")
+
+    def __enter__(self) -> Newcomer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def do(self, *given: Block) -> list[str]:
+        """What each command has printed."""
+        return [printed for block in given for printed in self._block(block)]
+
+    def _block(self, block: Block) -> Iterator[str]:
+        text = self._here(block.text)
+        if found := FILE.match(text):
+            path = self.directory / found[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if found[1] == "save.py":  # nothing else on its page runs it
+                yield self._run("python", found[1])
+        elif block.language == "python":
+            yield self._run("python", "-c", text)
+        else:
+            for command in commands(text):
+                yield self._command(command)
+
+    def _here(self, text: str) -> str:
+        for there, here in self.places.items():
+            text = re.sub(rf"(?<![\w.]){re.escape(there)}(?=[\s/\"'])", here, text)
+        return text
+
+    def _with_ports(self, text: str) -> str:
+        if self.server is None:
+            return text
+        return text.replace(":8501", f":{self.server.http_port}").replace(":8500", f":{self.server.grpc_port}")
+
+    def _command(self, command: str) -> str:
+        words = shlex.split(os.path.expandvars(command.replace("$PWD", str(self.directory))), comments=True)
+        if "pip install" in command:
+            return self._installs(words)
+        if words[0].endswith("tfs-lite") and words[1] == "serve":
+            return self._serve(words[2:])
+        if self.server is not None and words[0].endswith("tfs-lite") and words[1] in ("status", "explain", "events"):
+            command = f"{command.partition('  #')[0]} --rest=127.0.0.1:{self.server.http_port}"
+        if self.server is not None and words[0].endswith("tfs-lite") and words[1] == "predict":
+            command = f"{command} --server={self.server.target}"
+        return self._run("bash", "-euc", re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", command))
+
+    def _serve(self, flags: list[str]) -> str:
+        self.server = self._open.enter_context(ServerProcess(*flags, directory=self.directory))
+        self.server.wait_ready()
+        return ""
+
+    def _run(self, *command: str) -> str:
+        env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [self._with_ports(word) for word in command],
+            cwd=self.directory,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    @staticmethod
+    def _installs(words: list[str]) -> str:
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        for extra in re.findall(r"tfs-lite\[(\w+)\]", " ".join(words)):
+            assert extra in known
+        return ""
+
+
+def answer(printed: str) -> Any:
+    return json.loads(printed)
+
+
+def test_the_readme_saves_serves_asks_and_pushes(tmp_path: Path) -> None:
+    snippet, serve, ask = blocks("README.md")[:3]
+    with Newcomer(tmp_path, tmp_models=tmp_path / "models") as newcomer:
+        (said,) = newcomer.do(snippet)
+        assert re.fullmatch(r"1 \[\[.*\]\]\n", said)
+        newcomer.do(serve)
+        asked, *_, status = newcomer.do(ask)
+        assert len(answer(asked)["predictions"][0]) == 2
+        assert "ranker" in status
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
+
+
+@pytest.mark.slow
+def test_the_readme_in_a_clone_serves_digits(tmp_path: Path) -> None:
+    """What ``make`` would do with its environment is done with this one; ``make demo`` has tests of its own."""
+    making, asking = blocks("README.md")[3:5]
+    targets = [command.split()[1] for command in commands(making.text)]
+    assert targets == ["demo", "serve"]
+    with Newcomer(tmp_path) as newcomer:
+        dry = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed"]
+        recipes = {
+            target: subprocess.run([*dry, target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+            for target in targets
+        }
+        assert recipes["demo"].split() == [".venv/bin/tfs-lite", "demo"]
+        newcomer.do(Block("", recipes["serve"].replace("exec ", "")))
+        predicted, explained, asked = newcomer.do(asking)
+        assert "digits" in predicted + explained
+        assert len(answer(asked)["predictions"][0]["probabilities"]) == 10
+
+
+def test_models_in_python(tmp_path: Path) -> None:
+    page = "docs/python-models.md"
+    parts = [blocks(page, heading) for heading in ("A module with weights", "Any other class")]
+    with Newcomer(tmp_path, models=tmp_path) as newcomer:
+        for *files, _ in parts:
+            newcomer.do(*files)
+        newcomer.do(*blocks(page))
+        for *_, ask in parts:
+            (printed,) = newcomer.do(ask)
+            assert printed in ask.text
+
+
+def test_a_sequence(tmp_path: Path) -> None:
+    *files, ask = blocks("docs/sequences.md")
+    with Newcomer(tmp_path, models=tmp_path) as newcomer:
+        newcomer.do(*files, *blocks("docs/python-models.md"))
+        (printed,) = newcomer.do(ask)
+        assert answer(printed)["outputs"][0]["data"] == [2.0]
+
+
+@pytest.mark.load
+def test_a_language_model(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+    pytest.importorskip("openai")
+    install, make, serve, curl, client = blocks("docs/language-models.md", "Quick start")[:5]
+    with Newcomer(tmp_path) as newcomer:
+        newcomer.do(install, make, serve)
+        whole, pieces = newcomer.do(curl)
+        assert answer(whole)["usage"]["completion_tokens"] > 0
+        assert pieces.startswith("data: ")
+        assert newcomer.do(client)
+
+
+@pytest.mark.load
+def test_embeddings(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `generate` is not installed")
+    pytest.importorskip("openai")
+    with Newcomer(tmp_path) as newcomer:
+        *_, printed = newcomer.do(*blocks("docs/encoders.md")[:1], *blocks("docs/encoders.md", "Embeddings")[:3])
+        assert printed.split()[0] == "64"
+
+
+@pytest.mark.load
+def test_an_onnx_model(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    pytest.importorskip("onnxscript")
+    page = "docs/onnx.md"
+    with Newcomer(tmp_path) as newcomer:
+        *_, printed = newcomer.do(*blocks(page), *blocks(page, "From PyTorch to the first answer")[:2])
+        assert len(answer(printed)["predictions"][0]) == 3
+
+
+def test_a_saved_model(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="the extra `tensorflow` is not installed")
+    page = "docs/savedmodel.md"
+    with Newcomer(tmp_path) as newcomer:
+        *_, printed = newcomer.do(*blocks(page, "From `save` to the first answer"))
+        assert len(answer(printed)["predictions"][0]) == 3
+
+
+def test_a_token(tmp_path: Path) -> None:
+    make = blocks("docs/access.md", "Tokens")[0]
+    with Newcomer(tmp_path) as newcomer:
+        (printed,) = newcomer.do(make)
+        assert "deploy manage,read sha256:" in printed
