@@ -31,8 +31,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from tfs_lite.testing.language.tiny_encoders import SPECIAL, add_sentence_files
-from tfs_lite.testing.servers.process import ServerProcess
+from tests.support.language.tiny_encoders import SPECIAL, add_sentence_files
+from tests.support.servers.process import ServerProcess
 
 WORDS = 20_000
 BATCH = 32

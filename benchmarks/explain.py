@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.operations.admin.feature import Admin
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 SOURCE = "class Model:\n    def __init__(self, context):\n        pass\n\n    def predict(self, inputs):\n"
 SOURCE += "        return {'y': inputs['x']}\n"

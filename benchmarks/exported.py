@@ -2,7 +2,7 @@
 
     python benchmarks/exported.py [--rounds 5] [--programs bert_512,resnet_18,...] [--json FILE]
 
-Every program of the zoo (``tfs_lite/testing/exported``), a BERT of 4 layers, 512 wide, and a ResNet-18. Both sides take
+Every program of the zoo (``tests/support/exported``), a BERT of 4 layers, 512 wide, and a ResNet-18. Both sides take
 turns within each round; figures are medians over rounds, ratios are taken within a round. All on one thread of torch.
 
 - load: from the file, in the page cache, to a program with its weights; wait: the longest time in which another thread,
@@ -35,6 +35,7 @@ from batching import cell, say, table
 from torch import Tensor, nn
 
 import tfs_lite
+from tests.support.exported.zoo import ZOO
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import Program, open_program
@@ -42,7 +43,6 @@ from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.memory import freeze_gc, release_memory
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.exported.zoo import ZOO
 
 CPU = torch.device("cpu")
 TICK_SECONDS = 0.0002

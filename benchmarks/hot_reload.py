@@ -40,8 +40,8 @@ from models import BENCH, Model, model
 from servers import Absent, Place, Running, launch_serve
 from sides import WORKER, close, ours, picks
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.process import wait_until
 
 ASKED = "mlp"
 PERIODS = {"bert": 1.0, "resnet": 1.0, "wide": 0.0}

@@ -35,7 +35,7 @@ from batching import cell, say, table
 from servers import Place
 
 import tfs_lite
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 
 PATIENCE = 900.0
 STATUS_REQUESTS, SCRAPES = 200, 20

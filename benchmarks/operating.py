@@ -30,7 +30,7 @@ from models import SINGLE, Model, model
 from servers import Place, Running, batched, launch_serve
 from sides import WORKER, close, figures_of, ours
 
-from tfs_lite.testing.servers.collector import TraceCollector
+from tests.support.servers.collector import TraceCollector
 
 SIDE = ours("ours")
 VIEWERS = 2

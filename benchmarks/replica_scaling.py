@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from tests.support.cluster.process_cluster import PRELOAD, ProcessCluster
+from tests.support.cluster.replicated_models import ReplicatedModels
+from tests.support.servers.in_process import ROW, ServerFixture, serving
+from tests.support.servers.replicas import ReplicaHost
 from tfs_lite.client import Client
-from tfs_lite.testing.cluster.process_cluster import PRELOAD, ProcessCluster
-from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
-from tfs_lite.testing.servers.replicas import ReplicaHost
 
 RUN_SECONDS = 0.05
 CALLERS = 12

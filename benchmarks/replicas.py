@@ -21,10 +21,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tests.support.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.cluster.replicas.near import ReplicaModel
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
 from tfs_lite.workers.supervisor import Supervisor

@@ -46,7 +46,7 @@ from replay import ReplayConnection
 from servers import HERE, Absent, Place, Running, launch_command, launch_serve
 from slow_readers import SlowReader
 
-from tfs_lite.testing.servers.process import free_ports, wait_until
+from tests.support.servers.process import free_ports, wait_until
 
 VERSION, WIDTH = 3, 3
 SPARE_FILES = 20
@@ -148,7 +148,7 @@ def ask(connection: Connection) -> tuple[int, bytes | None, float]:
 @contextmanager
 def product(arguments: argparse.Namespace) -> Iterator[Target]:
     """Ours, with the models ``big`` and ``small``: y = x + 3."""
-    from tfs_lite.testing.servers.models import TaggedArchives
+    from tests.support.servers.models import TaggedArchives
 
     root = BENCH / "scale"
     if not (root / "small" / str(VERSION)).exists():

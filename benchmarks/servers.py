@@ -25,7 +25,7 @@ from connections import Connection, ProtocolError
 from forms import Codec
 from models import BENCH, Model
 
-from tfs_lite.testing.servers.process import ServerProcess, default_command, free_ports
+from tests.support.servers.process import ServerProcess, default_command, free_ports
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 90.0

@@ -44,7 +44,7 @@ from sides import GRPC_LIMIT, WORKER, Figures, Side, Stable, close, ours, peer_s
 from sides import rows_a_run as rows_of_a_run
 from stock_client import stock_loop
 
-from tfs_lite.testing.servers.process import free_ports
+from tests.support.servers.process import free_ports
 
 WARM_UP_SECONDS = 0.5
 PEERS = ("mosec", "pytriton")

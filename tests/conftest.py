@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tfs_lite.testing.profiles import register_profiles
+from tests.support.profiles import register_profiles
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.servers.models import TaggedArchives
-    from tfs_lite.testing.servers.probe import Probe
-    from tfs_lite.testing.servers.process import ServerProcess
+    from tests.support.servers.models import TaggedArchives
+    from tests.support.servers.probe import Probe
+    from tests.support.servers.process import ServerProcess
 
 QUIET_SECONDS = 0.5
 PATIENCE_SECONDS = 5
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--grpc-server"):
-        from tfs_lite.testing.grpc.grpc_choice import choose
+        from tests.support.grpc.grpc_choice import choose
 
         choose(name)
 
@@ -82,8 +82,8 @@ class Repository:
 
     def publish_code(self, model: str, version: int, source: str) -> Path:
         """Publishes a python model, whole."""
+        from tests.support.servers.models import write_python_version
         from tfs_lite.core.publish import publish
-        from tfs_lite.testing.servers.models import write_python_version
 
         directory = write_python_version(self._scratch / model, version, source)
         return Path(publish(str(directory), str(self.base(model)), version).path)
@@ -91,15 +91,15 @@ class Repository:
 
 @pytest.fixture(scope="session")
 def archives() -> TaggedArchives:
-    from tfs_lite.testing.servers.models import TaggedArchives
+    from tests.support.servers.models import TaggedArchives
 
     return TaggedArchives()
 
 
 @pytest.fixture(scope="session")
 def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    from tfs_lite.testing.servers.probe import Probe
-    from tfs_lite.testing.servers.process import ServerProcess, default_command
+    from tests.support.servers.probe import Probe
+    from tests.support.servers.process import ServerProcess, default_command
 
     found = Repository(tmp_path_factory.mktemp("repository"), archives)
     found.publish("steady", 1)

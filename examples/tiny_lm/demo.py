@@ -22,8 +22,8 @@ from pathlib import Path
 from client import MODEL, USUAL, WAYS, Pieces, show
 from train import train
 
+from tests.support.servers.process import ServerProcess
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.process import ServerProcess
 
 CONFIG = Path(__file__).resolve().parent / "config.yaml"
 SERVER = (sys.executable, "-m", "tfs_lite.cli.main")

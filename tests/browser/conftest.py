@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 TIMEOUT = 30.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.in_process import serving
 from tfs_lite.operations.dashboard.feature import DashboardFeature
-from tfs_lite.testing.servers.in_process import serving
 
 pytestmark = pytest.mark.slow
 

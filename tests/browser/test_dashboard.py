@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import ServerProcess
+from tests.support.servers.in_process import ServerFixture, config_text, entry, serving
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, write_version
-from tfs_lite.testing.schedulers.sum_repository import SumRepository
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tests.support.language.tiny_version import BYTES_OF_TEXT, write_version
+from tests.support.schedulers.sum_repository import SumRepository
+from tests.support.servers.in_process import ServerFixture, serving
 from tfs_lite.workers.landlock import probe_kernel
 from tfs_lite.workers.sandbox import status_of
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.language.language_models import publish_language
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tests.support.language.language_models import publish_language
+from tests.support.servers.in_process import ServerFixture, serving
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.in_process import ROW, ServerFixture, serving
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
-from tfs_lite.testing.servers.models import TaggedArchives
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.in_process import serving
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import wait_until
 
 pytestmark = pytest.mark.slow
 

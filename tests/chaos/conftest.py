@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
+from tests.support.grpc.http2_attacks import Attacker, AttackTest
 
 
 @pytest.fixture

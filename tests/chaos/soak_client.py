@@ -1,5 +1,5 @@
 """A gRPC client that can do what stock ones never would: reset a call at any byte, leave in the middle, cut messages
-anywhere. The frames are those of :mod:`tfs_lite.testing.grpc.http2_peer`, on asyncio.
+anywhere. The frames are those of :mod:`tests.support.grpc.http2_peer`, on asyncio.
 
     connection = await connect(port)
     call = connection.open("/package.Service/Method", timeout="100m")
@@ -19,7 +19,7 @@ import struct
 from collections import deque
 from typing import cast
 
-from tfs_lite.testing.grpc import http2_peer as http2
+from tests.support.grpc import http2_peer as http2
 from tfs_lite.transport.http2.framing import DEFAULT_MAX_FRAME, DEFAULT_WINDOW
 
 RESET = 1000

@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 from soak_client import CANCEL, GONE, RESET, Call, Connection, connect
 
+from tests.support.servers.models import WIDTH
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.models import WIDTH
 
 VERSION = 3
 PREDICT = "/tensorflow.serving.PredictionService/Predict"

@@ -35,9 +35,9 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from soak_crowd import PATIENCE, VERSION, Crowd, Tally
 
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 
 MOST_GROWTH_KB = 1024
 SPARE_FILES = 10

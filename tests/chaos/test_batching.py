@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.profiles import is_soak
 from tfs_lite.core.model import Model, PredictCall, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
-from tfs_lite.testing.profiles import is_soak
 
 CALLERS, CALLS = 8, 150
 PATIENCE = 60.0

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tests.support.servers.models import gated_source
+from tests.support.servers.probe import ROW, expect_true
+from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.models import gated_source
-from tfs_lite.testing.servers.probe import ROW, expect_true
-from tfs_lite.testing.servers.process import wait_until
 
 pytestmark = pytest.mark.wire
 

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 
-from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.probe import Traffic
+from tests.support.servers.process import wait_until
 
 
 def problem(served, model: str) -> str:

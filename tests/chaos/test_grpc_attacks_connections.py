@@ -8,11 +8,11 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_attacks import Attacker, AttackTest
+from tests.support.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, WAIT
+from tests.support.servers.process import wait_until
 from tfs_lite.server.grpc.metrics import TransportCollector
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
-from tfs_lite.testing.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, WAIT
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 

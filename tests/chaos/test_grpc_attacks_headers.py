@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
-from tfs_lite.testing.grpc.http2_peer import NEWEST, indexed_field
-from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_attacks import Attacker, AttackTest
+from tests.support.grpc.http2_peer import NEWEST, indexed_field
+from tests.support.grpc.transport_fixture import ECHO, PATIENCE
+from tests.support.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.hpack_writer import integer
 from tfs_lite.transport.limits import Limits

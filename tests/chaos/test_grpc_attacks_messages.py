@@ -8,10 +8,10 @@ from itertools import islice, repeat
 
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest, status_of
-from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, TALK, TOTAL, WAIT
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_attacks import Attacker, AttackTest, status_of
+from tests.support.grpc.transport_fixture import ECHO, PATIENCE, TALK, TOTAL, WAIT
+from tests.support.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import KIB, MIB, Limits
 

@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_attacks import Attacker
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.client import Client
 from tfs_lite.protocols.descriptors import message_class
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Attacker
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 

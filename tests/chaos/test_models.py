@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.servers.models import gated_source, waiting_source
+from tests.support.servers.probe import ROW
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.models import gated_source, waiting_source
-from tfs_lite.testing.servers.probe import ROW
-from tfs_lite.testing.servers.process import wait_until
 
 QUEUE_LIMIT = 32
 """As the shared server is started."""

@@ -18,6 +18,9 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.profiles import is_soak
+from tests.support.servers.platforms import SETTINGS, WIDTH, write_python
+from tests.support.servers.process import wait_until
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.opening import OpenRequest
@@ -25,9 +28,6 @@ from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, write_python
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
 from tfs_lite.workers.supervisor import Backoff, Supervisor

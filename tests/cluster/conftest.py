@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.cluster.ray_nodes import RayNodes
-    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-    from tfs_lite.testing.servers.in_process import ServerFixture
+    from tests.support.cluster.ray_nodes import RayNodes
+    from tests.support.cluster.replicated_models import ReplicatedModels
+    from tests.support.servers.in_process import ServerFixture
 
     Serve = Callable[[], AbstractContextManager[ServerFixture]]
 
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray_nodes() -> Iterator:
     """The cluster, and the environment of this process made so that helpers reach it."""
-    from tfs_lite.testing.cluster.ray_nodes import RayNodes
+    from tests.support.cluster.ray_nodes import RayNodes
 
     with RayNodes() as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.environment.items():
@@ -47,7 +47,7 @@ def ray_nodes() -> Iterator:
 
 @pytest.fixture
 def models(tmp_path: Path) -> ReplicatedModels:
-    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
+    from tests.support.cluster.replicated_models import ReplicatedModels
 
     root, scratch = tmp_path / "models", tmp_path / "scratch"
     root.mkdir()
@@ -58,7 +58,7 @@ def models(tmp_path: Path) -> ReplicatedModels:
 @pytest.fixture
 def serve(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Serve:
     """A server of the models, under a cluster name of the test's own. What it leaves ends by itself."""
-    from tfs_lite.testing.servers.in_process import serving
+    from tests.support.servers.in_process import serving
 
     root, name = str(models.root), str(request.node.name)[:40]
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.cluster.engine_contract import EngineContract, EngineFixture
+from tests.support.cluster.ray_nodes import RayNodes
 from tfs_lite.cluster.replicas.engine import ClusterEngine, PlacedReplica
 from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.cluster.engine_contract import EngineContract, EngineFixture
-from tfs_lite.testing.cluster.ray_nodes import RayNodes
 
 PATIENCE = 60.0
 STEP = 0.05

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.cluster.ray_nodes import RayNodes
-    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-    from tfs_lite.testing.servers.in_process import ServerFixture
-    from tfs_lite.testing.servers.probe import Traffic
+    from tests.support.cluster.ray_nodes import RayNodes
+    from tests.support.cluster.replicated_models import ReplicatedModels
+    from tests.support.servers.in_process import ServerFixture
+    from tests.support.servers.probe import Traffic
 
     Serve = Callable[[], AbstractContextManager[ServerFixture]]
 
@@ -42,7 +42,7 @@ def served(models: ReplicatedModels, serve: Serve) -> Iterator[ServerFixture]:
 @pytest.fixture
 def asked(served: ServerFixture) -> Iterator[Traffic]:
     """Under callers, none of whom fails, or gets an older version after a newer one."""
-    from tfs_lite.testing.servers.probe import Traffic
+    from tests.support.servers.probe import Traffic
 
     with Traffic(served.target, "m", CALLERS) as traffic:
         yield traffic
@@ -52,7 +52,7 @@ def asked(served: ServerFixture) -> Iterator[Traffic]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    from tfs_lite.testing.servers.process import wait_until
+    from tests.support.servers.process import wait_until
 
     wait_until(condition, what, PATIENCE)
 

@@ -19,14 +19,14 @@ from contextlib import closing
 import psutil
 import pytest
 
+from tests.support.cluster.engine_contract import Watched
+from tests.support.cluster.ray_nodes import RayNodes
+from tests.support.errors import refusal
 from tfs_lite.cluster.replicas.connection import Credentials, dial_frames
 from tfs_lite.cluster.replicas.engine import CPUS, Changed, PlacedReplica, ReplicaName, Slot, Unreachable, Wish
 from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.cluster.engine_contract import Watched
-from tfs_lite.testing.cluster.ray_nodes import RayNodes
-from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.channel import ConnectionClosed
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.wire import DESCRIBE

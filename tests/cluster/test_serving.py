@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.cluster.ray_nodes import RayNodes
-    from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-    from tfs_lite.testing.servers.in_process import ServerFixture
-    from tfs_lite.testing.servers.process import ServerProcess
+    from tests.support.cluster.ray_nodes import RayNodes
+    from tests.support.cluster.replicated_models import ReplicatedModels
+    from tests.support.servers.in_process import ServerFixture
+    from tests.support.servers.process import ServerProcess
 
     Launch = Callable[..., ServerProcess]
     Serve = Callable[[], AbstractContextManager[ServerFixture]]
@@ -36,7 +36,7 @@ GONE_SECONDS = 10.0
 @pytest.fixture
 def launch(ray_nodes: RayNodes, models: ReplicatedModels, request: pytest.FixtureRequest) -> Launch:
     """A server that is a process, and can be killed."""
-    from tfs_lite.testing.servers.process import ServerProcess
+    from tests.support.servers.process import ServerProcess
 
     def make(*flags: str) -> ServerProcess:
         return ServerProcess(
@@ -67,10 +67,10 @@ def left(pids: set[int]) -> set[int]:
 def test_swaps_and_losses_of_replicas_and_of_a_node_cost_no_request(
     ray_nodes: RayNodes, models: ReplicatedModels, serve: Serve
 ) -> None:
+    from tests.support.cluster.replicated_models import wait_ready
+    from tests.support.servers.probe import Traffic
+    from tests.support.servers.process import wait_until
     from tfs_lite.core.servable import VersionState
-    from tfs_lite.testing.cluster.replicated_models import wait_ready
-    from tfs_lite.testing.servers.probe import Traffic
-    from tfs_lite.testing.servers.process import wait_until
 
     def pids() -> set[int]:
         found = [each.pid for report in served.server.core.view.replicas() for each in report.replicas]
@@ -118,8 +118,8 @@ def test_the_next_server_adopts_the_replicas(models: ReplicatedModels, serve: Se
 def test_what_ray_has_no_room_for_waits_in_words_and_its_neighbour_loads(
     models: ReplicatedModels, serve: Serve
 ) -> None:
+    from tests.support.servers.process import wait_until
     from tfs_lite.core.servable import VersionState
-    from tfs_lite.testing.servers.process import wait_until
 
     models.publish(1, "large", count=1, cpus=7)
     models.publish(1, count=1, cpus=CPUS)
@@ -133,9 +133,9 @@ def test_what_ray_has_no_room_for_waits_in_words_and_its_neighbour_loads(
 def test_a_node_that_drains_is_left_without_a_failed_request(
     ray_nodes: RayNodes, models: ReplicatedModels, serve: Serve
 ) -> None:
-    from tfs_lite.testing.cluster.replicated_models import wait_ready
-    from tfs_lite.testing.servers.probe import Traffic
-    from tfs_lite.testing.servers.process import wait_until
+    from tests.support.cluster.replicated_models import wait_ready
+    from tests.support.servers.probe import Traffic
+    from tests.support.servers.process import wait_until
 
     old, new = (ray_nodes.add_node(1, {"serving": name}) for name in ("old", "new"))
     only = 'label_selector { key: "serving" value: "in(old,new)" }'
@@ -160,10 +160,10 @@ def test_a_node_that_drains_is_left_without_a_failed_request(
 def test_a_server_that_is_killed_and_started_again_answers_without_opening_anything(
     models: ReplicatedModels, launch: Launch
 ) -> None:
+    from tests.support.servers.in_process import ROW
+    from tests.support.servers.process import wait_until
     from tfs_lite.client import Client
     from tfs_lite.core.servable import VersionState
-    from tfs_lite.testing.servers.in_process import ROW
-    from tfs_lite.testing.servers.process import wait_until
 
     def answers() -> bool:
         states = [status.state for status in client.status("m")]
@@ -185,9 +185,9 @@ def test_a_server_that_is_killed_and_started_again_answers_without_opening_anyth
 def test_replicas_with_other_files_are_ended_and_those_of_a_server_that_does_not_come_back_end(
     models: ReplicatedModels, launch: Launch
 ) -> None:
+    from tests.support.servers.in_process import ROW
+    from tests.support.servers.process import wait_until
     from tfs_lite.client import Client
-    from tfs_lite.testing.servers.in_process import ROW
-    from tfs_lite.testing.servers.process import wait_until
 
     models.publish(1, cpus=CPUS)
     with launch() as first:

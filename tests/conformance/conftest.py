@@ -31,7 +31,7 @@ import grpc
 from google.protobuf import text_format
 
 from tests.conformance.servers import PATIENCE, make_models, new_server, running
-from tfs_lite.testing.servers.process import ServerProcess, set_default_flags
+from tests.support.servers.process import ServerProcess, set_default_flags
 
 pytest_plugins = [f"tests.conformance.{name}_fixtures" for name in ("triton", "language", "transport")]
 

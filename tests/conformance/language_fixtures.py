@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.servers import PATIENCE, make_models, new_server, running
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, wait_until
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 

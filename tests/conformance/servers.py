@@ -15,7 +15,7 @@ from typing import Any
 
 import requests
 
-from tfs_lite.testing.servers.process import ServerProcess
+from tests.support.servers.process import ServerProcess
 
 REPO = Path(__file__).resolve().parents[2]
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))

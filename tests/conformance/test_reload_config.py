@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorflow_serving.apis import model_management_pb2
 
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.process import wait_until
 
 X = {"x": np.array([[0.0, 0.0, 0.0]], np.float32)}
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION

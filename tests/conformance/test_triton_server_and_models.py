@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.process import wait_until
 
 EXTENSIONS = {
     *("classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy"),

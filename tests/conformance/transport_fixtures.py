@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.conformance.servers import PATIENCE, running
 from tests.conformance.transport_tools import LIMIT, Certificates, Node, NoNode, descriptor_set, infer_gate
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, wait_until
 
 
 @pytest.fixture(scope="session")

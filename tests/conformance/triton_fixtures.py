@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.conformance.servers import PATIENCE, make_models, new_server, running
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, wait_until
 
 T = TypeVar("T")
 

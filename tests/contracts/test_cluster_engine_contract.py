@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.cluster.engine_contract import ZONE, EngineContract, EngineFixture
+from tests.support.cluster.pretended_cluster import PretendedCluster, PretendedEngine
+from tests.support.cluster.process_cluster import ProcessCluster, RemoteEngine
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import ReplicaHost
 from tfs_lite.cluster.replicas.engine import CPUS, ClusterEngine, PlacedReplica
-from tfs_lite.testing.cluster.engine_contract import ZONE, EngineContract, EngineFixture
-from tfs_lite.testing.cluster.pretended_cluster import PretendedCluster, PretendedEngine
-from tfs_lite.testing.cluster.process_cluster import ProcessCluster, RemoteEngine
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import ReplicaHost
 
 STEP = 0.05
 LONGEST = 100.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tests.support.errors import refusal
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 ID = ServableId("m", 1)

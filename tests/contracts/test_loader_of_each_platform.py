@@ -10,16 +10,8 @@ import psutil
 import pytest
 import torch
 
-from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
-from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.adapters.trust import TrustedPaths
-from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.core.status import ServingError
-from tfs_lite.testing.lifecycle.servables import run_alone
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.platforms import (
+from tests.support.profiles import is_soak
+from tests.support.servers.platforms import (
     SETTINGS,
     WIDTH,
     WRITERS,
@@ -29,6 +21,14 @@ from tfs_lite.testing.servers.platforms import (
     write_python,
     write_script,
 )
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.lifecycle.servables import run_alone
 
 ID = ServableId("m", 1)
 PATIENCE = 60

@@ -7,6 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITERS
+from tests.support.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.platforms import PLATFORMS
@@ -15,9 +18,6 @@ from tfs_lite.cluster.replicas.near import ReplicaModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITERS
-from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas, ReplicaHost
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
 from tfs_lite.workers.supervisor import Supervisor

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.platforms.damage import SECRET
+from tests.support.platforms.kinds import CONFIG, KINDS
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.platforms import write_plain
+from tests.support.servers.process import wait_until
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.platforms.damage import SECRET
-from tfs_lite.testing.platforms.kinds import CONFIG, KINDS
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.platforms import write_plain
-from tfs_lite.testing.servers.process import wait_until
 
 LOAD_SECONDS = 60.0
 MODEL, SAME, NEIGHBOUR = "model", "same", "neighbour"

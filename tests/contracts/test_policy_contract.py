@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.lifecycle.strategies import snapshots
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
-from tfs_lite.testing.lifecycle.strategies import snapshots
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 

@@ -22,9 +22,9 @@ from deploy_files import CONSTRAINTS, ROOT, Instruction, Stage, build_context, d
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import ServerProcess
 from tfs_lite.cli.flag_parser import parse_flags
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import ServerProcess
 
 ARGUMENTS, (BUILD, IMAGE) = dockerfile()
 

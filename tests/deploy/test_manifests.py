@@ -27,6 +27,9 @@ from deploy_files import (
     manifests,
 )
 
+from tests.support.servers.in_process import ROW, TIMEOUT
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS
@@ -36,9 +39,6 @@ from tfs_lite.cli.serve import server_options
 from tfs_lite.client import Client
 from tfs_lite.core.publish import publish
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.in_process import ROW, TIMEOUT
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
 
 OF_OTHERS = ("ClusterServingRuntime",)
 KUBERNETES_VERSIONS = ("1.25", "1.29", "1.37")

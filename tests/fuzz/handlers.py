@@ -22,6 +22,7 @@ import h11
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from tests.support.servers.http_handlers import response_to
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import LoadProgress
@@ -51,7 +52,6 @@ from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.config_checks import check_models
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.servers.http_handlers import response_to
 from tfs_lite.transport.table import CallContext, UnaryHandler
 
 T = TypeVar("T")

@@ -20,6 +20,11 @@ from typing import TypeVar
 
 from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, answer_to, reply_of
 
+from tests.support.language.byte_codec import END, VOCABULARY, ByteCodec
+from tests.support.language.hash_model import HashModel
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import V2Fixture
+from tests.support.servers.v2_http_fixture import FixtureControl
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import Limits
 from tfs_lite.core.servable import ServableId
@@ -38,11 +43,6 @@ from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.shared_memory import SharedRegions
-from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
-from tfs_lite.testing.language.hash_model import HashModel
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import FixtureControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")

@@ -24,6 +24,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, answer_to, parse_http, reply_of
 
+from tests.support.servers.v2_fixture import V2Fixture
+from tests.support.servers.v2_http_fixture import FixtureControl
 from tfs_lite.config.model_export import config_message
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import SystemClock
@@ -48,8 +50,6 @@ from tfs_lite.serving.repository.plan import FoundVersion
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_settings import LOG_DEFAULTS
-from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import FixtureControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")

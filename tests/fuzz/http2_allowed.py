@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tfs_lite.testing.grpc import http2_peer as wire
+from tests.support.grpc import http2_peer as wire
 from tfs_lite.transport.http2.errors import ErrorCode
 
 if TYPE_CHECKING:

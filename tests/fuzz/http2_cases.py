@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from tfs_lite.testing.grpc import http2_peer as wire
-from tfs_lite.testing.grpc.http2_peer import REQUEST, Fields, Peer
+from tests.support.grpc import http2_peer as wire
+from tests.support.grpc.http2_peer import REQUEST, Fields, Peer
 
 WRONGNESS = (0.0, 0.0, 0.03, 0.1, 0.4)
 STEPS = (5, 15, 40)

@@ -38,8 +38,8 @@ from hpack import NeverIndexedHeaderTuple
 from http2_allowed import Difference, reason_for
 from http2_cases import Act, Case, load, make, save
 
-from tfs_lite.testing.grpc import http2_peer as wire
-from tfs_lite.testing.grpc.http2_peer import ConnectionFixture, Peer
+from tests.support.grpc import http2_peer as wire
+from tests.support.grpc.http2_peer import ConnectionFixture, Peer
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import FLOODS, Limits
 

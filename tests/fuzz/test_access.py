@@ -11,13 +11,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.bearer import token_of
 from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import MultiInferenceRequest, PredictRequest
 from tfs_lite.server.access.access_file import read_entries
 from tfs_lite.server.access.rules import CLOSABLE, Caller, Denial, Entry, Policy, grpc_caller, http_caller, may
-from tfs_lite.testing.profiles import examples
 from tfs_lite.transport.peer import peer_at, peer_of
 from tfs_lite.transport.table import Scope
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.servers.platforms import SETTINGS, WIDTH, WRITERS, add_to_archive, rewrite_archive
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, add_to_archive, rewrite_archive
 
 ID = ServableId("m", 1)
 ARTEFACTS = {"pytorch_export": "model.pt2", "pytorch_libtorch": "model.pt"}

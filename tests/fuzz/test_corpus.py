@@ -21,7 +21,7 @@ from mutators import MUTATORS
 from promises import Violation
 from targets import TARGETS
 
-from tfs_lite.testing.profiles import scaled
+from tests.support.profiles import scaled
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = sorted(path for path in CORPUS.glob("*/*"))

@@ -15,8 +15,8 @@ from http2_allowed import RULES
 from http2_cases import WRONGNESS, Act, load, make, save
 from http2_difference import LIMITS, Mismatch, frames_of, held, run
 
-from tfs_lite.testing.grpc import http2_peer as wire
-from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
+from tests.support.grpc import http2_peer as wire
+from tests.support.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2 import connection, framing
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.fields import Fields

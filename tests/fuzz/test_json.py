@@ -14,9 +14,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
-from tfs_lite.testing.profiles import examples
 
 SLACK = 1 << 20
 MESSAGE = re.compile(r"JSON Parse error: (The document is empty|[^\n]*\. at offset: \d+)")

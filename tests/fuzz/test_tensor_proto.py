@@ -5,12 +5,12 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
-from tfs_lite.testing.profiles import examples
 
 BOUND = 1 << 16
 SLACK = 1 << 18

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.config.server_files import (
     parse_batching_parameters,
     parse_monitoring_config,
@@ -24,7 +25,6 @@ from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import load_model_settings, parse_model_server_config, parse_model_settings
 from tfs_lite.config.text import read_model_server_config as read_served
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.profiles import examples
 
 PAIR = trustme.CA().issue_cert("localhost")
 KEY, CERT = PAIR.private_key_pem.bytes().decode(), PAIR.cert_chain_pems[0].bytes().decode()

@@ -6,9 +6,9 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame, read_records
-from tfs_lite.testing.profiles import examples
 
 BOUND = 100
 SLACK = 1 << 18

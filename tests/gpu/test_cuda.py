@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.servers.platforms import SETTINGS, WIDTH, WRITERS
 from tfs_lite.adapters.device import machine_resources, usable_gpus
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
@@ -15,7 +16,6 @@ from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.resources import GPU, RAM, Resource, ResourceUtil
 from tfs_lite.core.servable import ServableId
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.servers.platforms import WIDTH, write_exported, write_script
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
 from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY
 from tfs_lite.adapters.detect import read_version
@@ -20,7 +21,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.testing.servers.platforms import WIDTH, write_exported, write_script
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.language.tiny_transformers import FAMILIES, RandomBatches, build, greedy
+from tests.support.language.tiny_transformers import VOCABULARY as TINY
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, empty_caches
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language import exponential_sampling as noise
@@ -26,8 +28,6 @@ from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, RandomBatches, build, greedy
-from tfs_lite.testing.language.tiny_transformers import VOCABULARY as TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.access_fixture import ELSEWHERE, READER, SECRET, UNKNOWN, ManagedServer, bearer, managed
+from tests.support.servers.in_process import config_text, entry
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.access_fixture import ELSEWHERE, READER, SECRET, UNKNOWN, ManagedServer, bearer, managed
-from tfs_lite.testing.servers.in_process import config_text, entry
-from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.transport.table import Scope
 
 DENIED_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)

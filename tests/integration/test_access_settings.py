@@ -11,13 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.client import Client
-from tfs_lite.core.history import EventKind
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.messages import PredictRequest
-from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.access_fixture import (
+from tests.support.errors import refusal
+from tests.support.servers.access_fixture import (
     ELSEWHERE,
     LIMITED,
     READER,
@@ -27,9 +22,14 @@ from tfs_lite.testing.servers.access_fixture import (
     bearer,
     managed,
 )
-from tfs_lite.testing.servers.in_process import config_text, entry
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.in_process import config_text, entry
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
+from tfs_lite.client import Client
+from tfs_lite.core.history import EventKind
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import PredictRequest
+from tfs_lite.protocols.v2 import messages as v2
 
 
 @pytest.fixture(scope="module")

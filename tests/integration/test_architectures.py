@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from tfs_lite.testing.language.architectures import (
+from tests.support.language.architectures import (
     COUNT,
     FAMILIES,
     PIXELS,
@@ -22,8 +22,8 @@ from tfs_lite.testing.language.architectures import (
     save_family,
     texts_of,
 )
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
 
 pytestmark = pytest.mark.slow
 SAMPLE = (("embeds", "phi3"), ("classifies", "bart"), ("sees", "pvt"), ("generates", "falcon"))

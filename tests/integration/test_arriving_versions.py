@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.probe import Traffic
+from tests.support.servers.process import wait_until
 
 PIECES = 5
 NOT_WHOLE = ("archive", "truncated", "zip")

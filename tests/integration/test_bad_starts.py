@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.servers.process import ServerProcess, default_command, free_ports
 from tfs_lite.cli import serve
 from tfs_lite.cli.main import main
-from tfs_lite.testing.servers.process import ServerProcess, default_command, free_ports
 
 
 @pytest.fixture

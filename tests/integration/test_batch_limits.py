@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 
 SOURCE = """
 class Model:

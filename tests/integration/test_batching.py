@@ -17,12 +17,12 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import TIMEOUT, ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
-from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 
 HOLD, POISON = -1.0, 13.0
 LONG = 120_000_000

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tfs_lite.testing.servers.process import ServerProcess, default_command
+from tests.support.servers.process import ServerProcess, default_command
 
 
 def command(*words: str, exit_code: int = 0) -> dict:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.errors import refusal
+from tests.support.servers.in_process import serving
 from tfs_lite.adapters.aoti.model import open_compiled
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.in_process import serving
 
 pytestmark = [pytest.mark.load, pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")]
 CYCLES = 22

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import ROW, TIMEOUT, ServerFixture, config_text, entry, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.in_process import ROW, TIMEOUT, ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
 
 CLIENTS = 3
 SOURCE = """

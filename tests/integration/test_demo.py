@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.profiles import scaled
+from tests.support.profiles import scaled
 
 DEMO = [sys.executable, "-m", "tfs_lite.cli.main", "demo"]
 LONGEST = 240.0

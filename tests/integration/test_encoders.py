@@ -18,8 +18,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tfs_lite.core.servable import VersionState
-from tfs_lite.testing.language.tiny_encoders import (
+from tests.support.language.tiny_encoders import (
     LABELS,
     LENGTH,
     add_sentence_files,
@@ -29,8 +28,9 @@ from tfs_lite.testing.language.tiny_encoders import (
     save_tagger,
     tokenizer,
 )
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
+from tfs_lite.core.servable import VersionState
 
 pytestmark = pytest.mark.slow
 Image = pytest.importorskip("PIL.Image")

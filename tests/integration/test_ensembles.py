@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import serving as serving_here
+from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.v2_client import V2Client
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import serving as serving_here
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,14 @@ import urllib.request
 import grpc
 import pytest
 
+from tests.support.servers.in_process import config_text, entry, serving
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.messages import AdminRequest, AdminResponse
-from tfs_lite.testing.servers.in_process import config_text, entry, serving
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 AVAILABLE = VersionState.AVAILABLE
 KILLED = """

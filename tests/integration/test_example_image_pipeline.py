@@ -15,8 +15,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tfs_lite.testing.profiles import is_soak, scaled
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.profiles import is_soak, scaled
+from tests.support.servers.process import ServerProcess, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_pipeline"
 STEPS = scaled(120)

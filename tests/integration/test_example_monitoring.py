@@ -18,9 +18,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.language.tiny_version import BYTES_OF_TEXT, write_version
+from tests.support.servers.in_process import serving
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, write_version
-from tfs_lite.testing.servers.in_process import serving
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitoring"
 ALERTS = EXAMPLE / "alerts.yaml"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.profiles import is_soak
+from tests.support.servers.process import ServerProcess, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "streaming_filter"
 PATIENCE = 120.0

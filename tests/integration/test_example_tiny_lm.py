@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_lm"
 PATIENCE = 200.0

@@ -17,15 +17,15 @@ from urllib.parse import quote
 import pytest
 import torch
 
+from tests.support.servers.explanations import Explanations, link_of
+from tests.support.servers.in_process import ServerFixture, config_text, entry, serving
+from tests.support.servers.models import TaggedArchives, write_python_version
+from tests.support.servers.platforms import write_onnx
+from tests.support.servers.process import wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.operations.admin.feature import Admin
-from tfs_lite.testing.servers.explanations import Explanations, link_of
-from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-from tfs_lite.testing.servers.platforms import write_onnx
-from tfs_lite.testing.servers.process import wait_until
 
 BROKEN = "raise ValueError('the weights are not there')"
 GOOD = "class Model:\n    def __init__(self, context):\n        pass\n\n    def predict(self, inputs):\n"

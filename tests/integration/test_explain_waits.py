@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster.process_cluster import PRELOAD, ProcessCluster
+from tests.support.cluster.replicated_models import ReplicatedModels
+from tests.support.servers.explanations import Explanations, Tree, link_of
+from tests.support.servers.in_process import ServerFixture, config_text, entry, serving
+from tests.support.servers.models import TaggedArchives, gated_source, waiting_source, write_python_version
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import ReplicaHost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.cluster.process_cluster import PRELOAD, ProcessCluster
-from tfs_lite.testing.cluster.replicated_models import ReplicatedModels
-from tfs_lite.testing.servers.explanations import Explanations, Tree, link_of
-from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives, gated_source, waiting_source, write_python_version
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import ReplicaHost
 
 ENSEMBLE = """
 platform: "ensemble"

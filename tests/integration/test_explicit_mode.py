@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.in_process import QUICK, ServerFixture, entry, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.in_process import QUICK, ServerFixture, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
 
 
 @pytest.fixture

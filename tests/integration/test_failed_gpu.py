@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.servers.models import write_python_version
+from tests.support.servers.probe import ROW, Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.probe import ROW, Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 PATIENCE = 60.0
 SOURCE = """

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.language.tiny_version import BYTES_OF_TEXT, CONFIG, VOCABULARY, weights, write_version
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONFIG, VOCABULARY, weights, write_version
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -19,13 +19,13 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.language.tiny_version import BYTES_OF_TEXT, CONTEXT, TEMPLATE, VOCABULARY, write_version
+from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.v2_client import V2Client
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONTEXT, TEMPLATE, VOCABULARY, write_version
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

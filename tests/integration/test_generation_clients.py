@@ -15,20 +15,13 @@ import httpx
 import psutil
 import pytest
 
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage, StalledReader
-from tfs_lite.testing.language.language_clients import (
-    PATIENCE,
-    STREAMS,
-    WHOLE,
-    LanguageClient,
-    LanguageRequest,
-    Refused,
-)
-from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.language.concurrent_readers import ConcurrentReaders, MetricsPage, StalledReader
+from tests.support.language.language_clients import PATIENCE, STREAMS, WHOLE, LanguageClient, LanguageRequest, Refused
+from tests.support.language.language_models import Size, calm_environment, publish_language
+from tests.support.profiles import is_soak
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 
 LEAVING = 200 if is_soak() else 60
 AT_ONCE = 12

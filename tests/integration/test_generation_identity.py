@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfs_lite.core.generation import Finish, Generation, Piece, Sampling
-from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.engine_fixture import (
+from tests.support.language.engine_fixture import (
     ENDS,
     VOCABULARY,
     EngineFixture,
@@ -27,7 +25,9 @@ from tfs_lite.testing.language.engine_fixture import (
     generate_alone,
     saved,
 )
-from tfs_lite.testing.language.tiny_transformers import Greedy
+from tests.support.language.tiny_transformers import Greedy
+from tfs_lite.core.generation import Finish, Generation, Piece, Sampling
+from tfs_lite.core.status import StatusCode
 
 ROOM = 520
 """Tokens of one text in the tests, prompt and output together."""

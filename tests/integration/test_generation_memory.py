@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.language.concurrent_readers import ConcurrentReaders, MetricsPage
+from tests.support.language.language_clients import LanguageClient, LanguageRequest
+from tests.support.language.language_models import Size, calm_environment, publish_language
+from tests.support.profiles import is_soak
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage
-from tfs_lite.testing.language.language_clients import LanguageClient, LanguageRequest
-from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 LARGE = Size(slots=4, length=1024, layers=4, heads=4, head_size=256)
 HUGE = Size(slots=12, length=1024, layers=4, heads=4, head_size=256)

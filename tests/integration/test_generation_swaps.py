@@ -10,20 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.language.concurrent_readers import ConcurrentReaders, MetricsPage
+from tests.support.language.language_clients import PATIENCE, STREAMS, WHOLE, LanguageClient, LanguageRequest, Refused
+from tests.support.language.language_models import Size, calm_environment, publish_language, write_language
+from tests.support.profiles import is_soak
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage
-from tfs_lite.testing.language.language_clients import (
-    PATIENCE,
-    STREAMS,
-    WHOLE,
-    LanguageClient,
-    LanguageRequest,
-    Refused,
-)
-from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language, write_language
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 SIZE = Size(slots=20, length=1024)
 RUNNING = 16

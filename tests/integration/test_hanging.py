@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.models import PYTHON_CONFIG
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.core.servable import VersionState
-from tfs_lite.testing.servers.models import PYTHON_CONFIG
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 _spec = spec_from_file_location("hang", Path(__file__).parents[1] / "support" / "hang.py")
 assert _spec is not None

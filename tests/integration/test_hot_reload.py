@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
 
 POLL_SECONDS = 60
 SOON = 30.0

@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
+from tests.support.servers.in_process import ROW, ServerFixture, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_client import V2Client
 
 CLIENTS = 3
 PATIENCE = 60.0

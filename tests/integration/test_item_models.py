@@ -13,9 +13,9 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import TIMEOUT, ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-models.md"
 

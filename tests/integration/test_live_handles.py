@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfs_lite.testing.servers.models import gated_source
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.models import gated_source
+from tests.support.servers.process import wait_until
 
 pytestmark = pytest.mark.wire
 

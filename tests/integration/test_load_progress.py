@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.servers.in_process import TIMEOUT, ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.servable import ServableId, VersionState
-from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 
 SLOW = """
 import pathlib

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.process import ServerProcess
+from tests.support.servers.process import ServerProcess
 
 BAD = """
 def read_table(path):

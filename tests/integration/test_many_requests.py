@@ -23,11 +23,11 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.profiles import is_soak, scaled
+from tests.support.servers.models import WIDTH, TaggedArchives
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.profiles import is_soak, scaled
-from tfs_lite.testing.servers.models import WIDTH, TaggedArchives
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", scaled(4000)))
 CLIENTS = 64

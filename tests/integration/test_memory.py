@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.profiles import is_soak, scaled
+from tests.support.servers.in_process import config_text, entry, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.managers.resource_tracker import LEAST_RESERVE
-from tfs_lite.testing.profiles import is_soak, scaled
-from tfs_lite.testing.servers.in_process import config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 MEGABYTES = 200 if is_soak() else 60
 CYCLES = scaled(50)

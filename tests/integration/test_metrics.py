@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.servers.probe import ROW
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.probe import ROW
 
 
 def samples(served) -> dict[tuple, float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 
 NO_TEXT = os.fsdecode(b"bad\xff")
 

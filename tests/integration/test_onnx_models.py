@@ -18,11 +18,11 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 from onnx import TensorProto, helper, save
 
+from tests.support.platforms.tagged import TAGGED
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
 from tfs_lite.client import Client
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.platforms.tagged import TAGGED
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
 
 PROCESS = 'instance_group { count: 2 worker: "process" }'
 

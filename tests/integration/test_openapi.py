@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, seed, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance, unsupported_method
 
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.servers.in_process import api_description
+from tests.support.profiles import is_soak
+from tests.support.servers.in_process import api_description
 
 DESCRIPTION = api_description()
 SEED = 20

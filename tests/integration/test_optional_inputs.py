@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.platforms import write_script
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.platforms import write_script
 
 PLAIN = """
 class Model:

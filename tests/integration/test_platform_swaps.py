@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.platforms.tagged import TAGGED
+from tests.support.servers.probe import Probe, Traffic
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.platforms.tagged import TAGGED
-from tfs_lite.testing.servers.probe import Probe, Traffic
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 CLIENTS = 4
 SWAPS = 5

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.process import ServerProcess, wait_until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

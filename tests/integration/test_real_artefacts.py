@@ -24,10 +24,10 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
 from tfs_lite.client import Client
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
 
 pytestmark = pytest.mark.load
 TYPES = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}

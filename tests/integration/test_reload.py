@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import ModelServerConfig
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
 class ReloadFixture:

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.cluster.process_cluster import PRELOAD, ProcessCluster
+from tests.support.cluster.replicated_models import PATIENCE, ReplicatedModels
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import HostedReplica, ReplicaHost
 from tfs_lite.cli.main import main
 from tfs_lite.core.servable import VersionState
-from tfs_lite.testing.cluster.process_cluster import PRELOAD, ProcessCluster
-from tfs_lite.testing.cluster.replicated_models import PATIENCE, ReplicatedModels
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import HostedReplica, ReplicaHost
 
 REASONS = ("its connection was closed", "its process has ended")
 """What may be said of a killed replica, by the near end or the engine, whichever has noticed first."""

@@ -19,17 +19,17 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
+from tests.support.cluster.replicated_models import PATIENCE, ReplicatedModels, states, wait_ready
+from tests.support.servers.in_process import ROW, ServerFixture, serving
+from tests.support.servers.models import PYTHON_CONFIG
+from tests.support.servers.probe import Traffic
+from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.replicas import ReplicaHost
 from tfs_lite.client import Client
 from tfs_lite.cluster.replicas.reports import READY
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
-from tfs_lite.testing.cluster.replicated_models import PATIENCE, ReplicatedModels, states, wait_ready
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
-from tfs_lite.testing.servers.models import PYTHON_CONFIG
-from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
-from tfs_lite.testing.servers.replicas import ReplicaHost
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -527,7 +527,7 @@ def test_a_server_that_was_killed_and_started_again_adopts_its_replicas_without_
     models.publish(1, "large", cpus=100)
     root = str(models.root)
     flags = f"--model_repository={root}", f"--trusted_model_base_paths={root}", "--version_quiet_period_seconds=0"
-    command = [sys.executable, "-m", "tfs_lite.testing.cluster.serve", cluster.path]
+    command = [sys.executable, "-m", "tests.support.cluster.serve", cluster.path]
     with ServerProcess(*flags, command=command) as first:
         with Client(first.target) as client:
             assert client.predict("m", {"x": ROW}).version == 1

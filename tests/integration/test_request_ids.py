@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.protocols.messages import PredictRequest
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.models import TaggedArchives
 
 TIMEOUT = 30.0
 V2_BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}]}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from tests.support.servers.probe import ROW, Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message, ModelServerConfig, PredictionLog
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
 from tfs_lite.protocols.tfrecord import read_records
-from tfs_lite.testing.servers.probe import ROW, Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
 class RequestLogFixture:

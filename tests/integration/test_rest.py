@@ -15,10 +15,10 @@ import orjson
 import ormsgpack
 import pytest
 
+from tests.support.servers.models import TaggedArchives, gated_source, write_python_version
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.models import TaggedArchives, gated_source, write_python_version
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 LIMIT = 8 << 20
 TIMEOUT_MS = 3000

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.in_process import QUICK, TIMEOUT, ServerFixture, config_text, entry
+from tests.support.servers.models import TaggedArchives, write_python_version
+from tests.support.servers.process import free_ports
 from tfs_lite.cli.main import main
 from tfs_lite.cli.output import CliError
 from tfs_lite.cli.rollout import Rollout
@@ -19,9 +22,6 @@ from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.in_process import QUICK, TIMEOUT, ServerFixture, config_text, entry
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-from tfs_lite.testing.servers.process import free_ports
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
 CODE = """

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import ROW, TIMEOUT, ServerFixture, entry, serving
+from tests.support.servers.models import TaggedArchives, write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.status import ServingError
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.servers.in_process import ROW, TIMEOUT, ServerFixture, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 DEFAULTS = {
     name: getattr(ServerOptions(), name) for name in ("version_quiet_period_seconds", "file_system_poll_wait_seconds")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
-from tfs_lite.testing.servers.thief import DONE, REFUSED
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
+from tests.support.servers.thief import DONE, REFUSED
 from tfs_lite.workers.landlock import probe_kernel
 from tfs_lite.workers.sandbox import status_of
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 THIEF = """
 import json
 import numpy as np
-from tfs_lite.testing.servers.thief import attempts, needs, outcomes
+from tests.support.servers.thief import attempts, needs, outcomes
 
 
 class Model:

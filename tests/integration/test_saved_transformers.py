@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.language.tiny_version import write_version
+from tests.support.servers.in_process import serving
+from tests.support.servers.process import ServerProcess, default_command
 from tfs_lite.client import Client
-from tfs_lite.testing.language.tiny_version import write_version
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.process import ServerProcess, default_command
 
 transformers: Any = pytest.importorskip("transformers", reason="the extra `generate` is not installed")
 
@@ -255,7 +255,7 @@ class Model(torch.nn.Module):
 @pytest.mark.slow
 def test_code_of_a_model_may_import_the_library_while_others_that_need_it_are_loaded(tmp_path: Path) -> None:
     """A server of its own, which has imported nothing of it yet; all three are loaded at the start, at once."""
-    from tfs_lite.testing.language.tiny_encoders import save_classifier
+    from tests.support.language.tiny_encoders import save_classifier
 
     save_classifier(tmp_path / "encoder" / "1")
     write_version(tmp_path / "generator" / "1")

@@ -26,11 +26,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.support.profiles import is_soak
+from tests.support.schedulers.sum_repository import SumRepository, read_response, request_fields
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.grpc_service import SERVICE
-from tfs_lite.testing.profiles import is_soak
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, read_response, request_fields
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", 4000 if is_soak() else 1000))
 LENGTH = 20

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, SumResponse, read_response, request_fields
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
+from tests.support.schedulers.sum_repository import SumRepository, SumResponse, read_response, request_fields
+from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.v2_client import V2Client
 
 LONG, SHORT = 600.0, 1.5
 """Seconds that a withdrawn version waits for its sequences."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 import tfs_lite
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.process import wait_until
 
 MODEL = """
 class Model:

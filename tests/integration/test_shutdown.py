@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.servers.models import gated_source, waiting_source, write_python_version
+from tests.support.servers.probe import Probe, Traffic
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.models import gated_source, waiting_source, write_python_version
-from tfs_lite.testing.servers.probe import Probe, Traffic
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 pytestmark = pytest.mark.wire
 

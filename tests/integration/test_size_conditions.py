@@ -18,9 +18,9 @@ import torch
 from torch.export import Dim
 
 import tfs_lite
+from tests.support.servers.in_process import ServerFixture, serving
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WAIT = "dynamic_batching { max_queue_delay_microseconds: 300000 preferred_batch_size: [ 64 ] }"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tests.support.servers.models import write_python_version
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, wait_until
 
 SOURCE = """
 class Model:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.models import write_python_version
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 TALKATIVE = """
 import ctypes

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.in_process import serving
+from tests.support.servers.models import waiting_source, write_python_version
+from tests.support.servers.probe import ROW, Probe, expect_true
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.models import waiting_source, write_python_version
-from tfs_lite.testing.servers.probe import ROW, Probe, expect_true
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 MODELS = 24
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.in_process import TIMEOUT, ServerFixture, entry
+from tests.support.servers.models import TaggedArchives, write_python_version
+from tests.support.servers.probe import Traffic
+from tests.support.servers.process import wait_until
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, entry
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE, START, END = VersionState.AVAILABLE, VersionState.START, VersionState.END
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from tests.support.profiles import scaled
+from tests.support.servers.probe import Probe, Traffic
+from tests.support.servers.process import ServerProcess
 from tfs_lite.client import Prediction
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.profiles import scaled
-from tfs_lite.testing.servers.probe import Probe, Traffic
-from tfs_lite.testing.servers.process import ServerProcess
 
 SWAPS = scaled(300)
 CLIENTS = 8

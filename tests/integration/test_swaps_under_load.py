@@ -5,9 +5,9 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tfs_lite.testing.profiles import scaled
-from tfs_lite.testing.servers.probe import Traffic
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.profiles import scaled
+from tests.support.servers.probe import Traffic
+from tests.support.servers.process import wait_until
 
 SWAPS = scaled(100)
 CLIENTS = 8

@@ -20,13 +20,13 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.platforms.tagged import TAGGED
+from tests.support.servers.platforms import add_to_archive, rewrite_archive, write_script
+from tests.support.servers.probe import Probe
+from tests.support.servers.process import ServerProcess
+from tests.support.servers.thief import DONE, LIBRARY_ATTEMPTS, REFUSED, build_library
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms.tagged import TAGGED
-from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive, write_script
-from tfs_lite.testing.servers.probe import Probe
-from tfs_lite.testing.servers.process import ServerProcess
-from tfs_lite.testing.servers.thief import DONE, LIBRARY_ATTEMPTS, REFUSED, build_library
 from tfs_lite.workers.landlock import probe_kernel
 from tfs_lite.workers.sandbox import status_of
 

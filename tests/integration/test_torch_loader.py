@@ -16,11 +16,11 @@ import torch
 from torch._higher_order_ops.scan import scan
 
 import tfs_lite
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import ServerProcess, default_command, wait_until
 
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
 REASON = "loaded by torch's loader in a process: operator torch.ops.higher_order.scan is not"

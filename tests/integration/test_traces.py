@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.support.servers.collector import CollectedSpan, GrpcTraceCollector, TraceCollector
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import ServingError
 from tfs_lite.operations.traces.feature import Traces
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.testing.servers.collector import CollectedSpan, GrpcTraceCollector, TraceCollector
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 
@@ -361,7 +361,7 @@ def test_texts_over_openai_have_their_prompts_and_tokens_in_the_callers_trace(
     tmp_path: Path, collector: TraceCollector
 ) -> None:
     pytest.importorskip("transformers", reason="the extra `generate` is not installed")
-    from tfs_lite.testing.language.language_models import publish_language
+    from tests.support.language.language_models import publish_language
 
     publish_language(tmp_path / "lm", 1)
     with traced(tmp_path, collector, "rate=0") as served:

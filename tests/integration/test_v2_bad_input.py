@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.schedulers.sum_repository import SumRepository, request_fields
+from tests.support.servers.process import ServerProcess, wait_until
+from tests.support.servers.v2_client import V2Client
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, request_fields
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import serving
+from tests.support.servers.logs import predict_log, write_warmup
+from tests.support.servers.models import gated_source, write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.cli.main import main
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.logs import predict_log, write_warmup
-from tfs_lite.testing.servers.models import gated_source, write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 FITS = predict_log({"x": np.zeros((2, 3), np.float32)})
 DOES_NOT_FIT = predict_log({"x": np.zeros((2, 4), np.float32)})

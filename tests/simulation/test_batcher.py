@@ -1,7 +1,7 @@
 """Whatever the order of events: every call of a batching servable gets its own answer, once, and in time.
 
 The servable is the real one, with its real threads, of which one at a time goes on, and only when it is told to
-(:mod:`tfs_lite.testing.schedulers.interleaving`). In half of the stories threads also stop between critical sections,
+(:mod:`tests.support.schedulers.interleaving`). In half of the stories threads also stop between critical sections,
 callers and timers among them, so that others come in between. Time is virtual. A run is its seed; one that fails
 prints it:
 
@@ -20,6 +20,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.support.profiles import CountedMachine, SeededRuns
+from tests.support.schedulers.batcher_checker import BatcherChecker
+from tests.support.schedulers.batcher_models import NOT_RUN, GatedModel, Run, Verdict
+from tests.support.schedulers.interleaving import (
+    MOST_STEPS,
+    InterleavingScheduler,
+    ThreadState,
+    Violation,
+    no_threads_left,
+)
 from tfs_lite.schedulers.batching import batcher, execution
 from tfs_lite.schedulers.batching.assembly import split_outputs
 from tfs_lite.schedulers.batching.queue import Job, JobQueue
@@ -27,16 +37,6 @@ from tfs_lite.schedulers.batching.retries import Loss, Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
-from tfs_lite.testing.schedulers.batcher_checker import BatcherChecker
-from tfs_lite.testing.schedulers.batcher_models import NOT_RUN, GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import (
-    MOST_STEPS,
-    InterleavingScheduler,
-    ThreadState,
-    Violation,
-    no_threads_left,
-)
 
 T = TypeVar("T")
 

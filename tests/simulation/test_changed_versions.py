@@ -20,6 +20,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from tests.support.lifecycle.simulated_models import Arrival, Flaw, ModelStore, Recipe
+from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.manifest import state_of
@@ -34,8 +36,6 @@ from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, Sour
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
-from tfs_lite.testing.lifecycle.simulated_models import Arrival, Flaw, ModelStore, Recipe
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
 BASES = ("/models/a", "/models/b")
 QUIET, INTERVAL = 1.0, 10.0

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tests.support.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
+from tests.support.lifecycle.simulation import Simulation, SimulationOptions
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, Policy
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy
-from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
-from tfs_lite.testing.lifecycle.simulation import Simulation, SimulationOptions
 
 Make = Callable[..., Simulation]
 M1 = ServableId("m", 1)

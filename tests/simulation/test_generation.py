@@ -14,6 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.support.language.generation_checker import GenerationChecker
+from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.schedulers.generation import planner
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
 from tfs_lite.schedulers.generation.generation_state import GenerationState
@@ -21,8 +23,6 @@ from tfs_lite.schedulers.generation.generation_state import Phase as TextPhase
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, ScheduledTokens
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.testing.language.generation_checker import GenerationChecker
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
 STEMS = [[stem * 100 + n % 7 for n in range(80)] for stem in range(2)]
 

@@ -1,7 +1,7 @@
 """The ten promises of the lifecycle, against whatever order of events hypothesis can think of.
 
 Disk, source, router, adapters, manager, executors, clock and bus are the real ones or public fakes, put together by
-:class:`tfs_lite.testing.lifecycle.simulation.Simulation`, which checks every promise after every step. Nothing sleeps,
+:class:`tests.support.lifecycle.simulation.Simulation`, which checks every promise after every step. Nothing sleeps,
 nothing has a thread: a run is its seed. Each run takes new seeds; one that fails prints its seed, the command that
 runs it again, and the shortest story that fails:
 
@@ -20,12 +20,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.support.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
+from tests.support.lifecycle.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
+from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
-from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
-from tfs_lite.testing.lifecycle.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from tests.support.cluster.pretended_cluster import Process
+from tests.support.cluster.replica_simulation import ReplicaSimulation
 from tfs_lite.cluster.replicas.engine import ReplicaName, Slot, Wish
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.states import ReplicaEvent, ReplicaState, VersionReplicas
-from tfs_lite.testing.cluster.pretended_cluster import Process
-from tfs_lite.testing.cluster.replica_simulation import ReplicaSimulation
 
 WANTED = VersionReplicas("m", 1, "aaaa", 1, Requirements({"num_cpus": 1.0}, max_per_node=1))
 STRANGER = Slot("other", 1, "aaaa", 0)

@@ -1,7 +1,7 @@
 """What is promised of replicas, against whatever order of events hypothesis can think of.
 
 Reconciler and placement are the real ones; the cluster, the near ends and the versions are pretended, in virtual time
-(:mod:`tfs_lite.testing.cluster`). A run is its seed; one that fails prints its seed and the shortest story that fails:
+(:mod:`tests.support.cluster`). A run is its seed; one that fails prints its seed and the shortest story that fails:
 
     python -m pytest tests/simulation/test_replicas.py --hypothesis-seed=N
 """
@@ -16,12 +16,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.support.cluster.replica_simulation import ReplicaSimulation
+from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.cluster.replicas.engine import GPU_BYTES_LABEL, Strategy
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.states import VersionReplicas
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.testing.cluster.replica_simulation import ReplicaSimulation
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
 T = TypeVar("T")
 

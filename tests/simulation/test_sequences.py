@@ -15,6 +15,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.support.profiles import CountedMachine, SeededRuns
+from tests.support.schedulers import sequence_checker as sequence_checker
+from tests.support.schedulers.sequence_checker import Mismatch, SequenceChecker
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence import direct as direct_forming
 from tfs_lite.schedulers.sequence import slots as slots_module
@@ -23,9 +26,6 @@ from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
-from tfs_lite.testing.profiles import CountedMachine, SeededRuns
-from tfs_lite.testing.schedulers import sequence_checker as sequence_checker
-from tfs_lite.testing.schedulers.sequence_checker import Mismatch, SequenceChecker
 
 IDS = st.sampled_from([1, 2, 3, 4, 5, 6, "5", "6", "seven", 2**64 - 1])
 TIMES = st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0])

@@ -8,13 +8,13 @@ import random
 
 import pytest
 
+from tests.support.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
+from tests.support.lifecycle.simulation import RETRY_INTERVAL, Simulation, SimulationOptions
+from tests.support.lifecycle.verdict_checker import VerdictChecker
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
-from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
-from tfs_lite.testing.lifecycle.simulation import RETRY_INTERVAL, Simulation, SimulationOptions
-from tfs_lite.testing.lifecycle.verdict_checker import VerdictChecker
 
 NAMES = ("a", "b", "c")
 UNKNOWN = "nobody"

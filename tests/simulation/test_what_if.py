@@ -14,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.lifecycle.simulated_loader import MAX_RETRIES, TOTAL, TOTAL_GPU, Need
+from tests.support.lifecycle.simulated_models import BASES, Arrival, Flaw, ModelStore, Recipe
+from tests.support.lifecycle.simulation import UNROUTED, Simulation, SimulationOptions
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, TimedState
@@ -25,9 +28,6 @@ from tfs_lite.operations.what_if.forecast import BEGIN, Fate
 from tfs_lite.operations.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
-from tfs_lite.testing.lifecycle.simulated_loader import MAX_RETRIES, TOTAL, TOTAL_GPU, Need
-from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, ModelStore, Recipe
-from tfs_lite.testing.lifecycle.simulation import UNROUTED, Simulation, SimulationOptions
 
 Servables = Mapping[str, tuple[ServableToMonitor, int]]
 Change = tuple[str, str, int, Recipe, Arrival]

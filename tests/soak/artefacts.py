@@ -9,7 +9,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from tfs_lite.testing.platforms.tagged import TAGGED, Write
+from tests.support.platforms.tagged import TAGGED, Write
 
 EXPORTED, PYTHON, ONNX = "pytorch_export", "python", "onnxruntime_onnx"
 INSTANCES = 2

@@ -65,7 +65,7 @@ from world import (
     troubles,
 )
 
-from tfs_lite.testing.servers.process import default_command, free_ports
+from tests.support.servers.process import default_command, free_ports
 
 READY_SECONDS = 90.0
 STOP_SECONDS = 45.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
+from tests.support.servers.in_process import ServerFixture, serving
 
 HERE = Path(__file__).parent
 ALL_SECONDS = 300.0

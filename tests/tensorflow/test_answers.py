@@ -23,7 +23,7 @@ from tensorflow_serving.apis import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.servers.in_process import ServerFixture
+    from tests.support.servers.in_process import ServerFixture
 
 ROWS = np.array([[1.0, 2.0], [-0.5, 0.25]], np.float32)
 WEIGHTS = np.array([[1.0, -2.0, 0.5], [0.25, 0.5, -1.0]], np.float32)

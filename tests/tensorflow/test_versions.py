@@ -18,17 +18,17 @@ pytest.importorskip("tensorflow_serving.apis")
 
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: E402
 
+from tests.support.errors import refuses  # noqa: E402
+from tests.support.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node  # noqa: E402
+from tests.support.servers.process import wait_until  # noqa: E402
 from tfs_lite.adapters.tensorflow.graph import MAX_OPERATIONS  # noqa: E402
 from tfs_lite.core.servable import ModelRef, VersionState  # noqa: E402
 from tfs_lite.core.status import ServingError, StatusCode  # noqa: E402
-from tfs_lite.testing.errors import refuses  # noqa: E402
-from tfs_lite.testing.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node  # noqa: E402
-from tfs_lite.testing.servers.process import wait_until  # noqa: E402
 
 if TYPE_CHECKING:
     from conftest import Serve
 
-    from tfs_lite.testing.servers.in_process import ServerFixture
+    from tests.support.servers.in_process import ServerFixture
 
     Publish = Callable[..., Path]
 

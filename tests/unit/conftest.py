@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tests.support.servers.models import TaggedArchives
     from tfs_lite.server.runtime.event_loop import LoopThread
-    from tfs_lite.testing.servers.models import TaggedArchives
     from tfs_lite.workers.process import ProcessModel
     from tfs_lite.workers.supervisor import Supervisor
 
@@ -103,7 +103,7 @@ def publish(archives: TaggedArchives, tmp_path: Path) -> Callable[[str, int], Pa
 @pytest.fixture
 def publish_python(tmp_path: Path) -> Callable[[str, int, str], Path]:
     """The same for a ``model.py`` with the given text."""
-    from tfs_lite.testing.servers.models import write_python_version
+    from tests.support.servers.models import write_python_version
 
     def put(model: str, version: int, source: str) -> Path:
         write_python_version(tmp_path / ".staging" / model, version, source)

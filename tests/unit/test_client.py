@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.process import free_ports
 from tfs_lite.client import Client
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
@@ -20,8 +22,6 @@ from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import free_ports
 
 BATCH = SymbolicDim("x_0")
 

@@ -11,11 +11,11 @@ import grpc
 import pytest
 import trustme
 
+from tests.support.errors import refusal
 from tfs_lite.client import Client
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tensorflow import serving as serving_messages
-from tfs_lite.testing.errors import refusal
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 ROOT, OTHER_ROOT = AUTHORITY.cert_pem.bytes(), STRANGER.cert_pem.bytes()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an exported version; do not change it."""
-    from tfs_lite.testing.servers.platforms import write_exported
+    from tests.support.servers.platforms import write_exported
 
     return write_exported(tmp_path_factory.mktemp("exported"))
 
@@ -26,7 +26,7 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def scripted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a TorchScript version; do not change it."""
-    from tfs_lite.testing.servers.platforms import WRITERS
+    from tests.support.servers.platforms import WRITERS
 
     return WRITERS["pytorch_libtorch"](tmp_path_factory.mktemp("scripted"), 0.0)
 

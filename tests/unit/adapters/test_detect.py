@@ -2,13 +2,13 @@ import re
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import add_to_archive
 from tfs_lite.adapters.detect import choose_platform, read_version, unread_files
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import add_to_archive
 
 
 def files(*names, members=()):

@@ -3,11 +3,11 @@ import threading
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters import device
 from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, usable_gpus, uses_gpu
 from tfs_lite.core.resources import GPU, MAIN, RAM, GroupMemory, Resource, ResourceUtil
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture

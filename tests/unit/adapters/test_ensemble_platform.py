@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.schedulers.ensembles import EnsembleFixture, adder, ask
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
@@ -20,9 +22,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.servables import run_alone
-from tfs_lite.testing.schedulers.ensembles import EnsembleFixture, adder, ask
 
 ID = ServableId("e", 1)
 CONFIG = """

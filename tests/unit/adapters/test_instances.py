@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.instances import (
     Difference,
     check_gpus,
@@ -16,7 +17,6 @@ from tfs_lite.adapters.instances import (
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource
-from tfs_lite.testing.errors import refusal
 
 ANY = InstanceGroup()
 CPU = InstanceGroup(kind="KIND_CPU")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters import labels
 from tfs_lite.adapters.labels import read_labels
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture

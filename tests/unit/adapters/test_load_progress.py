@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.platforms import SETTINGS, Doubler, write_plain, write_script
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, open_here
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
@@ -19,7 +20,6 @@ from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.platforms import SETTINGS, Doubler, write_plain, write_script
 
 ID = ServableId("m", 1)
 

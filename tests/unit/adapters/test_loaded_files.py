@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.models import write_python_version
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import LoadedFiles, SeenFiles
 from tfs_lite.adapters.platforms import PLATFORMS
@@ -22,10 +24,8 @@ from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import Stream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
-from tfs_lite.testing.servers.models import write_python_version
 
 ID = ServableId("m", 1)
 NAMES_LABELS = ModelSettings.model_validate(

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import SETTINGS, add_to_archive, write_plain
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import Platform
@@ -13,8 +15,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import SETTINGS, add_to_archive, write_plain
 
 ID = ServableId("m", 1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.gpu_placement import GpuReservations
 from tfs_lite.adapters.instances import devices_of
@@ -23,7 +24,6 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import StatusCode, failed_precondition
 from tfs_lite.schedulers.batching.batcher import BatchingServable
-from tfs_lite.testing.errors import refusal
 
 ID = ServableId("m", 1)
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (1,)),), (TensorSpec("y", DataType.FLOAT, (1,)),))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.adapters.instances import placements
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
@@ -21,8 +23,6 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.schedulers.batching.batcher import BatchingServable
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
 WARMUP = [{"body": {"inputs": {"x": [[1.0, 1.0, 1.0, 1.0]]}}}]

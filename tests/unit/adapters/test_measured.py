@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.measured import MeasuredVersions, on_device, total, workspace_of
@@ -13,7 +14,6 @@ from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 ID = ServableId("m", 1)
 

@@ -3,11 +3,11 @@ import logging
 
 import torch
 
+from tests.support.servers.process import wait_until
 from tfs_lite.adapters import memory
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
 

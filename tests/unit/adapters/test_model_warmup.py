@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import SETTINGS, write_exported, write_plain, write_python
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.model_warmup import warm_models
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
@@ -21,8 +23,6 @@ from tfs_lite.core.model import Model, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import SETTINGS, write_exported, write_plain, write_python
 
 ID = ServableId("m", 1)
 BATCH = SymbolicDim("batch", 8)

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 REQUEST = OpenRequest(ServableId("m", 1), VersionFiles("/nowhere", frozenset()), "cpu", False)
 

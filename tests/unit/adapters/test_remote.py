@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import SETTINGS, WIDTH, WRITERS, write_python
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.opening import OpenRequest
@@ -18,8 +20,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_python
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 

@@ -9,6 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.logs import examples_log, multi_log, predict_log
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
@@ -16,9 +18,7 @@ from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, S
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.messages import PredictionLog, TensorProto
 from tfs_lite.protocols.tensorflow.prediction_log import logged_request
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
-from tfs_lite.testing.servers.logs import examples_log, multi_log, predict_log
 
 BATCH = SymbolicDim("batch")
 X = TensorSpec("x", DataType.FLOAT, (BATCH, 2))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.servers.platforms import write_python
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
@@ -16,7 +17,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.platforms import write_python
 
 SOURCE = """
 class Model:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.pytorch.tensors import check_tensors
 from tfs_lite.adapters.results import by_name
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 Pair = namedtuple("Pair", ["left", "right"])
 T, U, V = torch.zeros(1), torch.ones(2), torch.ones(3)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.errors import refusal
+from tests.support.servers.platforms import write_module, write_plain, write_python
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.adapters.signatures import SignedModel, mappings_of, sign
@@ -28,8 +30,6 @@ from tfs_lite.core.signature import (
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy
 from tfs_lite.protocols.runs import fill_defaults
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import write_module, write_plain, write_python
 
 DIGITS = "\n".join(f"digit {number}" for number in range(10))
 EXAMPLE = """

@@ -9,6 +9,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.logs import examples_log, log_file, predict_log, write_warmup
+from tests.support.servers.platforms import SETTINGS, write_plain
 from tfs_lite.adapters import warmup
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
@@ -22,10 +25,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.servables import OwnClockServable, run_alone
-from tfs_lite.testing.servers.logs import examples_log, log_file, predict_log, write_warmup
-from tfs_lite.testing.servers.platforms import SETTINGS, write_plain
 
 ID = ServableId("m", 7)
 FILE = "assets.extra/tf_serving_warmup_requests"

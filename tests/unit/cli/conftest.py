@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.models import TaggedArchives
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import pytest
 import trustme
 import yaml
 
+from tests.support.servers.in_process import QUICK
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.main import main
-from tfs_lite.testing.servers.in_process import QUICK
-from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

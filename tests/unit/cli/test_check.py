@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.models import TaggedArchives, write_python_version
 from tfs_lite.cli.main import main
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.publish import LEFTOVER_SECONDS, publish
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trustme
 
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.main import main
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

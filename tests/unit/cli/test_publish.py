@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.terminal import read_terminal
 from tfs_lite.cli.main import main
-from tfs_lite.testing.terminal import read_terminal
 
 Captured = pytest.CaptureFixture[str]
 

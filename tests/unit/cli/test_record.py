@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.servers.logs import examples_log, log_file, predict_log, write_warmup
 from tfs_lite.cli.main import main
 from tfs_lite.protocols.tensorflow.prediction_log import MAX_WARMUP_RECORDS, parse_log
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
 from tfs_lite.protocols.tfrecord import read_records
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.logs import examples_log, log_file, predict_log, write_warmup
 
 Captured = pytest.CaptureFixture[str]
 FILE = Path("assets.extra", "tf_serving_warmup_requests")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.process import READY_TIMEOUT, free_ports
 from tfs_lite import __version__
-from tfs_lite.testing.servers.process import READY_TIMEOUT, free_ports
 
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR) .+")
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.support.terminal import read_terminal
 from tfs_lite.cli import status
 from tfs_lite.cli.main import main
 from tfs_lite.core.model import BatchReport
@@ -24,7 +25,6 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.serving.metrics import StateCollector
-from tfs_lite.testing.terminal import read_terminal
 
 Captured = pytest.CaptureFixture[str]
 

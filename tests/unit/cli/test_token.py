@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.access_fixture import SECRET, ManagedServer, managed
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.main import main
 from tfs_lite.server.access.access_file import read_entries
-from tfs_lite.testing.servers.access_fixture import SECRET, ManagedServer, managed
-from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.http import HttpServer
 from tfs_lite.cli.main import main
 from tfs_lite.cli.what_if import PATH, Ask, lines, of_config_file, show
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.config.batching import (
     MAX_THREADS,
     VERSION_FILE,
@@ -21,7 +22,6 @@ from tfs_lite.config.server_files import parse_batching_parameters, read_batchin
 from tfs_lite.config.text import MAX_FILE_BYTES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size { value: 64 }

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from google.protobuf.descriptor import Descriptor
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Settings
 from tfs_lite.config.syntax import parse_proto_text, to_plain
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
 
 EVERYTHING = """
 name: "m" platform: "python" backend: "python" runtime: "r" default_model_filename: "model.py"

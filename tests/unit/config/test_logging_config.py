@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.config.logging_config import LoggingSettings, PerTaskSamplingConfig, SamplingConfig
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
 
 PREFIX = {"filename_prefix": "/logs/m"}
 

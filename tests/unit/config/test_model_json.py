@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import MAX_JSON_BYTES, settings_of_json
 from tfs_lite.config.repository_policy import ResponseCache, VersionPolicySettings
@@ -15,7 +16,6 @@ from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.config.tensors import ModelTensor
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 
 def message_of(text: str | bytes) -> str:

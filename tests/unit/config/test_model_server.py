@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.support.errors import refusal
 from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific, from_proto, one_model
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
 
 
 def config(*models: dict[str, Any], working_directory: Path | None = None) -> ModelServerConfig:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_warmup import MAX_WARMUP_ELEMENTS, ModelWarmup, ModelWarmupInput
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.signatures import MAX_WARMUP_REQUESTS
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType
-from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 model_warmup {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.server_files import DEFAULT_PATH, parse_monitoring_config, read_monitoring_config
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.mark.parametrize(

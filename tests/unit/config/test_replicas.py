@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_message
 from tfs_lite.config.model_json import settings_of_json
@@ -15,7 +16,6 @@ from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.message_json import message_json
-from tfs_lite.testing.errors import refusal
 
 TEXT = """
 instance_group {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import MAX_INSTANCES, DynamicBatching, InstanceGroup, ModelQueuePolicy, Resource
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size: 8

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings, control_names, hidden_outputs, signature_of, state_names
 from tfs_lite.config.sequence import (
     Control,
@@ -20,7 +21,6 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size: 4

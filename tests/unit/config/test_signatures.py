@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.signatures import ModelSignature, WarmupRequest, short_method
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD
-from tfs_lite.testing.errors import refusal
 
 YAML = """
 signatures:

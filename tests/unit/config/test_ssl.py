@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.support.errors import refusal
 from tfs_lite.config.server_files import SSLConfig, parse_ssl_config, read_ssl_config
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 AUTHORITY = trustme.CA()
 CA = AUTHORITY.cert_pem.bytes().decode()

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.tensors import ModelTensor, Reshape
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType
-from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 input {

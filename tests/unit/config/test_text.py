@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.config.text import (
     MAX_FILE_BYTES,
@@ -17,7 +18,6 @@ from tfs_lite.config.text import (
 )
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 WORKING_DIRECTORY = Path("/srv")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, parse_manifest
 from tfs_lite.core.publish import (
     HIDDEN_PREFIX,
@@ -27,7 +28,6 @@ from tfs_lite.core.publish import (
 )
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.process import wait_until
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, RAM, Resource, ResourceAllocation, ResourceUtil, main_ram
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 UTIL = ResourceUtil({MAIN: 1, GPU: 2, "tpu": 0})
 

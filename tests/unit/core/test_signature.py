@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import (
     PREDICT_METHOD,
     DataType,
@@ -25,7 +26,6 @@ from tfs_lite.core.signature import (
     shapes_fault,
 )
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 BATCH = SymbolicDim("batch")
 SIGNATURE = Signature(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState
@@ -14,7 +15,6 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader

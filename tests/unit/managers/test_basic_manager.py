@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState

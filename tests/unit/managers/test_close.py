@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.core.threads import left_behind
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 

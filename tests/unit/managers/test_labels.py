@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.labels import VersionLabels, check_labels
-from tfs_lite.testing.errors import refusal
 
 NOT_AVAILABLE = "which is not currently available for inference"
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from tests.support.lifecycle.strategies import snapshots
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
-from tfs_lite.testing.lifecycle.strategies import snapshots
 
 UNLOADING_STATES = ["unload-requested", "quiescing", "quiesced", "unloading"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.resources import (
     GPU,
     MAIN,
@@ -16,7 +17,6 @@ from tfs_lite.core.resources import (
     main_ram,
 )
 from tfs_lite.managers.resource_tracker import MAIN_MEMORY, ModelShare, ResourceTracker, default_reserve
-from tfs_lite.testing.errors import refusal
 
 UTIL = ResourceUtil({MAIN: 1, GPU: 2})
 TOTAL = ResourceAllocation({Resource(MAIN, RAM): 100, Resource(GPU, RAM, 0): 16, Resource(GPU, RAM, 1): 16})

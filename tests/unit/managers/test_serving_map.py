@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.serving_map import ServingMap
-from tfs_lite.testing.errors import refusal
 
 
 def serving(*versions: int, name: str = "m") -> ServingMap:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import errors
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_input_names, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, from_numpy, to_numpy
 from tfs_lite.protocols.runs import default_array, fill_defaults, parse_default
-from tfs_lite.testing import errors
 
 BATCH = SymbolicDim("batch")
 ROWS = SymbolicDim("rows", 8)

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME, TABLE, from_numpy, to_numpy
 from tfs_lite.protocols.messages import TensorProto, TritonModelConfig
-from tfs_lite.testing.errors import refusal
 
 
 def test_every_element_type_has_one_numpy_dtype_and_back() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import errors
 from tfs_lite.core.generation import Finish, Generation, Piece, Sampling, TokenLogprob, Usage, join_pieces
 from tfs_lite.core.signature import DataType, check_input_names
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
@@ -20,7 +21,6 @@ from tfs_lite.protocols.generation_tensors import (
     whole_outputs,
 )
 from tfs_lite.protocols.runs import Run, call_inputs
-from tfs_lite.testing import errors
 
 TEXT = generation_signature(True)
 IDS = generation_signature(False)

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
@@ -27,9 +29,7 @@ from tfs_lite.protocols.tfrecord import read_records
 from tfs_lite.request_log.files import finished
 from tfs_lite.request_log.sampler import NO_LOG, RequestLogs
 from tfs_lite.request_log.writer import LogLimits
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.process import wait_until
 
 THREAD = "tfs-request-log"
 CONFIGURE_AS_NOBODY = """

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.support.schedulers.requests import PATIENCE, Request
 from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
@@ -18,7 +19,6 @@ from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import CacheCounts, ResponseCache
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
 ID = ServableId("m", 1)
 BATCH = SymbolicDim("batch")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.schedulers.requests import PATIENCE, Request
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Reason, StatusCode, invalid_argument
 from tfs_lite.schedulers.decoupled import DecoupledServable
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
 SIGNATURE = Signature(
     (TensorSpec("n", DataType.INT64, (SymbolicDim("b"),)),), (TensorSpec("y", DataType.INT64, (SymbolicDim("b"),)),)

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.support.schedulers.requests import PATIENCE, Request
+from tests.support.schedulers.sequence_models import Gate
 from tfs_lite.core.model import FixedInstances, JudgesCalls, Model, PredictCall, Traits, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.requests import PATIENCE, Request
-from tfs_lite.testing.schedulers.sequence_models import Gate
 
 BATCH = SymbolicDim("batch", 4)
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (BATCH,)),), (TensorSpec("y", DataType.FLOAT, (BATCH,)),))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.servers.rest_fixture import RestFixture
+    from tests.support.servers.rest_fixture import RestFixture
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., RestFixture]]:
     """``serve(**options)`` starts a server with options of :class:`RestFixture`, for this test only."""
-    from tfs_lite.testing.servers.rest_fixture import serving_rest
+    from tests.support.servers.rest_fixture import serving_rest
 
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(serving_rest(**options))
@@ -29,7 +29,7 @@ def server(serve: Callable[..., RestFixture]) -> RestFixture:
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[RestFixture]:
-    from tfs_lite.testing.servers.rest_fixture import serving_rest
+    from tests.support.servers.rest_fixture import serving_rest
 
     with serving_rest() as server:
         yield server

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.transport_fixture import RawClient
+from tests.support.servers.in_process import ROW, TIMEOUT, ServerFixture, serving
+from tests.support.servers.process import wait_until
 from tfs_lite.protocols.messages import HealthCheckRequest, PredictRequest
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import RawClient
-from tfs_lite.testing.servers.in_process import ROW, TIMEOUT, ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.backlog import ALWAYS_TAKEN, OVERLOADED
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"

@@ -11,13 +11,13 @@ import orjson
 import ormsgpack
 import pytest
 
+from tests.support.servers.rest_fixture import ROW, RestFixture, error
 from tfs_lite.core.model import SandboxStatus
 from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 
 CORS = {
     f"access-control-{name}" for name in ("allow-origin", "allow-methods", "allow-headers", "expose-headers", "max-age")

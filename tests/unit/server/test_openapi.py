@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from tfs_lite.testing.servers.in_process import api_description
+from tests.support.servers.in_process import api_description
 
 DOCUMENT = orjson.loads(api_description())
 

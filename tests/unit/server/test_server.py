@@ -12,15 +12,15 @@ import grpc
 import httpx
 import pytest
 
+from tests.support.servers.in_process import ROW, ServerFixture, config_text, entry, serving
+from tests.support.servers.models import gated_source, waiting_source
+from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
 from tfs_lite.server.server import Server
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import gated_source, waiting_source
-from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE, END, LOADING, START = (VersionState.AVAILABLE, VersionState.END, VersionState.LOADING, VersionState.START)
 Publish = Callable[[str, int], Path]

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.diff import diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError
 from tfs_lite.serving.config_checks import check_actual_platforms, check_models, source_config, version_labels
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
-from tfs_lite.testing.errors import refusal
 
 PLATFORMS = ("python", "pytorch_export")
 

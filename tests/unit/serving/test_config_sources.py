@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
 from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_sources import ConfigFileWatcher, RefusedConfig, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.process import wait_until
 
 ONE = 'model_config_list { config { name: "one" base_path: "/models/one" } }'
 TWO = 'model_config_list { config { name: "two" base_path: "/models/two" } }'

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.load_journal import JournaledLoader, LoadAttempt, LoadJournal
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 M1 = ServableId("m", 1)

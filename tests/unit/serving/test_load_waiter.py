@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.servable import ServableData, ServableId
@@ -27,7 +28,6 @@ from tfs_lite.serving.load_waiter import (
 )
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.sources.source_config import SourceReport
-from tfs_lite.testing.servers.process import wait_until
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")

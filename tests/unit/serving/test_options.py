@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.errors import refusal
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_repository": "r", "model_base_path": "b"}, "model_repository and model_base_path"),

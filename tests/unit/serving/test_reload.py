@@ -10,16 +10,16 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.in_process import ServerFixture, config_text, entry, serving
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.publish import publish as publish_files
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
 Publish = Callable[[str, int], Path]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.serving.cache_size import cache_bytes
 from tfs_lite.serving.response_cache import CacheCollector
-from tfs_lite.testing.errors import refusal
 
 ID = ServableId("m", 1)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.in_process import QUICK, config_text, entry
+from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.in_process import QUICK, config_text, entry
-from tfs_lite.testing.servers.process import wait_until
 
 Publish = Callable[[str, int], Path]
 Start = Callable[..., ServerCore]

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.loader import LoadPhase
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile
@@ -16,7 +17,6 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
-from tfs_lite.testing.servers.process import wait_until
 
 WEIGHTS = b"w" * 1000
 M7 = ServableId("m", 7)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
@@ -17,7 +18,6 @@ from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
-from tfs_lite.testing.lifecycle.source_configs import config, model
 
 Start = Callable[[SourceConfig], FileSystemStoragePathSource]
 LONG_AGO = 3600.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
-from tfs_lite.testing.lifecycle.source_configs import config, model
 
 Start = Callable[[SourceConfig], FileSystemStoragePathSource]
 LONG_AGO = 3600.0

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.sources.disk import device_of
 from tfs_lite.sources.file_system_source import FULL_LOOK_SECONDS, FileSystemStoragePathSource
 from tfs_lite.sources.look_queue import MOST_ON_ONE_DISK, Looked, LookQueue
 from tfs_lite.sources.source_config import ServableToMonitor, SourceReport
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
-from tfs_lite.testing.lifecycle.source_configs import config, model
 
 SECONDS = 10.0
 BOUND = 30.0

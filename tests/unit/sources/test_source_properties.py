@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from tests.support.profiles import examples
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, ServableToMonitor, SourceConfig
@@ -17,7 +18,6 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
-from tfs_lite.testing.profiles import examples
 
 QUIET = 1.0
 

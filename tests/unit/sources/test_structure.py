@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.sources.structure import needs_look, structural_problem
-from tfs_lite.testing.profiles import examples
 
 
 def problem(name: str, data: bytes) -> str:

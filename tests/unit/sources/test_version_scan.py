@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy, candidates, choose
-from tfs_lite.testing.errors import refusal
 
 CHILDREN = ["1", "10", "9", "00017", ".publish-18-x", "v20", "config.yaml", "9223372036854775808"]
 

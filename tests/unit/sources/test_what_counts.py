@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.sources.completeness import RESTLESS_SECONDS
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
@@ -15,7 +16,6 @@ from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import FILE_SERVER, MemoryDisk
-from tfs_lite.testing.lifecycle.source_configs import config, model
 
 Start = Callable[[SourceConfig], FileSystemStoragePathSource]
 BASE = "/models/m"

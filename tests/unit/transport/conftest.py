@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.testing.grpc.manual_loop import ManualLoop
+from tests.support.grpc.manual_loop import ManualLoop
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.testing.grpc.manual_loop import ManualLoop
+from tests.support.grpc.manual_loop import ManualLoop
 from tfs_lite.transport.deadlines import MAX_DISCARDED, Deadlines
 
 

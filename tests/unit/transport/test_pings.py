@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import COUNT, LOOPS, PATIENCE, TransportFixture
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.transport_fixture import COUNT, LOOPS, PATIENCE, TransportFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.pings import PingPolicy

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tfs_lite.testing.grpc.transport_fixture import TransportFixture
+from tests.support.grpc.transport_fixture import TransportFixture
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.rate_limited_log import EVERY, QUIET, RateLimitedLog
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, REPLY, RawClient, TransportFixture
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, REPLY, RawClient, TransportFixture
+from tests.support.servers.process import wait_until
 from tfs_lite.transport.backlog import ALWAYS_TAKEN, OVERLOADED, Backlog, ExpectedWait
 
 FLOOD = 300

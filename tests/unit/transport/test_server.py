@@ -13,8 +13,8 @@ import grpc
 import pytest
 import trustme
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import (
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.transport_fixture import (
     COUNT,
     ECHO,
     FLOW,
@@ -25,7 +25,7 @@ from tfs_lite.testing.grpc.transport_fixture import (
     Service,
     TransportFixture,
 )
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.framing import STREAM_MASK
 from tfs_lite.transport.limits import Limits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.grpc.manual_loop import ManualLoop
+from tests.support.grpc.manual_loop import ManualLoop
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.watch import (
     DRAIN_ECHO,

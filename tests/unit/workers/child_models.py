@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tests.support.servers.thief import attempts, needs, outcomes
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.servers.thief import attempts, needs, outcomes
 
 SIGNATURE = Signature(
     (TensorSpec("x", DataType.INVALID, None),),

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import TABLE
-from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import ALIGNMENT, TensorLocation, end_of, lay_out_shapes, read_locations

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.servers.process import wait_until
 from tfs_lite.workers.fork_server import IGNORED
 
 SERVER = """

@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.history.memory import resident_memory
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers import process_connection
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.priorities import NICENESS

@@ -13,9 +13,9 @@ import numpy as np
 import ormsgpack
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.request_channel import ChannelPool, RequestChannel

@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.thief import DONE, REFUSED
 from tfs_lite.core.model import SandboxStatus, WorkerLost
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.thief import DONE, REFUSED
 from tfs_lite.workers.landlock import OWN, READ, WRITE, Kernel, probe_kernel
 from tfs_lite.workers.sandbox import Interpreter, Sandbox, linked_files, plan, status_of
 from tfs_lite.workers.supervisor import Backoff
@@ -152,7 +152,7 @@ else:
 }
 THIEF = """
 import json, sys
-from tfs_lite.testing.servers.thief import attempts, needs, outcomes
+from tests.support.servers.thief import attempts, needs, outcomes
 from tfs_lite.workers.sandbox import enter, plan
 
 version, outside, own, port = sys.argv[1:]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.staging import Staging
 

@@ -12,9 +12,9 @@ import threading
 import psutil
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 PATIENCE = 60

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.export import Dim
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import add_to_archive, rewrite_archive
 from tfs_lite import save
 from tfs_lite.adapters.aoti.machine import cpu_flags, flags_of_compiler
 from tfs_lite.adapters.aoti.model import CompiledModel, check_config, open_compiled
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive
 
 HERE = {
     "AOTI_PLATFORM": sys.platform,

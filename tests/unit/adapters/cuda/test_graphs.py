@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.cuda.graphs import Captured, StreamGraphs, graph_shapes, wants_graphs, why_no_graph
 from tfs_lite.adapters.exported.program import open_program
 from tfs_lite.adapters.inspect.archive import open_archive
@@ -13,7 +14,6 @@ from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.conditions import read_conditions
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("true", True), ("True", True), ("false", False), ("", False)])

@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from tests.support.errors import refusal
+from tests.support.language.tiny_encoders import LENGTH, add_sentence_files, save_embedder, tokenizer
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
@@ -23,8 +25,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.tiny_encoders import LENGTH, add_sentence_files, save_embedder, tokenizer
 
 TASKS = [
     ("BertForSequenceClassification", (), Task.TEXT_CLASSES),

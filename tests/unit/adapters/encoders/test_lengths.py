@@ -22,6 +22,9 @@ from transformers import (
     ReformerModel,
 )
 
+from tests.support.errors import refusal
+from tests.support.language.architectures import save_family, small_config
+from tests.support.language.tiny_encoders import LENGTH, WORDS, save_classifier, tokenizer
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.groups import group_apart
 from tfs_lite.adapters.encoders.model import CHECKED_LENGTH, TextEncoder
@@ -30,9 +33,6 @@ from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.architectures import save_family, small_config
-from tfs_lite.testing.language.tiny_encoders import LENGTH, WORDS, save_classifier, tokenizer
 
 ORIGINAL = 30
 """Longer than the rows of 24 tokens that every network is tried with, shorter than a row may be."""

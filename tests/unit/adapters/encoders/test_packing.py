@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Model,
 )
 
+from tests.support.language.tiny_encoders import LENGTH, SPECIAL, WORDS, save_embedder, save_tagger, tokenizer
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.model import TextEncoder
 from tfs_lite.adapters.encoders.packing import ATTENTION, PackedRows
@@ -28,7 +29,6 @@ from tfs_lite.adapters.encoders.platform import open_version
 from tfs_lite.adapters.encoders.tokens import TokenRow
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.servable import ServableId
-from tfs_lite.testing.language.tiny_encoders import LENGTH, SPECIAL, WORDS, save_embedder, save_tagger, tokenizer
 
 SMALL = {
     "vocab_size": len(SPECIAL) + len(WORDS),

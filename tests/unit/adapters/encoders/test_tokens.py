@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.encoders.tokens import rows_of_ids
-from tfs_lite.testing.errors import refusal
 
 IDS = np.array([[2, 4, 3]], np.int64)
 

@@ -1,8 +1,8 @@
 import pytest
 
+from tests.support.servers.platforms import add_to_archive, rewrite_archive
 from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.platforms import add_to_archive, rewrite_archive
 
 
 def refused(inspect, path, trusted=False):

@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch.export import Dim
 
+from tests.support.errors import refusal
+from tests.support.exported.sized_programs import check
+from tests.support.servers.platforms import rewrite_archive
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.signature import signature_of
 from tfs_lite.adapters.inspect.archive import open_archive
@@ -21,9 +24,6 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, SizeConditions
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.exported.sized_programs import check
-from tfs_lite.testing.servers.platforms import rewrite_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AUTO = Dim.AUTO

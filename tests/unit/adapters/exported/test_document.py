@@ -3,9 +3,9 @@ import zipfile
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.exported.document import check_payloads, read_program
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture

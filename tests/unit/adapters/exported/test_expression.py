@@ -3,6 +3,7 @@ import contextlib
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.exported.expression import (
     Unreadable,
     canonical,
@@ -14,7 +15,6 @@ from tfs_lite.adapters.exported.expression import (
 )
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.conditions import check_condition
-from tfs_lite.testing.errors import refusal
 
 HEALTHY = [
     "Symbol('s17', positive=True, integer=True)",

@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import rewrite_archive
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import open_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import rewrite_archive
 
 CPU = torch.device("cpu")
 

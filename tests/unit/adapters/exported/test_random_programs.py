@@ -1,4 +1,4 @@
-"""Random programs. ``python -m tfs_lite.testing.exported.random_programs --seeds 0:5000`` tries many more."""
+"""Random programs. ``python -m tests.support.exported.random_programs --seeds 0:5000`` tries many more."""
 
 import tempfile
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tfs_lite.testing.exported.random_programs import check
-from tfs_lite.testing.profiles import examples
+from tests.support.exported.random_programs import check
+from tests.support.profiles import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,13 +1,13 @@
 """torch's own collections of programs, as served and as torch loads them: the same bits, or both refuse.
 
-``python -m tfs_lite.testing.exported.torch_collections --results FILE`` runs all of them, in some hours.
+``python -m tests.support.exported.torch_collections --results FILE`` runs all of them, in some hours.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tfs_lite.testing.exported.torch_collections import FAULT, WAYS, collected, outcome_of
+from tests.support.exported.torch_collections import FAULT, WAYS, collected, outcome_of
 
 FEW = ("dynamic_shape_view", "dynamic_shape_if_guard", "dynamic_shape_slicing", "constrain_as_size_example")
 """Names of torch's examples of the exporter, which need no test modules."""

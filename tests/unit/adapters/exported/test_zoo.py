@@ -1,6 +1,6 @@
 """The zoo, as three releases of torch saved it: the direct builder answers bit for bit as torch's own loader does.
 
-``python -m tfs_lite.testing.exported.saved FILE`` writes the archives of the release that runs it.
+``python -m tests.support.exported.saved FILE`` writes the archives of the release that runs it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.exported.comparison import assert_same, open_directly, open_with_torch
+from tests.support.exported.saved import unpack
+from tests.support.exported.zoo import ZOO
+from tests.support.exported.zoo_program import ZooProgram
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.exported.comparison import assert_same, open_directly, open_with_torch
-from tfs_lite.testing.exported.saved import unpack
-from tfs_lite.testing.exported.zoo import ZOO
-from tfs_lite.testing.exported.zoo_program import ZooProgram
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

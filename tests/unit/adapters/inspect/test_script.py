@@ -4,9 +4,9 @@ import pickle
 import pytest
 import torch
 
+from tests.support.servers.platforms import Doubler, add_to_archive, rewrite_archive, write_script
 from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.platforms import Doubler, add_to_archive, rewrite_archive, write_script
 
 
 class Evil:

@@ -1,9 +1,9 @@
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, UninterpretedOption
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.inspect.wire import fields, last_number, last_text, messages, numbers, texts
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 
 def view(message):

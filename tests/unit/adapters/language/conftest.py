@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, REPRESENTATIVES
+from tests.support.language.tiny_transformers import FAMILIES, REPRESENTATIVES
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.support.errors import refusal
+from tests.support.profiles import examples
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.byte_codec import BYTES, ByteCodec, byte_codec
 from tfs_lite.adapters.language.codec import MAX_HELD, Codec, WindowStream, open_codec
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.core.generation import ChatPrompt
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.profiles import examples
 
 TEXTS = [
     "hello world",

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
+from tests.support.language.tiny_transformers import VOCABULARY, Greedy, RandomBatches, build, greedy
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import needs_fallback, self_check
-from tfs_lite.testing.language.tiny_transformers import VOCABULARY, Greedy, RandomBatches, build, greedy
 
 LONGEST = 44
 DISTINCT = 20

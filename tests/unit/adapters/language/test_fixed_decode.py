@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.language.tiny_transformers import VOCABULARY, RandomBatches, build, greedy
 from tfs_lite.adapters.cuda.graphs import Captured, Forward
 from tfs_lite.adapters.language.fixed_decode import (
     MAX_SHAPES,
@@ -23,7 +24,6 @@ from tfs_lite.adapters.language.fixed_decode import (
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
-from tfs_lite.testing.language.tiny_transformers import VOCABULARY, RandomBatches, build, greedy
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 64

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.budget import budget, cache_numbers, length_of, reserve
 from tfs_lite.adapters.language.hf_files import (
@@ -27,7 +28,6 @@ from tfs_lite.adapters.language.lengths import steady_length, thresholds
 from tfs_lite.config.generation import GenerationSettings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 LLAMA = {
     "model_type": "llama",

@@ -10,13 +10,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.support.errors import refusal
+from tests.support.language.architectures import small_config
 from tfs_lite.adapters.language.interleaved import InterleavedNetwork
 from tfs_lite.adapters.language.self_check import self_check
 from tfs_lite.adapters.language.transformers_model import choose_network
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.architectures import small_config
 
 VOCABULARY = 97
 CPU = torch.device("cpu")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.language.tiny_transformers import VOCABULARY, build
 from tfs_lite.adapters.language.attention import KEYWORD, LayerInputs, attention
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.tiny_transformers import VOCABULARY, build
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 32

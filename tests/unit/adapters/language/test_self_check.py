@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.errors import refusal
+from tests.support.language.tiny_transformers import ALONE, build
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import SelfCheckResult, needs_fallback, self_check
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.tiny_transformers import ALONE, build
 
 
 @pytest.mark.parametrize("family", ALONE)

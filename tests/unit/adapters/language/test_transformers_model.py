@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.language import transformers_model
@@ -24,7 +25,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import LanguageModel, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 GREEDY = Sampling(temperature=0.0)
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 300}

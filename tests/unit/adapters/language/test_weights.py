@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.family import load_library, network_config
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
 from tfs_lite.adapters.language.weights import load_network, read_headers
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}

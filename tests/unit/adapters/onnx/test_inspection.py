@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.onnx.model import PLATFORM, open_in_process, open_onnx
 from tfs_lite.adapters.opening import NeedsProcess
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 from .conftest import value
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.errors import refusal
+from tests.support.servers.in_process import serving
+from tests.support.servers.process import wait_until
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.onnx.model import PLATFORM
@@ -25,9 +28,6 @@ from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.process import wait_until
 
 from .conftest import value
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def opened(tmp_path: Path, request_for: Callable[..., OpenRequest]) -> Iterator[Callable[..., OpenedModel]]:
     """Writes ``model.py`` and opens it as a server does; closes it in the end."""
+    from tests.support.servers.platforms import write_python
     from tfs_lite.adapters.python.model import open_python
-    from tfs_lite.testing.servers.platforms import write_python
 
     models: list[OpenedModel] = []
 

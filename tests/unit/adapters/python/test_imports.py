@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.adapters.python.imports import Turns, importing_in_turns
-from tfs_lite.testing.servers.process import wait_until
 
 REPLACED = """
 import sys

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import write_python
 from tfs_lite.adapters.python.items import MAX_WORDS, ItemSteps
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.signatures import sign
@@ -15,9 +17,7 @@ from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.config.signatures import ModelSignature
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.platforms import write_python
 
 LATER = time.monotonic() + 3600
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import write_python
 from tfs_lite.adapters.python.model import open_python
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import write_python
 
 ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
 X = ModelTensor(name="x", data_type=DataType.FLOAT, dims=(-1, 3))

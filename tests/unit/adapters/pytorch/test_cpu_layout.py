@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite import save
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.layout import choose_layout
@@ -15,7 +16,6 @@ from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.pytorch.export import check_config, open_exported
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.testing.errors import refusal
 
 
 class Images(torch.nn.Module):

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.fx.graph_module import _loader
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import rewrite_archive
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import rewrite_archive
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 

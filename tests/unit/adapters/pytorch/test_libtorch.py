@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
+from tests.support.servers.platforms import write_script
 from tfs_lite.adapters.pytorch.libtorch import open_script
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.platforms import write_script
 
 ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
 

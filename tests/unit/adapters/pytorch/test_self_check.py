@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.pytorch.self_check import MAX_ELEMENTS, check_itself
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_inputs
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.conditions import read_conditions
-from tfs_lite.testing.errors import refusal
 
 ID = ServableId("m", 1)
 BATCH, LENGTH = SymbolicDim("s0"), SymbolicDim("s1")

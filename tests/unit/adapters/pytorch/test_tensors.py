@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.pytorch.tensors import DATA_TYPES, TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy
-from tfs_lite.testing.errors import refusal
 
 CPU = torch.device("cpu")
 NUMERIC = [row.dtype for row in TABLE if row.dtype is not DataType.STRING]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.pytorch.weight_file import open_weights
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 NAME = "model.safetensors"
 DTYPES = [

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.export import Dim
 
+from tests.support.errors import refusal
 from tfs_lite import save
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, SymbolicDim
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 
 class Weighted(torch.nn.Module):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.saving.outputs import by_flat_name
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 ONE, TWO = torch.zeros(2, 3), torch.ones(2)
 Pair = namedtuple("Pair", ["left", "right"])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.export import Dim
 
+from tests.support.errors import refusal
 from tfs_lite import save
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 ROWS = torch.ones(4, 3)
 

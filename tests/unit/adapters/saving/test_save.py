@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.errors import refusal
 from tfs_lite import save
 from tfs_lite.adapters.pytorch.export import open_exported
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.support.errors import refuses
+from tests.support.saved_models import MetaGraphFile, SavedModelFile, bytes_field, function, map_entry, node
 from tfs_lite.adapters.tensorflow.allowed import allowed_operators, check_operators
 from tfs_lite.adapters.tensorflow.saved_model import read_saved_model
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refuses
-from tfs_lite.testing.saved_models import MetaGraphFile, SavedModelFile, bytes_field, function, map_entry, node
 
 LEAVE_MEMORY = {
     *("ReadFile", "WriteFile", "MatchingFiles", "ImmutableConst", "WholeFileReaderV2", "TextLineReaderV2", "SaveV2"),

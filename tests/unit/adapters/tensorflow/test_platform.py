@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refuses
+from tests.support.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.platforms import PLATFORMS
@@ -19,8 +21,6 @@ from tfs_lite.core.signature import ShapeContract, Signature
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.operations.what_if.check_models import SignatureCheck, VersionVerdict, check_version
 from tfs_lite.serving.opening.model_opener import ModelOpener
-from tfs_lite.testing.errors import refuses
-from tfs_lite.testing.saved_models import SIMPLE, MetaGraphFile, SavedModelFile, node
 
 
 def version(directory: Path, file: SavedModelFile | None = None) -> Path:

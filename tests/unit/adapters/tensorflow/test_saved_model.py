@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.adapters.tensorflow.allowed import check_operators
-from tfs_lite.adapters.tensorflow.saved_model import MetaGraph, open_saved_model, read_saved_model
-from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refuses
-from tfs_lite.testing.saved_models import (
+from tests.support.errors import refuses
+from tests.support.saved_models import (
     SIMPLE,
     MetaGraphFile,
     SavedModelFile,
@@ -22,6 +18,10 @@ from tfs_lite.testing.saved_models import (
     signature,
     tensor,
 )
+from tfs_lite.adapters.tensorflow.allowed import check_operators
+from tfs_lite.adapters.tensorflow.saved_model import MetaGraph, open_saved_model, read_saved_model
+from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
 
 BATCH = SymbolicDim("batch")
 FULL = SavedModelFile(

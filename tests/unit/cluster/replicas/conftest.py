@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tests.support.servers.replicas import HostedReplica, PlaceOfReplicas, ReplicaHost
     from tfs_lite.cluster.replicas.engine import ReplicaAddress
     from tfs_lite.cluster.replicas.near import ReplicaModel
-    from tfs_lite.testing.servers.replicas import HostedReplica, PlaceOfReplicas, ReplicaHost
 
 WAYS = ("TCP", "UNIX socket", "shared memory")
 
 
 @pytest.fixture(scope="session")
 def host(child_models: str) -> Iterator[ReplicaHost]:
-    from tfs_lite.testing.servers.replicas import ReplicaHost
+    from tests.support.servers.replicas import ReplicaHost
 
     with ReplicaHost([child_models]) as found:
         yield found
@@ -63,8 +63,8 @@ class OpenReplica:
 @pytest.fixture
 def open_replica(start: Callable[..., HostedReplica], child_models: str) -> Iterator[Callable[..., OpenReplica]]:
     """Opens a model of ``child_models`` in replicas, the first of which is started here unless there are others."""
+    from tests.support.servers.replicas import SECRET, PlaceOfReplicas
     from tfs_lite.cluster.replicas.near import ReplicaModel
-    from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas
     from tfs_lite.workers.connection import RemoteModel
     from tfs_lite.workers.supervisor import Backoff
 

@@ -11,6 +11,7 @@ import numpy as np
 import ormsgpack
 import pytest
 
+from tests.support.servers.replicas import SECRET
 from tfs_lite.cluster.replicas import connection
 from tfs_lite.cluster.replicas.connection import (
     FRAMES,
@@ -22,7 +23,6 @@ from tfs_lite.cluster.replicas.connection import (
     receive_memory,
     welcome,
 )
-from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.wire import Message

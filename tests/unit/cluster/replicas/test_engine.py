@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.cluster.replicas.engine import GPU_BYTES_LABEL, Node, ReplicaAddress, ReplicaName, Slot, Superseded
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.errors import refusal
 
 NUMBERS = st.integers(0, 10**12)
 NAMES = st.builds(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.cluster.replicas.files_cache import Download, FilesCache, default_directory
 from tfs_lite.cluster.replicas.generation import files_digest
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.process import wait_until
 
 TIMEOUT = 60.0
 

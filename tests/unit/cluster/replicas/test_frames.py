@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from tests.support.errors import refusal
 from tfs_lite.cluster.replicas.frames import LENGTH_BYTES, MAX_HEAD, head_end, pack, read_head
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy
-from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.tensors import copy_tensor, view_tensor
 from tfs_lite.workers.wire import RUN, Message

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.cluster.replicas.helper_program import has_ended
 from tfs_lite.cluster.replicas.registrar import Leader
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 
 OPTIONS = ClusterOptions("auto")
 

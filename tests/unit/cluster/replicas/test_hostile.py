@@ -11,13 +11,13 @@ import numpy as np
 import ormsgpack
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import SECRET, PlaceOfReplicas
 from tfs_lite.cluster.replicas import connection, near
 from tfs_lite.cluster.replicas.connection import FrameChannel, welcome
 from tfs_lite.cluster.replicas.engine import ReplicaAddress
 from tfs_lite.cluster.replicas.near import ReplicaModel
 from tfs_lite.core.model import WorkerLost
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import SECRET, PlaceOfReplicas
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.supervisor import Backoff

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.retries import Retries
-from tfs_lite.testing.servers.process import wait_until
 
 INSTANCES, CALLERS, KILLS = 3, 8, 6
 ID = ServableId("m", 1)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import PlaceOfReplicas
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import PlaceOfReplicas
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 PATIENCE = 60.0

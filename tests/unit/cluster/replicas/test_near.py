@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import SECRET
 from tfs_lite.cluster.replicas import near
 from tfs_lite.cluster.replicas.connection import Credentials, dial_frames
 from tfs_lite.cluster.replicas.near import tell
@@ -21,9 +24,6 @@ from tfs_lite.cluster.replicas.replica import MAX_ONGOING
 from tfs_lite.core.model import WorkerBusy, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.channel import ConnectionClosed
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff

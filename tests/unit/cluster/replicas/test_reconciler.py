@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
+from tests.support.cluster.pretended_cluster import PretendedNode, Process
+from tests.support.cluster.pretended_server import AT_ONCE, NearEnd, PretendedVersion
+from tests.support.cluster.replica_simulation import ReplicaSimulation, ServerCrash
 from tfs_lite.cluster.replicas.engine import TOLD_TO_END, Strategy
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.reconciler import ReplicaPlace
 from tfs_lite.cluster.replicas.states import ReplicaEvent, ReplicaState, VersionReplicas
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.testing.cluster.pretended_cluster import PretendedNode, Process
-from tfs_lite.testing.cluster.pretended_server import AT_ONCE, NearEnd, PretendedVersion
-from tfs_lite.testing.cluster.replica_simulation import ReplicaSimulation, ServerCrash
 
 ONE_CPU = Requirements({"num_cpus": 1.0})
 S = ReplicaState

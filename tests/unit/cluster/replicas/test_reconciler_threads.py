@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.support.cluster.pretended_cluster import PretendedCluster, PretendedEngine
 from tfs_lite.cluster.replicas.engine import Node, PlacedReplica, Wish
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.reconciler import Reconciler, ReplicaPlace
@@ -17,7 +18,6 @@ from tfs_lite.cluster.replicas.states import VersionReplicas
 from tfs_lite.core.clock import SystemClock, Timer
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.cluster.pretended_cluster import PretendedCluster, PretendedEngine
 
 ONE_CPU = Requirements({"num_cpus": 1.0})
 

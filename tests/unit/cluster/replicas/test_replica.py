@@ -12,14 +12,14 @@ import numpy as np
 import ormsgpack
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import SECRET, ReplicaHost
 from tfs_lite.cluster.replicas.connection import Credentials, boot_id, dial_frames
 from tfs_lite.cluster.replicas.near import tell
 from tfs_lite.cluster.replicas.replica import CLOSE_SECONDS, MAX_ONGOING, MAX_STRANGERS, Replica
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import SECRET, ReplicaHost
 from tfs_lite.workers.channel import ConnectionClosed
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.wire import CLOSE, DESCRIBE, OPEN, PING, RUN, read_description

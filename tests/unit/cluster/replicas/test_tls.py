@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import trustme
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.replicas import SECRET
 from tfs_lite.cluster.replicas import near as near_end
 from tfs_lite.cluster.replicas.connection import Credentials, FrameChannel, dial_frames
 from tfs_lite.cluster.replicas.near import tell
@@ -20,9 +23,6 @@ from tfs_lite.cluster.replicas.tls import Tls, TlsKeys
 from tfs_lite.config.server_files import SSLConfig
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.replicas import SECRET
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.wire import CLOSE, Message
 

@@ -23,7 +23,7 @@ from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.request_channel import RequestChannel
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.servers.replicas import HostedReplica
+    from tests.support.servers.replicas import HostedReplica
 
 CONTENTS = {
     "a b/ü.bin": bytes(range(256)),
@@ -66,7 +66,7 @@ def versions(root: Path) -> list[str]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[HostedReplica], RequestChannel]]:
-    from tfs_lite.testing.servers.replicas import SECRET
+    from tests.support.servers.replicas import SECRET
 
     made: list[RequestChannel] = []
 

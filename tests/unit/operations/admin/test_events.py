@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.history import EventKind, History
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.admin.events import MAX_WAITING, EventFeed, Reader, WantedEvents, read_page, wanted_events
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.testing.errors import refusal
 
 EVERYTHING = Reader(lambda model: True)
 ONLY_M = Reader(lambda model: model == "m")

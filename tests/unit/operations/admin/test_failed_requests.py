@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.support.language.tiny_version import BYTES_OF_TEXT, write_version
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_client import V2Client
 from tfs_lite.protocols import messages as predict_pb2
-from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, write_version
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.explanations import Explanations
+from tests.support.servers.in_process import serving
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.cli.main import main
 from tfs_lite.serving.opening import model_opener
 from tfs_lite.serving.opening.sandboxes import Sandboxes
-from tfs_lite.testing.servers.explanations import Explanations
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.workers.landlock import Kernel, probe_kernel
 from tfs_lite.workers.sandbox import status_of
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.servers.in_process import config_text, entry, serving
+from tests.support.servers.models import write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError
 from tfs_lite.managers.survey import ManagerView
 from tfs_lite.operations.admin.grpc_service import read_question, read_ref
 from tfs_lite.operations.admin.questions import MOST_MODELS, read_body
 from tfs_lite.protocols.messages import AdminRequest
-from tfs_lite.testing.servers.in_process import config_text, entry, serving
-from tfs_lite.testing.servers.models import write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 ASKED = ("model", "version", "label")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.servers.in_process import serving
+from tests.support.servers.models import TaggedArchives
 from tfs_lite.operations.dashboard.feed import MAX_VIEWERS
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.models import TaggedArchives
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "

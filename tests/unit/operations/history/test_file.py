@@ -8,11 +8,11 @@ import stat
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.core.history import EventKind, History
 from tfs_lite.core.status import StatusCode
 from tfs_lite.operations.history.file import FILES, QUEUED, RESTORED, EventFile
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 
 LINES = "events.jsonl"
 

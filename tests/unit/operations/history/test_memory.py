@@ -6,12 +6,12 @@ import os
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.model import WorkerStatus
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.operations.history.memory import AccountedLoader, MemoryAccounts, Moment, read_moment, resident_memory
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 MIB = 1 << 20

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
 from tfs_lite.core.request_context import RequestContext
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.ended_requests import EndedRequest
@@ -17,8 +19,6 @@ from tfs_lite.operations.traces.exporter import FULL, REFUSED, REJECTED, TraceEx
 from tfs_lite.operations.traces.otlp import ALL, Attempt
 from tfs_lite.operations.traces.spans import ChosenRequest, Span, SpanId, new_span, new_trace
 from tfs_lite.server.server import Server
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
 
 
 def request() -> ChosenRequest:

@@ -12,14 +12,14 @@ import pytest
 import trustme
 from google.protobuf.any_pb2 import Any as AnyMessage
 
+from tests.support.servers.collector import GrpcTraceCollector, TraceCollector
+from tests.support.servers.process import wait_until
 from tfs_lite.operations.traces import collector_client
 from tfs_lite.operations.traces.collector_client import CollectorClient, check_certificates
 from tfs_lite.operations.traces.environment import SpanLimits, read_environment
 from tfs_lite.operations.traces.otlp import ALL, Attempt, SpanEncoder, message_of_an_export
 from tfs_lite.operations.traces.spans import SERVER, Span, SpanId
 from tfs_lite.serving.statistics.trace_config import read_trace_config
-from tfs_lite.testing.servers.collector import GrpcTraceCollector, TraceCollector
-from tfs_lite.testing.servers.process import wait_until
 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 

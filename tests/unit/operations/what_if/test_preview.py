@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.in_process import ServerFixture, config_text, entry, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.process import wait_until
 
 Publish = Callable[[str, int], Path]
 PublishPython = Callable[[str, int, str], Path]

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support import errors
+from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json import msgpack as msgpack_body
 from tfs_lite.protocols.json.msgpack import LEAST_ARRAY_BYTES, MAX_TREE_BYTES, dumps, loads
-from tfs_lite.testing import errors
-from tfs_lite.testing.profiles import examples
 
 LARGE = b"\xc6" + (LEAST_ARRAY_BYTES).to_bytes(4, "big") + bytes(LEAST_ARRAY_BYTES)
 """A binary value that makes a body large."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import errors
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
-from tfs_lite.testing import errors
 
 LARGE = b" " * COMFORTABLE_BYTES
 """White space that makes a body large."""

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.profiles import examples
 from tfs_lite.protocols.json import writer as json_print
 from tfs_lite.protocols.json.text import loads
 from tfs_lite.protocols.json.writer import dumps
-from tfs_lite.testing.profiles import examples
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from tests.support.language.byte_codec import BEGIN, ByteCodec
 from tfs_lite.core.generation import Finish, Generation, Piece, TokenLogprob, Usage
 from tfs_lite.protocols.openai.answers import AnswerHead, Printer, error_text, model_text, models_text, printed_size
 from tfs_lite.protocols.openai.request import OpenAiRequest
-from tfs_lite.testing.language.byte_codec import BEGIN, ByteCodec
 
 HEAD = AnswerHead("id-1", 1_700_000_000, "m:3")
 A, B = ord("a"), ord("b")

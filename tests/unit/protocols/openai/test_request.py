@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support import errors
 from tfs_lite.core.generation import ChatPrompt, Generation, Sampling
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.openai.fields import MAX_TEXTS, NEUTRAL, REFUSED, Chat, Completion, FieldError
 from tfs_lite.protocols.openai.request import MAX_IGNORED, MAX_PROMPT_TOKENS, OpenAiRequest, read_chat, read_completion
-from tfs_lite.testing import errors
 
 HELLO = [{"role": "user", "content": "hello"}]
 

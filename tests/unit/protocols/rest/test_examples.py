@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.protocols.json.text import dumps, loads
 from tfs_lite.protocols.messages import ClassificationResult, RegressionResult
 from tfs_lite.protocols.rest.examples import classification_tree, read_examples_body, regression_tree
 from tfs_lite.protocols.tensorflow.examples import MAX_EXAMPLES
-from tfs_lite.testing.errors import refusal
 
 # fmt: off
 READ: list[tuple[str, str]] = [

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols.dtypes import TABLE, from_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, dumps, loads
@@ -24,7 +25,6 @@ from tfs_lite.protocols.rest.predict import (
     read_predict_body,
     tensors_of,
 )
-from tfs_lite.testing.errors import refusal
 
 COMPLEX = (DataType.COMPLEX64, DataType.COMPLEX128)
 NUMERIC = [row for row in TABLE if row.dtype not in (DataType.STRING, *COMPLEX)]

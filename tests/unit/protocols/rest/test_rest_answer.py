@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.protocols.json.text import dumps, loads
 from tfs_lite.protocols.rest.predict import predict_tree
-from tfs_lite.testing.errors import refusal
 
 TEXT = np.array([b"a", "ä".encode()], object)
 BINARY = np.array([b"a", b"\xff"], object)

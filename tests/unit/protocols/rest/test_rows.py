@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.protocols.rest.rows import read_rows
-from tfs_lite.testing.errors import refusal
 
 FLOAT = Signature((TensorSpec("x", DataType.FLOAT),), ())
 STRING = Signature((TensorSpec("x", DataType.STRING),), ())

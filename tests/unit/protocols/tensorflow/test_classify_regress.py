@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD, Signature, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.messages import ClassificationResult, Message, MultiInferenceRequest, RegressionResult
 from tfs_lite.protocols.tensorflow import classify_regress as inference
 from tfs_lite.protocols.tensorflow.classify_regress import classification_result, regression_result
-from tfs_lite.testing.errors import refusal
 
 
 def signature(*outputs: str, method: str = PREDICT_METHOD, inputs: int = 2) -> Signature:

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.examples import Features, rows
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.examples import tensors_of_input
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.examples import Features, rows
 
 BATCH = SymbolicDim("batch")
 OTHER = SymbolicDim("length")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
+from tests.support.servers.examples import Features, example, rows
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy
 from tfs_lite.protocols.messages import Example, Input, Message
 from tfs_lite.protocols.tensorflow import examples
 from tfs_lite.protocols.tensorflow.examples import example_count, takes_serialized, tensors_of_input
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.examples import Features, example, rows
 
 BATCH = SymbolicDim("batch")
 OTHER = SymbolicDim("length")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import StatusCode
@@ -21,7 +22,6 @@ from tfs_lite.protocols.tensorflow import tensor_proto
 from tfs_lite.protocols.tensorflow.predict_answers import MAX_FRAMES, AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.errors import refusal
 
 ID = ServableId("m", 7)
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -13,6 +13,7 @@ from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.profiles import examples
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import TABLE, Array, from_numpy
@@ -22,7 +23,6 @@ from tfs_lite.protocols.tensorflow.serving import read_model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.varints import encode_varints
 from tfs_lite.protocols.wire_layouts import MAX_KNOWN_BYTES, MAX_LAYOUTS, MAX_OF_LENGTH
-from tfs_lite.testing.profiles import examples
 
 NUMBERS = [row.numpy for row in TABLE if row.dtype not in (DataType.STRING, DataType.BOOL)]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
@@ -18,7 +19,6 @@ from tfs_lite.protocols.messages import (
     RegressionResponse,
 )
 from tfs_lite.protocols.tensorflow.prediction_log import Method, logged_request, make_log, parse_log
-from tfs_lite.testing.errors import refusal
 
 SPEC = {"name": "m", "signature_name": "s"}
 LOGS = {

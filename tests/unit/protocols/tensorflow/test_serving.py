@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
@@ -23,7 +24,6 @@ from tfs_lite.protocols.tensorflow.serving import (
     status_json,
     status_proto,
 )
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\x0a\xff", b"not a message at all"])

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, to_numpy
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.errors import refusal
 
 Array = np.ndarray[Any, Any]
 

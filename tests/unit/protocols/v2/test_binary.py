@@ -9,11 +9,11 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support import errors
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.binary import DeclaredInput, raw_request, read_length
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.tensors import decode, encode_raw
-from tfs_lite.testing import errors
 
 FIRST = np.arange(6, dtype=np.int32).reshape(2, 3)
 TEXTS = np.array([b"a\0", b"", b"\xff"], object)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.request import InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor
-from tfs_lite.testing.errors import refusal
 
 BATCH = SymbolicDim("batch")
 OUTPUTS = (TensorSpec("Y", DataType.FLOAT, (BATCH, 2)), TensorSpec("Z", DataType.FLOAT, (BATCH,)))

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.protocols.v2.classification import MAX_ELEMENTS, classes
-from tfs_lite.testing.errors import refusal
 
 
 def test_the_best_come_first_equal_ones_in_their_order_and_no_numbers_last() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support import errors
 from tfs_lite.core.servable import ServableId
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.binary import DeclaredInput
 from tfs_lite.protocols.v2.generate import read_generate, write_generate
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
-from tfs_lite.testing import errors
 
 TEXT = DeclaredInput("text_input", "BYTES", (-1, 1))
 FLAG = DeclaredInput("stream", "BOOL", (1,))

@@ -13,6 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from tests.support.profiles import examples
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
@@ -23,7 +24,6 @@ from tfs_lite.protocols.v2.messages import ModelInferRequest
 from tfs_lite.protocols.v2.plain import PlainRequest, plain_form
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.protocols.v2.tensors import decode, dtype_of, name_of
-from tfs_lite.testing.profiles import examples
 
 NAMES = [*("FP16", "BF16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")]
 NUMBERS = [to_numpy(dtype_of(name)) for name in NAMES]

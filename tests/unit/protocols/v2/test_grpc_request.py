@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import errors
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.v2.grpc_answer import answer_bytes, stream_bytes, stream_error
@@ -18,7 +19,6 @@ from tfs_lite.protocols.v2.grpc_request import MAX_SPLIT_FIELDS, SPLIT_BYTES, pa
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import decode, encode_raw
-from tfs_lite.testing import errors
 
 ID = ServableId("m", 3)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array, to_numpy
@@ -20,7 +21,6 @@ from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.plain import PlainRequest, plain_form
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.protocols.v2.tensors import decode, dtype_of
-from tfs_lite.testing.profiles import examples
 
 INTEGERS = [f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)]
 IN_JSON = [*INTEGERS, "FP32", "FP64"]

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import TABLE, Array
@@ -18,7 +19,6 @@ from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.v2.json_answer import MAX_FRAMES, HttpAnswers, WrittenAnswer, printed_size, write_answer
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import encode_raw
-from tfs_lite.testing.errors import refusal
 
 NUMBERS = np.arange(6, dtype=np.int64).reshape(2, 3)
 TEXTS = np.array([["a", "ü".encode()]], object)

@@ -8,11 +8,11 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support import errors
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferRequest, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import decode
-from tfs_lite.testing import errors
 
 BIG = 2**63
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.request import SentTensor
@@ -23,7 +24,6 @@ from tfs_lite.protocols.v2.tensors import (
     encode_raw,
     name_of,
 )
-from tfs_lite.testing.errors import refusal
 
 NUMBERS = {
     "BOOL": np.bool_,

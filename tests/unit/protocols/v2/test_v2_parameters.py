@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.v2.request import EMPTY_FINAL, InferRequest, ParameterType, take_parameters
-from tfs_lite.testing.errors import refusal
 
 Item = tuple[str, Any, ParameterType]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
-from tfs_lite.testing.schedulers.interleaving import no_threads_left
+from tests.support.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
+from tests.support.schedulers.interleaving import no_threads_left
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.schedulers.batcher_checker import CheckedCall
+from tests.support.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
+from tests.support.schedulers.batcher_models import SIGNATURES, Verdict
+from tests.support.schedulers.interleaving import InterleavingScheduler, SteppedThread, no_threads_left
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.forming import form_batch
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
-from tfs_lite.testing.schedulers.batcher_checker import CheckedCall
-from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
-from tfs_lite.testing.schedulers.batcher_models import SIGNATURES, Verdict
-from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedThread, no_threads_left
 
 GREEDY = BatchSettings(max_batch_size=4)
 WAITING = BatchSettings(max_batch_size=8, send=SendWhen.WAIT, max_delay=1.0)

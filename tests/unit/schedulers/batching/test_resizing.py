@@ -12,6 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
+from tests.support.schedulers.batcher_models import Verdict
+from tests.support.schedulers.interleaving import no_threads_left
+from tests.support.schedulers.requests import PATIENCE, Request
+from tests.support.servers.process import wait_until
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
@@ -23,11 +28,6 @@ from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
-from tfs_lite.testing.schedulers.batcher_models import Verdict
-from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.requests import PATIENCE, Request
-from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
 ROWS = SymbolicDim("rows")

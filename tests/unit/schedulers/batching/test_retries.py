@@ -6,6 +6,9 @@ from math import inf
 
 import pytest
 
+from tests.support.schedulers.batcher_checker import CheckedCall
+from tests.support.schedulers.batcher_fixture import MakeBatcher
+from tests.support.schedulers.batcher_models import Verdict
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import PredictCall, SequenceFlags, WorkerBusy, WorkerLost
 from tfs_lite.core.status import StatusCode
@@ -13,9 +16,6 @@ from tfs_lite.schedulers.batching.batcher import PATIENCE
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.retries import POISON_SECONDS, Loss, Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy
-from tfs_lite.testing.schedulers.batcher_checker import CheckedCall
-from tfs_lite.testing.schedulers.batcher_fixture import MakeBatcher
-from tfs_lite.testing.schedulers.batcher_models import Verdict
 
 LOST = WorkerLost("it has died")
 UNREAD = WorkerLost("it has died", unread=True)

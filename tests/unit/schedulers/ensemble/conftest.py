@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.testing.schedulers.ensembles import EnsembleFixture
+from tests.support.schedulers.ensembles import EnsembleFixture
 
 
 @pytest.fixture

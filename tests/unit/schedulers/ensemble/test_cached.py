@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.schedulers.ensembles import EnsembleFixture, adder, ask, diamond
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.schedulers.ensembles import EnsembleFixture, adder, ask, diamond
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
+from tests.support.schedulers.ensembles import pipeline, signature, spec, step
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.types import graph_of, interface_of
-from tfs_lite.testing.schedulers.ensembles import pipeline, signature, spec, step
 
 PLAIN = signature({"x": (2,)}, {"y": (2,)})
 WITH_DEFAULT = Signature((*PLAIN.inputs, spec("w", (2,))), PLAIN.outputs, defaults={"w": np.zeros(2, np.float32)})

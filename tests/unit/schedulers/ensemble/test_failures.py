@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from tests.support.schedulers.ensembles import CHAIN, DIAMOND, EnsembleFixture, adder, ask, diamond, failing, single
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.testing.schedulers.ensembles import CHAIN, DIAMOND, EnsembleFixture, adder, ask, diamond, failing, single
 
 
 def test_failure_of_a_step_keeps_its_code_names_the_ensemble_and_begins_no_other(fixture: EnsembleFixture) -> None:

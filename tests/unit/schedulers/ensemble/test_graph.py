@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.schedulers.ensembles import DIAMOND, settings_of, step, tensor
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.graph import Plan, Progress, plan_for
 from tfs_lite.schedulers.ensemble.types import Graph, graph_of
-from tfs_lite.testing.schedulers.ensembles import DIAMOND, settings_of, step, tensor
 
 CHAIN = settings_of(
     [tensor("IN")],

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, single
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.testing.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, single
 
 
 def test_ensemble_waits_for_the_models_of_its_steps(fixture: EnsembleFixture) -> None:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.schedulers.cached import CachedServable
-from tfs_lite.schedulers.ensemble.models import contains
-from tfs_lite.schedulers.ensemble.servable import MAX_DEPTH, EnsembleServable
-from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.schedulers.ensembles import (
+from tests.support.schedulers.ensembles import (
     CHAIN,
     EnsembleFixture,
     adder,
@@ -22,6 +15,13 @@ from tfs_lite.testing.schedulers.ensembles import (
     step,
     through,
 )
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.schedulers.cached import CachedServable
+from tfs_lite.schedulers.ensemble.models import contains
+from tfs_lite.schedulers.ensemble.servable import MAX_DEPTH, EnsembleServable
+from tfs_lite.schedulers.response_cache import ResponseCache
 
 OUTER = pipeline(step("inner", {"IN": "IN"}, {"OUT": "OUT"}))
 

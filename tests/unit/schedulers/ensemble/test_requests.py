@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, diamond, single
+from tests.support.schedulers.requests import PATIENCE
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.testing.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, diamond, single
-from tfs_lite.testing.schedulers.requests import PATIENCE
 
 
 def test_metadata_reaches_every_step(fixture: EnsembleFixture) -> None:

@@ -7,12 +7,7 @@ import threading
 
 import numpy as np
 
-from tfs_lite.core.model import PredictCall, Traits
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
-from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.ensemble.servable import MAX_PLANS
-from tfs_lite.testing.schedulers.ensembles import (
+from tests.support.schedulers.ensembles import (
     CHAIN,
     DIAMOND,
     Calculator,
@@ -28,7 +23,12 @@ from tfs_lite.testing.schedulers.ensembles import (
     step,
     tensor,
 )
-from tfs_lite.testing.schedulers.requests import PATIENCE, Request
+from tests.support.schedulers.requests import PATIENCE, Request
+from tfs_lite.core.model import PredictCall, Traits
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.ensemble.servable import MAX_PLANS
 
 
 def test_tensors_go_from_step_to_step(fixture: EnsembleFixture) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests.support.schedulers.ensembles import signature
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.schedulers.ensemble.types import Interface, adapt_batch_dimension, agree, consistent, interface_of
-from tfs_lite.testing.schedulers.ensembles import signature
 
 ROWS_OF_3 = TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0"), 3))
 ROWS, SUMS = TensorSpec("y", DataType.FLOAT, (SymbolicDim("s0"),)), TensorSpec("y", DataType.FLOAT, (3,))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.language.byte_codec import BEGIN, END, ByteCodec
 from tfs_lite.core.generation import Finish, Generation
 from tfs_lite.schedulers.generation.detokenizer import Detokenizer, DetokenizerOutput, StopFinder
-from tfs_lite.testing.language.byte_codec import BEGIN, END, ByteCodec
 
 EOS = frozenset({END})
 CODEC = ByteCodec()

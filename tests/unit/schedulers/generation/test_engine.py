@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.support.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
+from tests.support.language.hash_model import HashModel, hashed, logprob_of
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import (
     Finish,
@@ -31,8 +33,6 @@ from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
-from tfs_lite.testing.language.hash_model import HashModel, hashed, logprob_of
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 30

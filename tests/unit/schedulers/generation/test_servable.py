@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.language.byte_codec import END, VOCABULARY, ByteCodec
+from tests.support.language.hash_model import HashModel, hashed
 from tfs_lite.core.generation import (
     ChatPrompt,
     Finish,
@@ -30,8 +32,6 @@ from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.tokenizing import LIGHT
-from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
-from tfs_lite.testing.language.hash_model import HashModel, hashed
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 60

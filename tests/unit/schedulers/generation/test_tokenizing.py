@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Sampling
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 
 PATIENCE = 60
 LIMITS = Limits(4, 64, VOCABULARY, frozenset({END}))

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.schedulers.interleaving import no_threads_left
+from tests.support.schedulers.requests import PATIENCE
+from tests.support.schedulers.sequence_models import SequenceRequest, SumModel, sum_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.requests import PATIENCE
-from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, SumModel, sum_settings
 
 
 class SequenceServableFixture:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.schedulers.sequence_models import SumModel, sum_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.sequence.controls import Controls
-from tfs_lite.testing.schedulers.sequence_models import SumModel, sum_settings
 
 Make = Callable[..., Any]
 ROWS = [SequenceFlags(5, start=True), None, SequenceFlags(6, end=True), SequenceFlags(7, start=True, end=True)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.schedulers.sequence_models import SumModel, sum_settings
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.schedulers.sequence_models import SumModel, sum_settings
 
 Make = Callable[..., Any]
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.schedulers.sequence_models import SumByStateModel, sum_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.sequence.states import States
-from tfs_lite.testing.schedulers.sequence_models import SumByStateModel, sum_settings
 
 Make = Callable[..., Any]
 

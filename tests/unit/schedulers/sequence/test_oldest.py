@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.schedulers.sequence_models import (
+from tests.support.schedulers.sequence_models import (
     SequenceRequest,
     SumByIdModel,
     SumByStateModel,
     SumModel,
     sum_settings,
 )
+from tfs_lite.core.status import StatusCode
 
 Make = Callable[..., Any]
 STATE = ({"input_name": "SUM_IN", "output_name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]},)

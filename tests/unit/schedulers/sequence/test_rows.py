@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
+from tests.support.schedulers.sequence_models import SumModel
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.model import PredictCall, SequenceFlags
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
@@ -16,7 +17,6 @@ from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan
 from tfs_lite.schedulers.sequence.states import States
-from tfs_lite.testing.schedulers.sequence_models import SumModel
 
 SETTINGS = ModelSettings.model_validate(
     {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.schedulers.sequence_models import SequenceRequest, SumByIdModel, SumModel, sum_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.model import PredictCall, Servable, Traits
 from tfs_lite.core.servable import ServableId
@@ -18,7 +19,6 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, SumByIdModel, SumModel, sum_settings
 
 Make = Callable[..., Any]
 

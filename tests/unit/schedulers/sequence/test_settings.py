@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.schedulers.sequence_models import sum_settings
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.schedulers.sequence.settings import (
     DirectSettings,
@@ -14,7 +15,6 @@ from tfs_lite.schedulers.sequence.settings import (
     oldest_settings_of,
     sequence_settings_of,
 )
-from tfs_lite.testing.schedulers.sequence_models import sum_settings
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.schedulers.interleaving import no_threads_left
+from tests.support.schedulers.sequence_models import SequenceRequest, sum_settings
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.pytorch.export import open_exported
@@ -16,8 +18,6 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
-from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, sum_settings
 
 ROWS = torch.export.Dim("batch", max=4)
 ID = ServableId("sums", 1)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
 from tfs_lite.server.grpc.admission import HEALTH, REFLECTION, AdmissionControl
-from tfs_lite.testing.errors import refusal
 
 PATH = "/test.Service/echo"
 UNCOUNTED = (f"{HEALTH}Check", f"{HEALTH}Watch", f"{REFLECTION}v1.ServerReflection/ServerReflectionInfo")

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.grpc.echo_service import LIMIT, BidiCall, ClientStreamCall, EchoService, call
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.grpc.echo_service import LIMIT, BidiCall, ClientStreamCall, EchoService, call
+from tests.support.servers.grpc_fixture import GrpcFixture
+from tests.support.servers.process import wait_until
 
 
 class EchoFixture(GrpcFixture):

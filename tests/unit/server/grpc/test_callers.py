@@ -13,12 +13,12 @@ import grpc
 import pytest
 import trustme
 
+from tests.support.servers.grpc_fixture import GrpcFixture, connect
 from tfs_lite.server.access.access import Access, Denied
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.rules import OPEN, TOKEN, Policy, Reason
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.runtime.tls import TlsFile
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture, connect
 from tfs_lite.transport.peer import Peer
 from tfs_lite.transport.table import CallContext, Method, Scope, bidi_stream, client_stream, server_stream, unary
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc.channel_arguments import (
     LARGEST,
@@ -19,7 +20,6 @@ from tfs_lite.server.grpc.channel_arguments import (
     shares_port,
     without_effect,
 )
-from tfs_lite.testing.errors import refusal
 from tfs_lite.transport.limits import KIB, MIB, Limits
 
 

@@ -17,12 +17,12 @@ from urllib.parse import quote
 import grpc
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.grpc_fixture import GrpcFixture, connect
+from tests.support.servers.process import wait_until
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.grpc.admission import HEALTH
 from tfs_lite.server.grpc.status import truncate
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture, connect
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.table import CallContext, server_stream, unary
 
 LIMIT = 100_000

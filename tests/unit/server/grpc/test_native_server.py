@@ -19,15 +19,15 @@ import grpc
 import httpx
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.grpc_fixture import GrpcFixture
+from tests.support.servers.in_process import serving
+from tests.support.servers.process import free_ports
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.server.grpc.native_server import NativeGrpcServer
 from tfs_lite.server.runtime.sockets import UnixListener
 from tfs_lite.server.server import Server
 from tfs_lite.serving.options import GRPCIO, NATIVE
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.process import free_ports
 from tfs_lite.transport.table import CallContext, unary
 
 

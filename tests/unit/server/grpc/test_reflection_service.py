@@ -13,10 +13,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from tests.support.servers.grpc_fixture import GrpcFixture
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.server.grpc.reflection_service import MAX_REQUEST, SERVICES, ReflectionService
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext
 
 Request, Response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse

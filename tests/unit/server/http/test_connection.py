@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 from tfs_lite.server.http.connection import MAX_DISCARDED, MAX_UNPARSED_BYTES
 from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 
 BODY = orjson.dumps(ROW)
 BROKEN = b'{"error":"Invalid HTTP request received."}'

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 from tfs_lite.server.http.known_heads import MAX_HEADS, MAX_KNOWN_BYTES, KnownHeads
 from tfs_lite.server.http.message import Headers, RequestHead
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 
 BODY = orjson.dumps(ROW)
 GOOD = orjson.dumps(ANSWER)

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 import orjson
 import pytest
 
+from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 from tfs_lite.server.http.router import Route
 from tfs_lite.server.http_app import Pages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 from tfs_lite.transport.backlog import ALWAYS_TAKEN, OVERLOADED, Backlog, ExpectedWait
 
 REFUSED = 36

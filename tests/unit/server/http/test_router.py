@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.support.servers.http_handlers import response_to
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
 from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response, Stream
 from tfs_lite.server.http.replies import HttpError, error_reply
@@ -25,7 +26,6 @@ from tfs_lite.server.http.router import (
     Router,
 )
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.testing.servers.http_handlers import response_to
 from tfs_lite.transport.table import Scope
 
 LARGE = bytes(5000)

@@ -19,11 +19,11 @@ import httpx
 import pytest
 import trustme
 
+from tests.support.servers.process import wait_until
 from tfs_lite.server.http.connection import Connection, Waits
 from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.watch import bytes_on_their_way
 
 HEAD = b"POST /page HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.servers.examples import rows
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -29,7 +30,6 @@ from tfs_lite.protocols.messages import Input, Message, MultiInferenceRequest
 from tfs_lite.server.inference.classify_regress import COMFORTABLE_VALUES, Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.testing.servers.examples import rows
 
 T = TypeVar("T")
 BATCH = SymbolicDim("batch")

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
+from tests.support.grpc.manual_loop import ManualLoop
+from tests.support.profiles import examples
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.handle import ServableHandle
@@ -28,8 +30,6 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.inference.pending import MAX_PARTS, PART_BYTES, AnswerRoom, PendingRequest
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
-from tfs_lite.testing.grpc.manual_loop import ManualLoop
-from tfs_lite.testing.profiles import examples
 
 ID = ServableId("m", 1)
 SIGNATURE = Signature((), ())

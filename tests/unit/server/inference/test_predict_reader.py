@@ -11,6 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import serving
+from tests.support.servers.models import PYTHON_CONFIG, write_python_version
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
@@ -20,8 +22,6 @@ from tfs_lite.protocols.messages import Message, PredictRequest, PredictResponse
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.server.inference.predict_reader import ParsedPredict, PredictReader
-from tfs_lite.testing.servers.in_process import serving
-from tfs_lite.testing.servers.models import PYTHON_CONFIG, write_python_version
 
 BATCH = SymbolicDim("batch")
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], np.float32)

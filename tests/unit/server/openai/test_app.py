@@ -13,15 +13,15 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.language.byte_codec import ByteCodec
+from tests.support.language.openai_fixture import CREATED, PATIENCE, OpenAiServed, error, serving_openai
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import SIMPLE, FunctionModel, FunctionServable
 from tfs_lite.core.model import Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.server.openai.app import OpenAiSettings
 from tfs_lite.server.openai.errors import openai_error, retry_after
-from tfs_lite.testing.language.byte_codec import ByteCodec
-from tfs_lite.testing.language.openai_fixture import CREATED, PATIENCE, OpenAiServed, error, serving_openai
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import SIMPLE, FunctionModel, FunctionServable
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
 SCRIPT = "Grüße, 世界!"

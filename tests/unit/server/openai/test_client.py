@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tfs_lite.testing.language.openai_fixture import CREATED, PATIENCE, OpenAiServed, serving_openai
+from tests.support.language.openai_fixture import CREATED, PATIENCE, OpenAiServed, serving_openai
 
 COMPLETIONS = "/completions"
 SCRIPT = "Grüße, 世界!"

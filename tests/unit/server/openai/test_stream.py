@@ -13,13 +13,13 @@ import httpx
 import orjson
 import pytest
 
+from tests.support.language.byte_codec import ByteCodec
+from tests.support.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
+from tests.support.servers.process import wait_until
 from tfs_lite.core.generation import Finish, Piece, Usage
 from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Stream
 from tfs_lite.server.openai.app import OpenAiSettings
 from tfs_lite.server.openai.stream import DONE, WAITING, Choices
-from tfs_lite.testing.language.byte_codec import ByteCodec
-from tfs_lite.testing.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
-from tfs_lite.testing.servers.process import wait_until
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
 SCRIPT = "Grüße, 世界!"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.process import wait_until
 from tfs_lite.server.runtime.output import MAX_WAITING, UnblockedOutput
-from tfs_lite.testing.servers.process import wait_until
 
 LINE = b"x" * 1023 + b"\n"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
 from tfs_lite.server.runtime.sockets import claim, listen
-from tfs_lite.testing.errors import refusal
 
 FLAG = "--grpc_socket_path"
 

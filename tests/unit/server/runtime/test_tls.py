@@ -21,12 +21,12 @@ import grpc
 import pytest
 import trustme
 
+from tests.support.errors import refusal
+from tests.support.servers.grpc_fixture import GrpcFixture
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc.grpcio_server import GrpcServer
 from tfs_lite.server.runtime import tls as tls_module
 from tfs_lite.server.runtime.tls import GRPC, TlsFile
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext, unary
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import tfs_lite
+from tests.support.servers.in_process import ServerFixture, serving
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES
 from tfs_lite.core.signature import DataType
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 DTYPES = list(TORCH_DTYPES)

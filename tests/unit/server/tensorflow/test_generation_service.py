@@ -10,6 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.grpc.grpc_choice import chosen
+from tests.support.language.language_servables import BROKEN, language
+from tests.support.servers.grpc_fixture import GrpcFixture
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import V2Fixture
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
@@ -19,11 +24,6 @@ from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.tensorflow.generation_service import METHOD, SERVICE, PredictStreamedService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.testing.grpc.grpc_choice import chosen
-from tfs_lite.testing.language.language_servables import BROKEN, language
-from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
 pytestmark = pytest.mark.wire
 

@@ -9,11 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.servers.in_process import ServerFixture, serving
+from tests.support.servers.models import TaggedArchives
+from tests.support.servers.platforms import MAX_ROWS, WIDTH, WRITERS
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD
 from tfs_lite.protocols import messages
-from tfs_lite.testing.servers.in_process import ServerFixture, serving
-from tfs_lite.testing.servers.models import TaggedArchives
-from tfs_lite.testing.servers.platforms import MAX_ROWS, WIDTH, WRITERS
 
 FLOAT, STRING = 1, 7
 PLATFORM_CONFIG = f"""

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.errors import refusal
+from tests.support.servers.examples import rows
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -23,8 +25,6 @@ from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.tensorflow.prediction_service import SERVICE, PredictionService
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.examples import rows
 from tfs_lite.transport.table import CallContext
 
 BATCH = SymbolicDim("batch")

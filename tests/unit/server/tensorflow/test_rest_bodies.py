@@ -15,10 +15,10 @@ import httpx
 import orjson
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.rest_fixture import ANSWER, PREDICT, ROW, TIMEOUT, RestFixture, error, head
 from tfs_lite.server.http.connection import Waits
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_fixture import ANSWER, PREDICT, ROW, TIMEOUT, RestFixture, error, head
 
 T = TypeVar("T")
 MIB = 1 << 20

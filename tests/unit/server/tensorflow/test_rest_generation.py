@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tfs_lite.testing.language.language_servables import language
-from tfs_lite.testing.servers.rest_fixture import PREDICT, serving_rest
+from tests.support.language.language_servables import language
+from tests.support.servers.rest_fixture import PREDICT, serving_rest
 
 WORDS = "grüße an dich"
 

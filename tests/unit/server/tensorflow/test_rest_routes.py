@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.errors import refusal
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.tensorflow.rest_routes import RestApi
-from tfs_lite.testing.errors import refusal
 
 LIST, STATUS, METADATA, PREDICT, CLASSIFY, REGRESS = "list", "status", "metadata", "predict", "classify", "regress"
 GOOD = [

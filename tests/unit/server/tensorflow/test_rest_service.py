@@ -13,14 +13,14 @@ import orjson
 import ormsgpack
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.rest_fixture import ANSWER, ROW, RestFixture, error, serving_rest
+from tests.support.servers.v2_fixture import FunctionModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, RestFixture, error, serving_rest
-from tfs_lite.testing.servers.v2_fixture import FunctionModel
 
 Serve = Callable[..., RestFixture]
 

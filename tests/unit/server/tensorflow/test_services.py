@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_peer import Peer
+from tests.support.servers.examples import rows
+from tests.support.servers.in_process import ROW, ServerFixture, config_text, entry, serving
+from tests.support.servers.models import TaggedArchives, write_python_version
+from tests.support.servers.process import wait_until
 from tfs_lite.core.signature import REGRESS_METHOD
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import Peer
-from tfs_lite.testing.servers.examples import rows
-from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-from tfs_lite.testing.servers.process import wait_until
 
 PREDICTION, MODEL = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

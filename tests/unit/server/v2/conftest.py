@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.servers.v2_client import V2Client
-    from tfs_lite.testing.servers.v2_fixture import V2Fixture
+    from tests.support.servers.v2_client import V2Client
+    from tests.support.servers.v2_fixture import V2Fixture
 
 
 @pytest.fixture
 def models() -> Iterator[V2Fixture]:
-    from tfs_lite.testing.servers.process import wait_until
-    from tfs_lite.testing.servers.v2_fixture import V2Fixture
+    from tests.support.servers.process import wait_until
+    from tests.support.servers.v2_fixture import V2Fixture
 
     models = V2Fixture()
     yield models
@@ -33,10 +33,10 @@ def control() -> Any:
 def client(loop_thread: Any, models: V2Fixture, control: Any) -> Iterator[V2Client]:
     import grpc
 
+    from tests.support.grpc.grpc_choice import chosen
+    from tests.support.servers.v2_client import V2Client
     from tfs_lite.server.grpc.factory import make_grpc_server
     from tfs_lite.server.v2.grpc_service import V2GrpcService
-    from tfs_lite.testing.grpc.grpc_choice import chosen
-    from tfs_lite.testing.servers.v2_client import V2Client
 
     async def start() -> Any:
         server = make_grpc_server(chosen(), V2GrpcService(models.infer, control, models.fast).methods(), -1)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, serving_repository
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2 import messages as v2
@@ -16,8 +18,6 @@ from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, serving_repository
 
 BATCHED = CONFIG.replace('"python"', '"python" max_batch_size: 4')
 

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.profiles import examples
+from tests.support.servers.v2_fixture import BATCH, FunctionServable, Repeater, V2Fixture, echo_signature
 from tfs_lite.core.model import Traits
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
@@ -29,8 +31,6 @@ from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.v2.fast_path import LESSONS, V2FastPath
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.inference import METHOD
-from tfs_lite.testing.profiles import examples
-from tfs_lite.testing.servers.v2_fixture import BATCH, FunctionServable, Repeater, V2Fixture, echo_signature
 from tfs_lite.transport.table import CallContext
 
 NUMBERS = [

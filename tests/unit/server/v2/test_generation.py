@@ -11,13 +11,13 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.language.language_servables import BROKEN, language
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_client import V2Client
+from tests.support.servers.v2_fixture import V2Fixture
+from tests.support.servers.v2_http_fixture import V2HttpFixture, error, events, serving_v2
 from tfs_lite.protocols.v2.tensors import decode_raw
 from tfs_lite.server.inference.pending import PART_BYTES, AnswerRoom
-from tfs_lite.testing.language.language_servables import BROKEN, language
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, error, events, serving_v2
 
 GENERATE, STREAM, INFER = (f"/v2/models/lm/{verb}" for verb in ("generate", "generate_stream", "infer"))
 HEAD = {"model_name": "lm", "model_version": "1"}

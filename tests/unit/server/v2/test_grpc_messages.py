@@ -9,11 +9,11 @@ from unittest.mock import Mock, call
 import grpc
 import pytest
 
+from tests.support.servers.v2_client import V2Client
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus, SharedRegions
 from tfs_lite.serving.statistics.trace_settings import V2Settings
-from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.wire
 

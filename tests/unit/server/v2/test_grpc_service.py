@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_client import V2Client
+from tests.support.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.server.v2.grpc_service import V2GrpcService
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 pytestmark = pytest.mark.wire
 

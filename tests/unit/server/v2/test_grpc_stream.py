@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferResponse
 from tfs_lite.server.inference.pending import MAX_PARTS, PART_BYTES
 from tfs_lite.server.v2.grpc_stream import FIRST_BURST, V2Stream
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.transport.table import CallContext
 
 

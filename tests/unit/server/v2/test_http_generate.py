@@ -11,13 +11,13 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import BATCH, Repeater
+from tests.support.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, events, serving_v2
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.inference.pending import PART_BYTES, AnswerRoom
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, events, serving_v2
 
 STREAM, ONE = "/v2/models/repeat/generate_stream", "/v2/models/repeat/generate"
 EVENTS = "text/event-stream; charset=utf-8"

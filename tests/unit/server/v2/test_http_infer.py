@@ -15,15 +15,15 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import BATCH, Repeater
+from tests.support.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, serving_v2
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, serving_v2
 
 SIMPLE = "/v2/models/simple/infer"
 ROWS = np.arange(8, dtype=np.int32).reshape(2, 4)

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.servers.v2_fixture import BATCH
+from tests.support.servers.v2_http_fixture import V2HttpFixture, error, serving_v2
 from tfs_lite.core.signature import DataType
-from tfs_lite.testing.servers.v2_fixture import BATCH
-from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, error, serving_v2
 
 
 @pytest.fixture

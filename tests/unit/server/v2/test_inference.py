@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.servers.process import wait_until
+from tests.support.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.core.model import PredictCall, SequenceFlags, Traits
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
@@ -18,8 +20,6 @@ from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 ROW = np.array([[1, 2, 3, 4]], np.int32)
 

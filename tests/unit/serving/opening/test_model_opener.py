@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.language.language_models import Size, publish_language
+from tests.support.servers.platforms import write_exported
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.adapters.platforms import GROUP, PLATFORMS
@@ -20,8 +22,6 @@ from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.serving.opening.model_opener import ModelOpener
-from tfs_lite.testing.language.language_models import Size, publish_language
-from tfs_lite.testing.servers.platforms import write_exported
 
 NUMBERS = '''
 """A platform whose usual way knows no version with a file "unusual"."""

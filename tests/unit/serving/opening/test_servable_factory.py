@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.config.batching import VERSION_FILE
 from tfs_lite.config.model import ModelSettings
@@ -26,7 +27,6 @@ from tfs_lite.serving.opening.servable_factory import (
     worker_states,
 )
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 7)

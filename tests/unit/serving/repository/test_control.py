@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, serving_repository
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.serving.source_chain import NO_MODELS
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, serving_repository
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [-1]}
 JSON_CONFIG = {"platform": "python", "input": [{"name": "x", **TENSOR}], "output": [{"name": "y", **TENSOR}]}

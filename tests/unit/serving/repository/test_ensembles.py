@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.errors import refusal
+from tests.support.servers.process import wait_until
+from tests.support.servers.repository_fixture import BROKEN, RepositoryFixture, serving_repository
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryFixture, serving_repository
 
 
 def ensemble(*steps: str) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.repository.requests import MAX_DEPTH, UploadedModels, load_request
-from tfs_lite.testing.errors import refusal
 
 MAX_BYTES = 1 << 20
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
+from tests.support.schedulers.sequence_models import SumByIdModel, SumModel, sum_settings
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
@@ -20,8 +22,6 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.runs import Run
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
-from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
-from tfs_lite.testing.schedulers.sequence_models import SumByIdModel, SumModel, sum_settings
 
 IDLE = 1.0
 DIRECT = {"max_sequence_idle_microseconds": 1_000_000}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.serving.sequences.metrics import SequenceCollector
-from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
 
 STABLE = ModelRef("m", label="stable")
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from tests.support.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
 
 
 @pytest.mark.parametrize("seed", range(20))

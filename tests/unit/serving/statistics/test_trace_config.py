@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.statistics.trace_config import DEFAULT, TraceConfig, read_trace_config
-from tfs_lite.testing.errors import refusal
 
 
 def test_nothing_said_means_tritons_defaults():

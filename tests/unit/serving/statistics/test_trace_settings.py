@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.errors import refusal
 from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.statistics.trace_config import read_trace_config
 from tfs_lite.serving.statistics.trace_settings import DEFAULTS, LOG_DEFAULTS, V2Settings
-from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture

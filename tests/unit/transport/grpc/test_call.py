@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import message
-from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, REPLY, WAIT, Refused, TransportFixture
-from tfs_lite.testing.servers.process import wait_until
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_peer import message
+from tests.support.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, REPLY, WAIT, Refused, TransportFixture
+from tests.support.servers.process import wait_until
 from tfs_lite.transport.grpc import call as call_module
 from tfs_lite.transport.grpc.codes import CANCELLED, DEADLINE_EXCEEDED
 from tfs_lite.transport.http2.errors import ErrorCode

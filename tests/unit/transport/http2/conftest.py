@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
+from tests.support.grpc.http2_peer import ConnectionFixture
 
 
 @pytest.fixture

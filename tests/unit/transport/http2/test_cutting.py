@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import REQUEST, ConnectionFixture, Event, Peer
-from tfs_lite.testing.profiles import examples
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_peer import REQUEST, ConnectionFixture, Event, Peer
+from tests.support.profiles import examples
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits

@@ -8,7 +8,7 @@ import hpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.testing.grpc.http2_peer import NEWEST, resized, size_of
+from tests.support.grpc.http2_peer import NEWEST, resized, size_of
 from tfs_lite.transport.http2.errors import ConnectionFault
 from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer

@@ -10,7 +10,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.testing.grpc.http2_peer import NEWEST, indexed_field, resized, size_of, string
+from tests.support.grpc.http2_peer import NEWEST, indexed_field, resized, size_of, string
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
 from tfs_lite.transport.http2.hpack_reader import BOMB, MAX_REMEMBERED, MAX_REMEMBERED_BLOCK, BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer, literal

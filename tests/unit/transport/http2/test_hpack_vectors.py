@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tfs_lite.testing.grpc.http2_peer import size_of
+from tests.support.grpc.http2_peer import size_of
 from tfs_lite.transport.http2.errors import ConnectionFault
 from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer, literal, status

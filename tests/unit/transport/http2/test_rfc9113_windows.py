@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
+from tests.support.grpc import http2_peer as h2
+from tests.support.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
