@@ -11,28 +11,93 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from io import TextIOWrapper
 from pathlib import Path
+from types import TracebackType
 
 from client import MODEL, USUAL, WAYS, Pieces, show
 from train import train
 
-from tests.support.servers.process import ServerProcess
 from tfs_lite.core.publish import publish
 
 CONFIG = Path(__file__).resolve().parent / "config.yaml"
-SERVER = (sys.executable, "-m", "tfs_lite.cli.main")
+SERVER = (sys.executable, "-m", "tfs_lite.cli.main", "serve")
 PROMPT = "The "
 SHORT = 400
 LONG_SECONDS = 5.0
 """How long version 1 takes for its long texts, about."""
 LONGEST = 16_000
 TIMEOUT = 120.0
+
+
+class Server:
+    """``tfs-lite serve`` on free ports of this machine. Leaving the ``with`` block ends it, by SIGTERM."""
+
+    def __init__(self, repository: Path, log: Path) -> None:
+        port, rest_port = _free_port(), _free_port()
+        self.address = f"127.0.0.1:{rest_port}"
+        self._log = log
+        self._command = [*SERVER, f"--port={port}", f"--rest_api_port={rest_port}", f"--model_repository={repository}"]
+
+    def __enter__(self) -> Server:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        try:
+            self.wait_for_version(1)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def wait_for_version(self, version: int) -> None:
+        """Returns once it is served. RuntimeError with the server's log if the server ends or takes too long."""
+        url = f"http://{self.address}/v2/models/{MODEL}/versions/{version}/ready"
+        deadline = time.monotonic() + TIMEOUT
+        while not _answers(url):
+            if self.exit_code is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"version {version} is not served:\n{self._log.read_text(errors='replace')}")
+            time.sleep(0.05)
+
+    def _stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(url: str) -> bool:
+    """Whether it answers with a status of 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT):
+            return True
+    except OSError:
+        return False
 
 
 class Stream:
@@ -79,8 +144,8 @@ class Demo:
         self._publish()
         shutil.copy(CONFIG, self.repository / MODEL)
 
-    def run(self, server: ServerProcess) -> None:
-        address = f"127.0.0.1:{server.http_port}"
+    def run(self, server: Server) -> None:
+        address = server.address
         list(WAYS[USUAL](address, PROMPT, 1))  # the first one takes longer
         began = time.monotonic()
         first = self._ask(address, "1")
@@ -115,11 +180,11 @@ class Demo:
             self.problems.append(f"version {'+'.join(sorted(versions))} answered, expected {expected}")
         return text
 
-    def _replace(self, server: ServerProcess, streams: list[Stream]) -> None:
+    def _replace(self, server: Server, streams: list[Stream]) -> None:
         for stream in streams:
             stream.wait_begun()
         self._publish()
-        server.wait_status(f"/v2/models/{MODEL}/versions/2/ready", 200)
+        server.wait_for_version(2)
         alive = sum(not stream.ended for stream in streams)
         print(f"version 2 is served; {alive} streams of version 1 are under way\n")
         if alive < len(streams):
@@ -145,7 +210,7 @@ def main() -> None:
         demo = Demo(Path(directory), arguments.steps)
         try:
             demo.make_first()
-            with ServerProcess(f"--model_repository={demo.repository}", command=SERVER) as server:
+            with Server(demo.repository, Path(directory, "server.log")) as server:
                 demo.run(server)
         except (OSError, RuntimeError) as error:
             sys.exit(f"error: {error}")
