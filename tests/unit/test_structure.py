@@ -1,4 +1,4 @@
-"""The shape of the package: what a newcomer relies on when looking for something.
+"""The shape of the package, and of what its tests share: what a newcomer relies on when looking for something.
 
 The floors themselves are contracts of import-linter in ``pyproject.toml``.
 """
@@ -16,10 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfs_lite"
 MOST_FILES = 22
+SUPPORT = ROOT / "tests" / "support"
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
+    for folder in (PACKAGE, SUPPORT)
+    for path in folder.rglob("*.py")
 }
+TEST_TOOLS = {"hypothesis", "httpx", "pytest"}
+"""Some of what only the development environment has."""
 IMPORTS: dict[str, list[tuple[str, str]]] = {}
 """Of the modules that were read already."""
 
@@ -50,13 +54,32 @@ def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
     assert crowded == {}
 
 
+def test_nothing_that_users_get_imports_what_only_a_clone_has() -> None:
+    """The wheel has the package, and the examples say ``pip install``."""
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (*PACKAGE.rglob("*.py"), *ROOT.glob("examples/**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in _names_of(node)
+        if name.split(".")[0] in {"tests", "benchmarks", *TEST_TOOLS}
+    ]
+    assert found == []
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
 def test_every_folder_names_its_files() -> None:
-    """In its docstring, in reading order. ``testing`` is named by what tests import."""
+    """In its docstring, in reading order. ``testing`` has its page; what tests share is named by what they import."""
     missing = [
         str(path.relative_to(ROOT))
         for path in MODULES.values()
         if path.name != "__init__.py"
         and path.parent != PACKAGE
+        and not path.is_relative_to(SUPPORT)
         and "testing" not in path.parts
         and not re.search(
             rf"\b{path.stem}\b", ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text())) or ""
@@ -120,8 +143,7 @@ def test_nothing_maps_a_file_of_a_version() -> None:
     )
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in MODULES.values()
-        if "testing" not in path.parts
+        for path in PACKAGE.rglob("*.py")
         for line in path.read_text().splitlines()
         if maps.search(line)
     ]
