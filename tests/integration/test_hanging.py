@@ -7,22 +7,16 @@ import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.hang import HangingDisk
 from tests.support.servers.models import PYTHON_CONFIG
 from tests.support.servers.probe import Probe
 from tests.support.servers.process import ServerProcess, default_command, wait_until
 from tfs_lite.core.servable import VersionState
-
-_spec = spec_from_file_location("hang", Path(__file__).parents[1] / "support" / "hang.py")
-assert _spec is not None
-assert _spec.loader is not None
-hang = module_from_spec(_spec)
-_spec.loader.exec_module(hang)
 
 LEFT_BEHIND = 3
 STEPS = ("load", "predict", "close")
@@ -143,9 +137,9 @@ def serve(models: Models) -> Iterator[Callable[..., Served]]:
         process.stop()
 
 
-@pytest.mark.skipif(bool(hang.HangingDisk.lacks()), reason=hang.HangingDisk.lacks() or "-")
+@pytest.mark.skipif(bool(HangingDisk.lacks()), reason=HangingDisk.lacks() or "-")
 def test_disk_of_one_model_hangs_and_the_others_go_on(serve: Callable[..., Served], models: Models, tmp_path) -> None:
-    disk = hang.HangingDisk(tmp_path)
+    disk = HangingDisk(tmp_path)
     for name in ("well", "sick"):
         models.write(name, 1)
     server = serve("--disk_timeout_seconds=2", command=default_command(), env={**os.environ, **disk.env})

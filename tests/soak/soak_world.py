@@ -43,12 +43,10 @@ from typing import Any
 import psutil
 
 sys.path.append(str(Path(__file__).resolve().parent))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from artefacts import Artefacts, kinds
 from callers import Crowd, Fault, Judge, observe
 from effects import Disk
-from hang import HangingDisk
 from plan import Abilities, Plan, Round
 from world import (
     CONFIG_FILE,
@@ -65,6 +63,7 @@ from world import (
     troubles,
 )
 
+from tests.support.hang import HangingDisk
 from tests.support.servers.process import default_command, free_ports
 
 READY_SECONDS = 90.0
