@@ -111,6 +111,9 @@ def test_no_file_imports_a_private_name_of_another() -> None:
     assert found == []
 
 
+PAGES = [
+    str(page.relative_to(ROOT)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
+]
 NOT_OURS = {"model.py"}
 """Files of users."""
 
@@ -134,6 +137,28 @@ def test_the_pages_name_only_files_that_are_there() -> None:
         if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
     ]
     assert missing == []
+
+
+PLACES = (ROOT, PACKAGE, ROOT / "tests")
+"""What a path of a page may begin at."""
+CODE = re.compile(r"^```\w*\n(?P<block>.*?)^```$|(?P<ticks>`+)(?P<line>.+?)(?P=ticks)", re.DOTALL | re.MULTILINE)
+PATH = re.compile(r"(?<![\w./-])(?>\w[\w-]*/[\w./*-]*)(?![{<])")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_in_the_code_of_a_page_are_there(page: str) -> None:
+    """Those that begin with a folder of the repository, the package or the tests. Files may lack their ``.py``."""
+    code = "\n".join(found["block"] or found["line"] for found in CODE.finditer((ROOT / page).read_text()))
+    missing = [path for path in PATH.findall(code) if begins_here(path) and not is_there(path)]
+    assert missing == []
+
+
+def begins_here(path: str) -> bool:
+    return not path.endswith("...") and any((place / path.partition("/")[0]).is_dir() for place in PLACES)
+
+
+def is_there(path: str) -> bool:
+    return any(any(place.glob(name)) for place in PLACES for name in (path.rstrip("/"), f"{path}.py"))
 
 
 def test_nothing_maps_a_file_of_a_version() -> None:
