@@ -41,12 +41,19 @@ def listing(world: World) -> Iterator[str]:
     document = orjson.loads(world.http("GET", "/openapi.json").body)
     yield from (world.plain(f"openapi {line}") for line in _leaves(document))
     for path in PATHS:
-        for method in METHODS:
-            answer = world.http(method, path)
-            told = [answer.headers.get(name, "-") for name in ("content-type", "allow")]
-            yield f"HTTP {method} {path}: {answer.status} {told[0]} (allow: {told[1]})"
+        yield f"HTTP {path}: {_answers(world, path)}"
     for service in _services(world):
         yield from _methods(world, service)
+
+
+def _answers(world: World, path: str) -> str:
+    """What the path answers, and to which methods: those with one answer stand together."""
+    found: dict[str, list[str]] = {}
+    for method in METHODS:
+        answer = world.http(method, path)
+        told = [answer.headers.get(name, "-") for name in ("content-type", "allow")]
+        found.setdefault(f"{answer.status} {told[0]} (allow: {told[1]})", []).append(method)
+    return "; ".join(f"{' '.join(methods)} {answer}" for answer, methods in found.items())
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[str]:
