@@ -289,7 +289,7 @@ class _Core:
     def metrics(self) -> _Core:
         return self
 
-    view = states = refusals = metrics
+    view = states = refusals = reloader = metrics
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         if ref.name != MODEL:
@@ -309,7 +309,7 @@ class _Core:
     def loads(self) -> dict[ServableId, LoadProgress]:
         return {}
 
-    def config_refused(self, status: Status) -> None: ...
+    def refused(self, status: Status) -> None: ...
 
     def value(self, name: str) -> float:
         return 0.0

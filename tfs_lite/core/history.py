@@ -1,7 +1,7 @@
 """What happened to the models, when, and who wanted it: events, and the bounded memory of them.
 
     with acting(Origin(Cause.RELOAD_RPC, "127.0.0.1")):     where a wish enters the server
-        core.reload(config)                                 every event below says who wanted it
+        reloader.reload(config)                             every event below says who wanted it
 
 An event that repeats the one before it counts that one up. The history lets go of the oldest events first: beyond a
 number per model, of models, of events in all, and of bytes.

@@ -78,7 +78,7 @@ class Server:
         """Replaces the whole config, waits until the new models are available, and returns a text that says what was
         applied. Raises ServingError if the config is refused, which changes nothing, or if a new model does not become
         available within ``reload_timeout_seconds``; that model stays configured and goes on loading."""
-        return self._require_started().core.reload(config)
+        return self._require_started().core.reloader.reload(config)
 
     def read_again(self) -> str:
         """Reads the config file or the repository again, looks at all model directories, and does not wait for the next

@@ -64,9 +64,9 @@ class ServerLifecycle:
                     directory,
                     interval,
                     self._config,
-                    core.follow,
+                    core.reloader.follow,
                     core.clock,
-                    core.config_refused,
+                    core.reloader.refused,
                     core.refusals.config_looked_at,
                     options.disk_timeout_seconds,
                 )
@@ -79,7 +79,7 @@ class ServerLifecycle:
         """Returns the error without its traceback, which would keep a half-started server and its threads alive."""
         try:
             self._config = self._first_config()
-            self.core.check(self._config)
+            self.core.reloader.check(self._config)
             self._loop.run(self.endpoints.open())
         except ServingError as error:
             return ServingError(error.code, str(error))
@@ -96,8 +96,8 @@ class ServerLifecycle:
         watcher = RepositoryWatcher(
             options,
             core.clock,
-            core.check,
-            core.follow,
+            core.reloader.check,
+            core.reloader.follow,
             core.refusals.repository_refuses,
             core.refusals.config_looked_at,
             core.states.policies_not_read,
@@ -110,16 +110,17 @@ class ServerLifecycle:
         what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
         nothing. Any thread but the event loop's."""
         core, options = self.core, self.core.options
-        core.look_again()
+        core.reloader.require_following()
+        core.sources.wake()
         if options.model_config_file:
             try:
                 config = core.disk_calls.call(
                     "the config file", lambda: read_config_file(options.model_config_file, working_directory(options))
                 )
             except ServingError as error:
-                core.config_refused(error.status)
+                core.reloader.refused(error.status)
                 raise
-            core.follow(config)
+            core.reloader.follow(config)
             return "the config file and the directories of its models"
         for watcher in self._watchers:
             if isinstance(watcher, RepositoryWatcher):

@@ -7,7 +7,7 @@ the page is asked for, so it can neither grow without bound nor be out of date.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -35,7 +35,6 @@ from tfs_lite.serving.opening.device_resources import ResourceUse
 from tfs_lite.serving.parts import Parts
 from tfs_lite.serving.view import View
 
-KEPT_MODELS = 100
 _RESULTS = ("ok", "failed")
 LOAD_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -154,21 +153,6 @@ class LifecycleMetrics:
 
     def on_reload(self, ok: bool) -> None:
         self._reloads.labels("ok" if ok else "failed").inc()
-
-
-class GoneModels:
-    """Keeps the series of models that were removed from the config for a while. Used by one thread at a time."""
-
-    def __init__(self, keep: int = KEPT_MODELS) -> None:
-        self._keep = keep
-        self._names: list[str] = []
-
-    def update(self, added: Collection[str], removed: Collection[str]) -> list[str]:
-        """The names whose series are to be dropped now: those that have been gone the longest."""
-        self._names = [name for name in self._names if name not in added] + list(removed)
-        surplus = max(len(self._names) - self._keep, 0)
-        dropped, self._names = self._names[:surplus], self._names[surplus:]
-        return dropped
 
 
 class StateCollector(Collector):

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.model import Servable
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition
 from tfs_lite.core.threads import BoundedCalls
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
@@ -28,13 +30,37 @@ from tfs_lite.serving.config_checks import (
     logged_models,
     version_labels,
 )
-from tfs_lite.serving.lifecycle_events import ConfigApplied, LifecycleEvent
+from tfs_lite.serving.lifecycle_events import (
+    ConfigApplied,
+    ConfigRefused,
+    LifecycleEvent,
+    ModelAdded,
+    ModelGone,
+    Reloaded,
+)
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
 
+T = TypeVar("T")
+KEPT_MODELS = 100
 logger = logging.getLogger(__name__)
+
+
+class GoneModels:
+    """What is known of models stays for a while after they are removed from the config. One thread at a time."""
+
+    def __init__(self, keep: int = KEPT_MODELS) -> None:
+        self._keep = keep
+        self._names: list[str] = []
+
+    def update(self, added: Collection[str], removed: Collection[str]) -> list[str]:
+        """The names of which nothing is to be kept any more: those that have been gone the longest."""
+        self._names = [name for name in self._names if name not in added] + list(removed)
+        surplus = max(len(self._names) - self._keep, 0)
+        dropped, self._names = self._names[:surplus], self._names[surplus:]
+        return dropped
 
 
 class AppliedButIncomplete(ServingError):
@@ -54,8 +80,8 @@ class Refusal:
 
 
 class Reloader:
-    """Applies one config at a time. A second caller of ``apply`` waits for the first, for a limited time; ``follow``
-    waits for no models. Both block, so never call them on the event loop."""
+    """Applies one config at a time. A second caller of ``reload`` waits for the first, for a limited time; ``follow``
+    waits for no models. Both block, so never call them on the event loop. Each outcome is published."""
 
     def __init__(
         self,
@@ -69,7 +95,6 @@ class Reloader:
         logs: RequestLogs,
         clock: Clock,
         publish: Callable[[LifecycleEvent], None],
-        on_applied: Callable[[ConfigDiff], None],
     ) -> None:
         self._options = options
         self._sources = sources
@@ -80,14 +105,14 @@ class Reloader:
         self._logs = logs
         self._clock = clock
         self._publish = publish
-        self._on_applied = on_applied
+        self._gone = GoneModels()
         self._disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
         self._committing = threading.Lock()  # guards _config; held while a config is carried out, never in a wait
         self._config: ModelServerConfig | None = None
 
     def check(self, config: ModelServerConfig) -> None:
-        """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
+        """Raises what :meth:`reload` would raise before it changes anything, labels aside."""
         roots, logged = self._options.allowed_model_base_paths, logged_models(config)
         present = self._options.servable_versions_always_present and self._options.looks_at_disk
 
@@ -108,7 +133,7 @@ class Reloader:
         return self._config
 
     def refusals(self, config: ModelServerConfig) -> list[Refusal]:
-        """Every reason why :meth:`apply` would refuse the config now, at least one for each model that has one. Empty
+        """Every reason why :meth:`reload` would refuse the config now, at least one for each model that has one. Empty
         if it would be accepted. Nothing is changed."""
         difference = diff(self._config, config)
         if self._config is not None and not (difference.added or difference.removed or difference.changed):
@@ -128,13 +153,53 @@ class Reloader:
             return Refusal(name, error.status)
         return None
 
-    def apply(self, config: ModelServerConfig) -> str:
+    def reload(self, config: ModelServerConfig) -> str:
         """Returns once every new model is available, with what was applied. :class:`AppliedButIncomplete` names those
         that are not, with the reasons (UNKNOWN), or says that the server stops (UNAVAILABLE).
 
-        Any other error leaves everything as it was: INVALID_ARGUMENT, FAILED_PRECONDITION, and UNAVAILABLE before the
-        first config or when another reload takes too long.
+        Any other error leaves everything as it was: INVALID_ARGUMENT, FAILED_PRECONDITION, also where the options say
+        that nothing changes, and UNAVAILABLE before the first config or when another reload takes too long.
         """
+        self.require_following()
+        with acting(current_origin() or Origin(Cause.OPERATOR)):
+            return self._published(self._apply, config, is_logged=True)
+
+    def follow(self, config: ModelServerConfig) -> None:
+        """Applies the config of a watched file or repository. Like :meth:`reload`, but returns without waiting for the
+        models: one that takes long to load must not hold up the next change. Their states tell what becomes of them."""
+        self._published(self._follow, config, is_logged=False)
+
+    def refused(self, status: Status, model: str = "") -> None:
+        """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
+        that is no reload."""
+        if not model:
+            self._publish(Reloaded(ok=False))
+        self._publish(ConfigRefused(status, model))
+
+    def require_following(self) -> None:
+        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
+        options = self._options
+        if not options.follows_changes:
+            mode = options.model_control_mode
+            how = "by the repository calls of V2 only" if options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+
+    def _published(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool) -> T:
+        """With ``is_logged=False`` the caller logs a refusal: it tries again at each look, and logs each cause once."""
+        try:
+            result = apply(config)
+        except ServingError as error:
+            refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
+            if is_logged:
+                logger.warning("%s%s", refused, str(error))
+            self._publish(Reloaded(ok=False))
+            if refused:
+                self._publish(ConfigRefused(error.status))
+            raise
+        self._publish(Reloaded(ok=True))
+        return result
+
+    def _apply(self, config: ModelServerConfig) -> str:
         if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
             raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
         try:
@@ -151,9 +216,7 @@ class Reloader:
             raise AppliedButIncomplete(result.error)
         return change.summary
 
-    def follow(self, config: ModelServerConfig) -> None:
-        """Like :meth:`apply`, but returns without waiting for the models: one that takes long to load must not hold up
-        the next change. Their states tell what becomes of them."""
+    def _follow(self, config: ModelServerConfig) -> None:
         with self._committing:
             self._require_started()
             self._commit(config)
@@ -183,7 +246,11 @@ class Reloader:
         self._states.configure(model.name for model in config.models)
         self._publish(ConfigApplied(difference, summary, before, self._labels.table))
         self._sources.reconfigure(config)
-        self._on_applied(difference)
+        added, removed = ([model.name for model in models] for models in (difference.added, difference.removed))
+        for name in added:
+            self._publish(ModelAdded(name))
+        for name in self._gone.update(added, removed):
+            self._publish(ModelGone(name))
         logger.info("config applied: %s", summary)
         return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 

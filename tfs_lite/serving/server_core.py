@@ -1,30 +1,29 @@
 """The serving core: which models are served, in which state they are, and a handle to each.
 
 Any number of APIs may stand in front of it, and any number of features (:mod:`~tfs_lite.serving.feature`) in it. It has
-no event loop and needs none; every method may be called from any thread, and only :meth:`ServerCore.reload` and the
-waits block.
+no event loop and needs none; every method may be called from any thread, and only reloads and the waits block.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
-from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.config.replicas import ReplicaOptions
+from tfs_lite.core.callbacks import together
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Patience, PoolExecutor
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.history import Cause, History, Origin, acting, current_origin
+from tfs_lite.core.history import Cause, History, Origin, acting
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.status import OK, Reason, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import JOIN_SECONDS, BoundedCalls, within
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import Overdue
@@ -35,14 +34,10 @@ from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import (
-    ConfigRefused,
     Drained,
     LifecycleEvent,
     LoadAttempted,
     LoadParked,
-    ModelAdded,
-    ModelGone,
-    Reloaded,
     StateChanged,
     StepOverdue,
     WarmedUp,
@@ -50,7 +45,7 @@ from tfs_lite.serving.lifecycle_events import (
 )
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
-from tfs_lite.serving.metrics import GoneModels, Metrics
+from tfs_lite.serving.metrics import Metrics
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.opening.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.opening.model_configs import ModelConfigs
@@ -62,7 +57,7 @@ from tfs_lite.serving.opening.servable_factory import (
     ServingSettings,
 )
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
+from tfs_lite.serving.reload import Reloader
 from tfs_lite.serving.renewal import Renewal
 from tfs_lite.serving.response_cache import Cache
 from tfs_lite.serving.sequences.feature import Sequences
@@ -72,7 +67,6 @@ from tfs_lite.serving.statistics.feature import Statistics
 from tfs_lite.serving.version_follower import RECHECK_SECONDS
 from tfs_lite.serving.view import View
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Feature)
 MOST_OVERDUE = 4
 """Loads, and unloads, that may take too long at a time and have others run in their place."""
@@ -82,25 +76,21 @@ MakeFeature: TypeAlias = Callable[["ServerCore"], Feature | None]
 
 
 class ServerCore:
-    """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
+    """``start`` -> ``load_first`` -> lookups, queries and reloads from any thread -> ``close``.
 
-    Its parts are public. ``view`` has the queries, ``states`` what is known about each model, ``changes`` tells waiting
-    threads of every change, ``history`` keeps what has happened, ``renewal`` brings versions that serve into another
-    state, ``sources`` offers versions in the control mode explicit, ``refusals`` has what is not in force and why,
-    ``waiter`` waits for models, ``disk_calls`` bounds what asks a disk on a thread that others need, ``on_call`` is to
-    be called after every call.
+    Its parts are public. ``reloader`` applies configs, ``view`` has the queries, ``states`` what is known about each
+    model, ``changes`` tells waiting threads of every change, ``history`` keeps what has happened, ``renewal`` brings
+    versions that serve into another state, ``sources`` offers versions in the control mode explicit, ``refusals`` has
+    what is not in force and why, ``waiter`` waits for models, ``disk_calls`` bounds what asks a disk on a thread that
+    others need, ``on_call`` is to be called after every call.
     """
 
-    def __init__(
-        self, options: ServerOptions, features: Iterable[MakeFeature] = (), registry: CollectorRegistry | None = None
-    ) -> None:
+    def __init__(self, options: ServerOptions, features: Iterable[MakeFeature] = ()) -> None:
         """``features``: what this core has beside metrics, statistics, sequences and the response cache; the order is
         that of their events."""
         self.options = options
-        if registry is None:
-            registry = CollectorRegistry()
-            ProcessCollector(registry=registry)
-        self.registry = registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.clock = SystemClock()
         self.disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self.history = History(self.clock.time)
@@ -142,7 +132,7 @@ class ServerCore:
             if feature is not None:
                 made.append(feature)
                 self.features = (*made, *own)
-        self.on_call = _together([feature.on_call for feature in self.features])
+        self.on_call = together([feature.on_call for feature in self.features])
         self._opener = ModelOpener(
             options.worker,
             options.per_process_gpu_memory_fraction,
@@ -166,7 +156,6 @@ class ServerCore:
             options, self.manager, self.states, self.journal, settings, self.clock, self.features, self.renewal.follower
         )
         # What applies configs.
-        self._gone = GoneModels()
         self.reloader = Reloader(
             options,
             sources=self.sources,
@@ -177,16 +166,13 @@ class ServerCore:
             logs=self.request_logs,
             clock=self.clock,
             publish=self.publish,
-            on_applied=self._on_models_changed,
         )
         self.monitor.subscribe(self._on_state)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
-        patience = [
-            Patience(seconds, MOST_OVERDUE, self.clock)
-            for seconds in (options.slow_load_seconds, options.slow_unload_seconds)
-        ]
+        slow = (options.slow_load_seconds, options.slow_unload_seconds)
+        patience = [Patience(seconds, MOST_OVERDUE, self.clock) for seconds in slow]
         return AspiredVersionsManager(
             AspiredVersionsManagerOptions(
                 clock=self.clock,
@@ -210,8 +196,8 @@ class ServerCore:
         on_runs = [feature.on_run for feature in self.features]
         routes = self.sequences.routes
         return ServableEnvironment(
-            on_batch=_together([self.metrics.batches.on_batch, *on_runs]),
-            on_run=_together([self.metrics.batches.on_run, *on_runs]),
+            on_batch=together([self.metrics.batches.on_batch, *on_runs]),
+            on_run=together([self.metrics.batches.on_run, *on_runs]),
             on_call=self.on_call,
             on_forgotten=routes.forgotten,
             resolve=lambda name, version: self.handle(ModelRef(name, version)),
@@ -282,60 +268,6 @@ class ServerCore:
         within(JOIN_SECONDS, "tfs-request-log", self.request_logs.close)
         self.clock.close()
 
-    # Configs.
-
-    def check(self, config: ModelServerConfig) -> None:
-        """Raises if this server could not serve the config."""
-        self.reloader.check(config)
-
-    def reload(self, config: ModelServerConfig) -> str:
-        """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
-        changes."""
-        self.require_following()
-        with acting(current_origin() or Origin(Cause.OPERATOR)):
-            return self._counted(self.reloader.apply, config)
-
-    def follow(self, config: ModelServerConfig) -> None:
-        """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
-        self._counted(self.reloader.follow, config, is_logged=False)
-
-    def look_again(self) -> None:
-        """The source looks at its directories now, on its own thread. FAILED_PRECONDITION where the options say that
-        nothing changes."""
-        self.require_following()
-        self.sources.wake()
-
-    def config_refused(self, status: Status, model: str = "") -> None:
-        """A config was refused before it got here: a reload that failed. ``model``: the one that a call wanted to load;
-        that is no reload."""
-        if not model:
-            self.publish(Reloaded(ok=False))
-        self.publish(ConfigRefused(status, model))
-
-    def require_following(self) -> None:
-        """FAILED_PRECONDITION where the options say that neither configs nor the disk are followed."""
-        if not self.options.follows_changes:
-            mode = self.options.model_control_mode
-            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
-
-    def _counted(
-        self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool = True
-    ) -> T:
-        """With ``is_logged=False`` the caller logs a refusal: it tries again at each look, and logs each cause once."""
-        try:
-            result = apply(config)
-        except ServingError as error:
-            refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
-            if is_logged:
-                logger.warning("%s%s", refused, str(error))
-            self.publish(Reloaded(ok=False))
-            if refused:
-                self.publish(ConfigRefused(error.status))
-            raise
-        self.publish(Reloaded(ok=True))
-        return result
-
     # Lookups.
 
     def handle(self, ref: ModelRef) -> ServableHandle:
@@ -347,12 +279,6 @@ class ServerCore:
         )
 
     # What happens.
-
-    def _on_models_changed(self, difference: ConfigDiff) -> None:
-        for model in difference.added:
-            self.publish(ModelAdded(model.name))
-        for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
-            self.publish(ModelGone(name))
 
     def _on_worker(self, servable_id: ServableId, cause: str | None) -> None:
         self.publish(WorkerChanged(servable_id, cause))
@@ -399,19 +325,3 @@ class ServerCore:
         if event.state is ManagerState.END:
             self.journal.forget(event.id)
         self.changes.notify(event.id.name)
-
-
-P = ParamSpec("P")
-
-
-def _together(tells: Sequence[Callable[P, None] | None]) -> Callable[P, None]:
-    """One function that calls all of these; what is None is left out."""
-    found = [tell for tell in tells if tell is not None]
-    if len(found) == 1:
-        return found[0]
-
-    def tell_all(*arguments: P.args, **named: P.kwargs) -> None:
-        for tell in found:
-            tell(*arguments, **named)
-
-    return tell_all

@@ -7,8 +7,10 @@ from tfs_lite.core.servable import ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
+from tfs_lite.serving.metrics import LifecycleMetrics, StateCollector
 from tfs_lite.serving.model_states import ModelReport
+from tfs_lite.serving.opening.device_resources import ResourceUse
+from tfs_lite.serving.reload import GoneModels
 
 M1 = ServableId("m", 1)
 BROKEN = Status(StatusCode.DATA_LOSS, "broken")

@@ -242,7 +242,7 @@ def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(fixtu
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(refused, fixture, entry("a"), entry("missing"))
         wait_until(lambda: any(report.name == "missing" for report in core.states.reports()), "the reload waits")
-        core.follow(parse_model_server_config(followed, "followed"))
+        core.reloader.follow(parse_model_server_config(followed, "followed"))
         fixture.wait_states({1: AVAILABLE}, "b")
         waiting.result()
     assert fixture.version("b") == 1

@@ -82,7 +82,9 @@ def test_server_that_never_looks_at_the_disk_has_nothing_to_wait_for(start: Star
     publish("m", 1)
     core = start(entry("m"), file_system_poll_wait_seconds=-1)
     assert core.wait_for_first(first_attempt_counts=True).outcomes == {}
-    core.reload(parse_model_server_config('model_config_list { config { name: "n" base_path: "/n" } }', "next"))
+    core.reloader.reload(
+        parse_model_server_config('model_config_list { config { name: "n" base_path: "/n" } }', "next")
+    )
     assert [report.name for report in core.states.reports()] == ["n"]
 
 
@@ -99,7 +101,7 @@ def test_waits_end_when_the_core_is_told_to_stop(start: Start) -> None:
     core.waiter.close()
     core.waiter.wait_for_all()
     empty = parse_model_server_config("model_config_list {}", "next")
-    assert "shutting down" in refusal(core.reload, empty, code=StatusCode.UNAVAILABLE)
+    assert "shutting down" in refusal(core.reloader.reload, empty, code=StatusCode.UNAVAILABLE)
 
 
 def test_model_availability_is_told_for_served_models_only(start: Start, publish: Publish) -> None:

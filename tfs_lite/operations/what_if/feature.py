@@ -25,12 +25,12 @@ class Forecasts(Feature):
 
     def config(self, config: ModelServerConfig) -> WhatIf:
         """What a reload of this config would change; see :meth:`Preview.config`."""
-        self._core.require_following()
+        self._core.reloader.require_following()
         return self._calls.call("the forecast", lambda: self._preview().config(config))
 
     def published(self, name: str, version: int | None, directory: str) -> WhatIf:
         """What would change if these files were published; see :meth:`Preview.published`."""
-        self._core.require_following()
+        self._core.reloader.require_following()
         return self._calls.call("the forecast", lambda: self._preview().published(name, version, directory))
 
     def _preview(self) -> Preview:

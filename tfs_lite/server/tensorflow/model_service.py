@@ -55,9 +55,9 @@ class ModelService:
         try:
             config = from_proto(message.config, base_directory(core.options))
         except ServingError as error:
-            core.config_refused(error.status)
+            core.reloader.refused(error.status)
             raise
-        applied = core.reload(config)
+        applied = core.reloader.reload(config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
             response.metric.add(name=name, int64_value_increase=int(core.metrics.value(name) - value))

@@ -147,7 +147,7 @@ class RepositoryControl:
                     self._remove_retired()
                     self._load(request, explicit=True, above=())
             except ServingError as error:
-                self._core.config_refused(error.status, name)
+                self._core.reloader.refused(error.status, name)
                 raise
 
     def unload(self, name: str, unload_dependents: bool = False) -> None:
@@ -320,7 +320,7 @@ class RepositoryControl:
         if model is not None:
             models.append(model)
         models.sort(key=lambda config: config.name)
-        self._core.follow(ModelServerConfig(model_config_list=ModelConfigList(config=tuple(models))))
+        self._core.reloader.follow(ModelServerConfig(model_config_list=ModelConfigList(config=tuple(models))))
 
     # Unloading.
 

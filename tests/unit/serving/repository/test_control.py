@@ -475,4 +475,6 @@ def test_models_of_a_config_file_are_loaded_by_name_with_its_policy_and_labels(t
 
 
 def test_reload_of_a_whole_config_is_refused(fixture: RepositoryFixture) -> None:
-    assert "model_control_mode explicit" in refusal(fixture.core.reload, NO_MODELS, code=StatusCode.FAILED_PRECONDITION)
+    assert "model_control_mode explicit" in refusal(
+        fixture.core.reloader.reload, NO_MODELS, code=StatusCode.FAILED_PRECONDITION
+    )
