@@ -58,7 +58,7 @@ _PAGES: Mapping[str, Tree] = {
 """Answers that have no schema."""
 
 
-def document(routes: Iterable[Route[Any, Any]]) -> bytes:
+def document(routes: Iterable[Route[Any]]) -> bytes:
     """The whole description, as JSON."""
     paths = {route.path: _path(route, route.about) for route in routes if route.about is not None}
     return orjson.dumps(
@@ -76,7 +76,7 @@ def document(routes: Iterable[Route[Any, Any]]) -> bytes:
     )
 
 
-def _path(route: Route[Any, Any], about: About) -> Tree:
+def _path(route: Route[Any], about: About) -> Tree:
     operation = {(route.methods or ("GET",))[0].lower(): _operation(about)}
     names = [name for _, name, _, _ in Formatter().parse(route.path) if name]
     if not names:

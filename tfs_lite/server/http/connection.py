@@ -22,7 +22,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -441,8 +441,8 @@ class Connection(OneWaiter, asyncio.Protocol):
             answer.then(self._go_on)
         else:
             self._work = task = self._loop.create_task(self._answer(answer))
-            if isinstance(answer, Coroutine):
-                task.add_done_callback(lambda _: answer.close())  # it may never have been awaited
+            if (close := getattr(answer, "close", None)) is not None:
+                task.add_done_callback(lambda _: close())  # it may never have been awaited
 
     async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
         try:
