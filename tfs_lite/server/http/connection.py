@@ -244,7 +244,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         else:
             self._feed(text)
             if self._current is not None and self._is_alone(self._current):
-                heads.add(text, self._current.head)
+                heads.learn(text, self._current.head)
             if len(data) > end:
                 self.data_received(data[end:])
 
