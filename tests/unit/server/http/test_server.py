@@ -266,7 +266,7 @@ def test_idle_connection_stays_for_as_long_as_its_answers_say(
     assert b"keep-alive" not in read_all(one.client).lower()
     wait_until(lambda: not len(start.server.connections), "it has gone", 20)
     one = OneConnection(start, connect, b"", port)
-    assert one.check(one.connection._since + 75.1) == {"idle": 1}
+    assert one.check(one.connection._reader.since + 75.1) == {"idle": 1}
     assert read_all(one.client) == b""
     assert caplog.records == []
 
@@ -276,8 +276,8 @@ def test_head_has_its_time_from_its_first_byte(start: Start, connect: Any, caplo
     assert one.client.recv(65536)
     one.wait(lambda connection: connection.used_at, "it is idle")
     one.client.sendall(b"GET /pa")
-    one.wait(lambda connection: connection._in_message, "a head has begun")
-    begun = one.connection._since
+    one.wait(lambda connection: connection._reader.in_message, "a head has begun")
+    begun = one.connection._reader.since
     assert begun > one.connection.used_at
     one.client.sendall(b"ge HTTP/1.1\r\nx: ")
     assert one.check(begun + 59.9) == {}
@@ -313,11 +313,11 @@ def test_rest_of_a_body_that_nobody_wants_may_take_any_time_too(start: Start, co
         one.client.sendall(b"123456789" + head)
         assert one.client.recv(65536).startswith(b"HTTP/1.1 413 ")
     for byte in b"12345678":
-        before = one.connection._since
+        before = one.connection._reader.since
         assert one.check(before + 59.9) == {}
         one.client.sendall(b"%c" % byte)
-        one.wait(lambda connection, before=before: connection._since > before, "it has come")
-    assert one.check(one.connection._since + 60.1) == {"slow_body": 1}
+        one.wait(lambda connection, before=before: connection._reader.since > before, "it has come")
+    assert one.check(one.connection._reader.since + 60.1) == {"slow_body": 1}
 
 
 def test_reader_is_silent_only_when_its_system_takes_nothing(
