@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection: requests to the handler, and responses to bytes, in the order of the requests.
+"""One HTTP/1.1 connection: its requests go to the handler one after the other, and their answers back.
 
-    data_received -> RequestReader -> requests, one after the other -> the handler -> the response -> the next
+    data_received -> RequestReader -> the current request -> the handler -> its response -> ResponseWriter -> the next
 
 A request is given to the handler when its head is complete and those before it are answered: a POST from the backlog
 of the loop, or it is refused because too much waits there, any other in the next turn of the loop. Pipelined requests
@@ -19,8 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -28,12 +27,10 @@ from typing import Any, Protocol, cast
 from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.request_reader import MAX_UNPARSED_BYTES, RequestReader
-from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
+from tfs_lite.server.http.response_writer import AnsweringServer, ResponseWriter
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.peer import peer_of
 from tfs_lite.transport.table import Reply
-from tfs_lite.transport.watch import bytes_on_their_way
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +39,8 @@ MAX_UNTAKEN_BYTES = 64 * 1024
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 IDLE, READ, WRITE, HANDSHAKE = 75.0, 60.0, 60.0, 10.0
-JOINED_BYTES = 64 * 1024
-"""A body up to this size leaves in one write with its head; a larger one is not copied."""
 CUTS = ("idle", "slow_head", "slow_body", "slow_reader", "lingering", "malformed", "handshake", "too_many")
 """Why the server ends connections. ``lingering``: the client goes on sending what was refused."""
-_MALFORMED = b'{"error":"Invalid HTTP request received."}'
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +55,14 @@ class Waits:
     handshake: float = HANDSHAKE
 
 
-class ConnectionOwner(Protocol):
-    """What a connection needs of its server. ``closes_connections``: every answer is the last on its connection;
-    ``kept``: the lines of every other answer, which say how long it stays; ``drained``: connections that are made now
-    are too late for predictions."""
+class ConnectionOwner(AnsweringServer, Protocol):
+    """What a connection needs of its server. ``drained``: connections that are made now are too late for
+    predictions."""
 
     handler: Handler
     refusal: Callable[[Request], Response | None]
     waits: Waits
-    closes_connections: bool
-    kept: bytes
     drained: bool
-    date: DateLine
     heads: KnownHeads
     backlog: Backlog
 
@@ -86,38 +75,26 @@ class ConnectionOwner(Protocol):
         """The server ends a connection. ``kind`` is one of :data:`CUTS`, ``peer`` the address of its socket."""
 
 
-class Connection(OneWaiter, asyncio.Protocol):
-    """On the event loop; nothing here blocks. The task that sends an answer waits while the client does not read."""
+class Connection(asyncio.Protocol):
+    """On the event loop; nothing here blocks."""
 
     __slots__ = (
-        *("_begun", "_head_only", "_keep_alive", "_left", "_lingering", "_loop", "_may_continue", "_owner", "_reader"),
-        *("_taken", "_taken_since", "_transport", "_wanted_since", "_work", "_write_timeout", "_written"),
-        *("reading_paused", "used_at", "writing_paused"),
+        *("_left", "_lingering", "_loop", "_may_continue", "_owner", "_reader", "_transport", "_wanted_since", "_work"),
+        *("_writer", "reading_paused", "used_at"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
-        super().__init__()
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._writer: ResponseWriter
         self._reader = RequestReader(owner.heads, owner.drained, self._want_body, self._check_reading)
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._wanted_since = 0.0  # when the handler began to wait for more of the body
         self.reading_paused = False
-        # The response on its way out.
-        self._begun = False  # a part of the response was sent
-        self._keep_alive = True
-        self._head_only = False
         self._may_continue = False  # the client waits for 100 before it sends the body
         self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
-        self.writing_paused = False
-        """Whether the client has not read enough for more to be sent."""
-        self._written = 0  # bytes of answers
-        self._taken = -1  # how many of them the client's system had at the last check; -1: nothing waited for it
-        self._taken_since = 0.0
-        self._write_timeout = 0.0
-        # The end.
         self._lingering = False
         self._left = MAX_DISCARDED
 
@@ -136,6 +113,7 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._writer = ResponseWriter(self._owner, self._transport)
         self._reader.peer = peer_of(transport)
         if not self._owner.connected(self):
             self._transport.abort()
@@ -144,7 +122,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._owner.disconnected(self)
         self._reader.clear()
         self._cancel()
-        self.resume_writing()
+        self._writer.resume()
 
     def eof_received(self) -> bool | None:
         """A client that has closed its side gets no more answers but those that are made at once: when its request has
@@ -155,11 +133,10 @@ class Connection(OneWaiter, asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        self.writing_paused = True
+        self._writer.paused = True
 
     def resume_writing(self) -> None:
-        self.writing_paused = False
-        self.wake()
+        self._writer.resume()
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -181,7 +158,7 @@ class Connection(OneWaiter, asyncio.Protocol):
         reader = self._reader
         self._on_cut("malformed", reader.fault)
         if reader.incoming is not None and reader.incoming is reader.current:
-            if not self._begun:
+            if not self._writer.begun:
                 self._send_malformed()
             self._give_up()
         elif reader.fault_is_late:
@@ -215,8 +192,7 @@ class Connection(OneWaiter, asyncio.Protocol):
     # From requests to responses.
 
     def _begin(self, request: Request) -> None:
-        self._begun, self._keep_alive = False, request.head.keep_alive
-        self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
+        self._writer.begun, self._may_continue = False, request.head.expects_continue
         self._reader.since = request.arrived
         if request.head.method != "POST":  # a probe, a page: no prediction
             self._loop.call_soon(self.start)
@@ -243,7 +219,7 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _go_on(self, answer: Any) -> None:
         """Sends an :data:`Answer`, when it is there."""
-        if isinstance(answer, Response) and not self.writing_paused:
+        if isinstance(answer, Response) and not self._writer.paused:
             self._finish(answer)
         elif isinstance(answer, Reply):
             self._work = answer
@@ -257,10 +233,10 @@ class Connection(OneWaiter, asyncio.Protocol):
         try:
             response = answer if isinstance(answer, Response) else await answer
             if isinstance(response, Stream):
-                await self._send_stream(response)
+                await self._writer.send_stream(self._asked, response)
                 self._answered()
             else:
-                await self._until_drained()
+                await self._writer.until_resumed()
                 self._finish(response)
         except asyncio.CancelledError:
             self._abandon()
@@ -271,9 +247,10 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _finish(self, response: Response) -> None:
         """Sends the whole response."""
+        request = self._reader.current
         try:
-            if not self._transport.is_closing():
-                self._send(response)
+            if request is not None and not self._transport.is_closing():
+                self._writer.send(request, response)
         except ValueError as error:  # its headers
             self._fail(error)
         else:
@@ -281,13 +258,12 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         """The handler has made a mistake."""
-        head = self._asked.head
-        logger.error("%s %s failed", head.method, head.path, exc_info=error)
-        if self._begun:
+        request = self._asked
+        logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
+        if self._writer.begun:
             self._transport.abort()
             return
-        self._keep_alive = False
-        self._send(Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
+        self._writer.send(request, Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"), is_last=True)
         self._answered()
 
     @property
@@ -303,13 +279,13 @@ class Connection(OneWaiter, asyncio.Protocol):
             self._transport.abort()
 
     def _answered(self) -> None:
-        reader = self._reader
+        reader, writer = self._reader, self._writer
         reader.since = self.used_at = time.monotonic()
-        self._work, self._write_timeout = None, 0.0
-        if not self._keep_alive or self._lingering or self._transport.is_closing():
+        self._work, writer.timeout = None, 0.0
+        if not writer.keep_alive or self._lingering or self._transport.is_closing():
             reader.clear()
             reader.next()
-            if not self._keep_alive:
+            if not writer.keep_alive:
                 self._close()
             return
         request = reader.next()
@@ -334,70 +310,12 @@ class Connection(OneWaiter, asyncio.Protocol):
     def _want_body(self) -> None:
         """The handler waits for more of the body."""
         self._wanted_since = time.monotonic()
-        if self._may_continue and not self._begun:
+        if self._may_continue and not self._writer.begun:
             self._may_continue = False
-            self._transport.write(_CONTINUE)
-
-    def _send(self, response: Response) -> None:
-        body = response.body
-        empty = response.status in (204, 304)
-        length = b"" if empty else b"content-length: %d\r\n" % len(body)
-        head = self._head(response.status, response.headers, length)
-        self._written += len(head) + len(body)
-        if empty or self._head_only:
-            self._transport.write(head)
-        elif len(body) <= JOINED_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
-
-    async def _send_stream(self, stream: Stream) -> None:
-        chunked = not self._asked.head.old
-        self._write_timeout = stream.write_timeout or 0.0
-        async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
-            data = self._head(stream.status, stream.headers, CHUNKED if chunked else b"")
-            while True:
-                try:
-                    await self._write(data)
-                    if self._head_only:
-                        return
-                    chunk = await anext(chunks, None)
-                except asyncio.CancelledError as error:
-                    chunk = await _throw(chunks, error)  # a deadline, say, which the stream makes its last chunk
-                if chunk is None:
-                    break
-                data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked and chunk else chunk
-        if chunked:
-            await self._write(b"0\r\n\r\n")
-
-    async def _write(self, data: bytes) -> None:
-        """Returns when the client has read enough for more. CancelledError when it has gone."""
-        if self._transport.is_closing():
-            raise asyncio.CancelledError
-        if data:
-            self._written += len(data)
-            self._transport.write(data)
-        await self._until_drained()
-
-    async def _until_drained(self) -> None:
-        while self.writing_paused:
-            await self.sleep()
-
-    def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
-        lines, closes = header_lines(headers)
-        if closes or self._owner.closes_connections:
-            self._keep_alive = False
-        self._begun = True
-        close = self._owner.kept if self._keep_alive else b"" if closes else CLOSE
-        marks = self._asked.marks
-        return b"".join((status_line(status), self._owner.date.get(), framing, lines, marks, close, b"\r\n"))
+            self._writer.send_continue()
 
     def _send_malformed(self) -> None:
-        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED)
-        request = self._reader.incoming
-        body = b"" if request is not None and request.head.method == "HEAD" else _MALFORMED
-        self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))
+        self._writer.send_malformed(self._reader.incoming)
 
     # The end.
 
@@ -424,17 +342,14 @@ class Connection(OneWaiter, asyncio.Protocol):
                 transport.abort()
             return
         if transport.get_write_buffer_size():
-            self._check_reader(now, self._write_timeout or waits.write)
+            self._check_reader(now, self._writer.timeout or waits.write)
         else:
-            self._taken = -1
+            self._writer.nothing_waits()
             if not transport.is_closing():
                 self._check_sender(now, waits)
 
     def _check_reader(self, now: float, limit: float) -> None:
-        taken = self._written - bytes_on_their_way(self._transport)
-        if taken != self._taken:
-            self._taken, self._taken_since = taken, now
-        if now - self._taken_since >= limit:
+        if self._writer.is_stuck(now, limit):
             request = self._reader.current
             path = "" if request is None else f" on {request.head.path:.200}"
             self._on_cut("slow_reader", f"the client has read nothing of its answer{path} for {limit:g} s")
@@ -480,11 +395,3 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._left -= size
         if self._lingering and self._left < 0:
             self._transport.abort()
-
-
-async def _throw(chunks: AsyncGenerator[bytes, None], error: BaseException) -> bytes | None:
-    """The chunk that answers the error; None means that there are no more."""
-    try:
-        return await chunks.athrow(error)
-    except StopAsyncIteration:
-        return None

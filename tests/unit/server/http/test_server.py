@@ -325,7 +325,7 @@ def test_reader_is_silent_only_when_its_system_takes_nothing(
 ) -> None:
     """A socket holds megabytes: a client that reads kilobytes takes nothing out of the server's own buffer."""
     one = OneConnection(start, connect, GET % (b"/large", b""))
-    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    one.wait(lambda connection: connection._writer.paused, "the client does not read")
     transport = one.connection._transport
     seen = [bytes_on_their_way(transport)]
     wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
@@ -346,15 +346,15 @@ def test_reader_is_silent_only_when_its_system_takes_nothing(
 def test_reader_that_is_slower_than_a_stream_is_not_silent(start: Start, connect: Any) -> None:
     """What it reads is replaced at once, so that what waits for it does not become less."""
     one = OneConnection(start, connect, GET % (b"/flood", b""))
-    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    one.wait(lambda connection: connection._writer.paused, "the client does not read")
     transport = one.connection._transport
     seen = [bytes_on_their_way(transport)]
     wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
     now = time.monotonic()
     assert one.check(now) == {}
     for round in range(1, 5):
-        written = one.connection._written
-        while one.connection._written == written:
+        written = one.connection._writer._written
+        while one.connection._writer._written == written:
             one.client.recv(1 << 16)
         assert one.check(now + 59 * round) == {}
     assert one.check(now + 59 * 4 + 60.1) == {"slow_reader": 1}
@@ -454,7 +454,7 @@ def test_stream_that_is_given_up_while_its_client_does_not_read_may_say_why(star
     client = connect(start(handler=stream), GET % (b"/", CLOSE))
     assert begun.wait(20)
     (connection,) = start.server.connections
-    wait_until(lambda: connection.writing_paused, "the client does not read", 20)
+    wait_until(lambda: connection._writer.paused, "the client does not read", 20)
     (task,) = inside
     assert task is not None
     task.get_loop().call_soon_threadsafe(task.cancel)
