@@ -38,7 +38,7 @@ import tfs_lite
 from tests.support.exported.zoo import ZOO
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
-from tfs_lite.adapters.exported.program import Program, open_program
+from tfs_lite.adapters.exported.program import Program, build_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.memory import freeze_gc, release_memory
@@ -111,7 +111,7 @@ def torch_side(path: Path) -> Program:
 
 def direct_side(path: Path) -> Program:
     with open_archive(str(path), path.name) as archive:
-        return open_program(archive, CPU)
+        return build_program(archive, read_document(archive, trusted=False), CPU)
 
 
 SIDES = {"torch": torch_side, "direct": direct_side}

@@ -30,6 +30,7 @@ from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.trailers import APPLIED, decode_trailer
+from tfs_lite.transport.remembered import Remembered
 
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -128,7 +129,7 @@ class Client:
             self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._lock = threading.Lock()
         """Guards _metadata, which caches by model, version or label."""
-        self._metadata: dict[ModelRef, ModelMetadata] = {}
+        self._metadata = Remembered[ModelRef, ModelMetadata](_MAX_CACHED_MODELS)
 
     def __enter__(self) -> Self:
         return self
@@ -299,9 +300,7 @@ class Client:
         if known is None:
             known = self.metadata(ref.name, version=ref.version, label=ref.label, timeout=timeout)
             with self._lock:
-                while len(self._metadata) >= _MAX_CACHED_MODELS:
-                    del self._metadata[next(iter(self._metadata))]
-                self._metadata[key] = known
+                self._metadata.add(key, known)
         signature = known.signatures.get(ref.signature or DEFAULT_SIGNATURE)
         specs = signature.inputs if signature else ()
         return next((spec.dtype for spec in specs if spec.name == name), DataType.INVALID)

@@ -110,7 +110,7 @@ def test_what_is_remembered_of_headers_is_small_however_large_they_are(attack: A
         block = attacker.request_block(ECHO, (b"n", b"%d" % at)) + NEWEST * 3
         attacker.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
         assert attacker.status(at)[0] == 0
-    remembered = [made._blocks._remembered or {} for made in attack.connections()]
+    remembered = [made._blocks._remembered for made in attack.connections()]
     sizes = [
         sum(len(value) for opening in known.values() for value in opening.metadata.values()) for known in remembered
     ]
@@ -125,4 +125,4 @@ def test_calls_with_other_headers_each_time_do_not_pile_up_in_the_server(
         attacker.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
     wait_until(lambda: attack.numbers.calls[ECHO, 0] >= 1500, "all are answered", PATIENCE)
     assert len(attack.server.transport.head_parser._known) <= 1024
-    assert all(len(made._blocks._remembered or {}) <= 64 for made in attack.connections())
+    assert all(len(made._blocks._remembered) <= 64 for made in attack.connections())

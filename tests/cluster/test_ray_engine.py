@@ -125,7 +125,7 @@ def test_replicas_listen_where_they_are_told_to_and_end_when_no_server_comes(ray
         until(lambda: seen.extend(engine.list()) or bool(watched.cause_of(id)))
         addresses = {replica.address for replica in seen if replica.address is not None}
         assert [(address.host, 23450 <= address.port <= 23459) for address in addresses] == [("127.0.0.2", True)]
-        assert engine.listen_address[0] == "127.0.0.2"
+        assert engine._leader.host == "127.0.0.2"
 
 
 def test_why_a_replica_cannot_start_is_said_in_words(ray_nodes: RayNodes) -> None:
@@ -143,7 +143,7 @@ import sys
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.cluster.replicas.helper import HelperEngine
 engine = HelperEngine.connect(ClusterOptions(sys.argv[1], name="lock"), lease_seconds=float(sys.argv[2]))
-print(*engine.listen_address, engine.pid, engine.epoch, engine.secret.hex(), flush=True)
+print(engine._leader.host, engine._leader.port, engine.pid, engine.epoch, engine.secret.hex(), flush=True)
 sys.stdin.read()
 """
 
@@ -169,7 +169,7 @@ def test_a_second_server_is_refused_until_the_first_has_ended_however_that_came(
 
 
 def test_a_helper_that_dies_is_started_again_and_knows_the_replicas(engine: HelperEngine) -> None:
-    watched, restarts, before = Watched(engine), engine.restarts, (engine.epoch, engine.secret, engine.listen_address)
+    watched, restarts, before = Watched(engine), engine.restarts, (engine.epoch, engine.secret, engine._leader)
     replica = place(engine, "steady")
     watched.events.clear()
     assert engine.pid is not None
@@ -179,7 +179,7 @@ def test_a_helper_that_dies_is_started_again_and_knows_the_replicas(engine: Help
     until(lambda: watched.has(Changed))
     assert engine.is_up
     assert engine.restarts == restarts + 1
-    assert (engine.epoch, engine.secret, engine.listen_address) == before
+    assert (engine.epoch, engine.secret, engine._leader) == before
     until(lambda: find(engine, replica.id) == replica)
     engine.end(replica.id)
     until(lambda: find(engine, replica.id) is None)

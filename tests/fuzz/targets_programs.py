@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
-from tfs_lite.adapters.exported.program import Program, open_program
+from tfs_lite.adapters.exported.program import Program, build_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, VersionFiles
@@ -92,7 +92,7 @@ def _build(directory: Path) -> Program | None:
     before, began = reset_memory_peak(), time.process_time()
     try:
         with open_archive(os.fspath(directory / "model.pt2"), "model.pt2") as archive:
-            return open_program(archive, _CPU)
+            return build_program(archive, read_document(archive, trusted=False), _CPU)
     except UnsupportedProgram as error:
         require(0 < len(str(error)) <= MAX_WORDS and "\n" not in str(error), f"a reason: {error!s:.600}")
         OUTCOMES["left to torch"] += 1
@@ -134,7 +134,7 @@ def _run(directory: Path, inputs: Sequence[torch.Tensor], names: Sequence[str]) 
 
 def _open(directory: Path) -> Program:
     with open_archive(os.fspath(directory / "model.pt2"), "model.pt2") as archive:
-        return open_program(archive, _CPU)
+        return build_program(archive, read_document(archive, trusted=False), _CPU)
 
 
 def _load(directory: Path) -> Program:

@@ -69,8 +69,8 @@ READ = BlockReader.read_fields
 
 
 def read_and_remember(self: BlockReader[object], block: bytes) -> Fields | None:
-    kept, fields = self._remembered, READ(self, block)
-    self._remembered = kept or self._remembered
+    kept, fields = dict(self._remembered), READ(self, block)
+    self._remembered.update(kept)
     return fields
 
 

@@ -300,7 +300,7 @@ def test_call_behind_a_part_that_was_lost_is_told_so_where_nothing_is_queued_aga
 
 
 def _never_wakes(queue: SignatureQueue, job: Job) -> bool:
-    queue.jobs.add(job)
+    queue.add(job)
     return False
 
 
@@ -322,7 +322,7 @@ def _expired(queue: JobQueue, now: float) -> list[Any]:
 
 
 def _drops(queue: SignatureQueue) -> list[Job]:
-    queue.jobs.clear()
+    JobQueue.clear(queue)
     return []
 
 
@@ -340,7 +340,7 @@ def _never(retries: Retries, loss: Loss, now: float) -> list[Job]:
 
 refusal_of_queue = JobQueue.refusal
 BREAKS = {
-    "a worker is not woken": (SignatureQueue, "add", _never_wakes),
+    "a worker is not woken": (SignatureQueue, "admit", _never_wakes),
     "calls get rows of others": (execution, "split_outputs", _swapped),
     "the last call is served first": (JobQueue, "take", _from_behind),
     "deadlines are not kept": (JobQueue, "sweep", _expired),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tfs_lite.cli.output import UsageError, nearest
-from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.bearer import bearer
 from tfs_lite.transport.peer import peer_at

@@ -22,7 +22,7 @@ from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
 from tfs_lite.core.history import parse_time
-from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.servable import parse_version
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -30,7 +30,6 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
@@ -268,16 +267,7 @@ MANIFEST_NAME = "tfs_lite.manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 _FORMAT = 1
 _CHUNK = 1 << 20
-_DECIMAL = re.compile(r"[0-9]+", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-
-
-def parse_version(name: str) -> int | None:
-    """The version a directory of this name holds, or None. Leading zeros count; more than int64 does not."""
-    if len(name) > 255 or not _DECIMAL.fullmatch(name):
-        return None
-    number = int(name)
-    return number if number <= MAX_VERSION else None
 
 
 def is_text(name: str) -> bool:

@@ -29,16 +29,8 @@ from types import FrameType
 from typing import TypeAlias
 
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    ManifestFile,
-    file_stamp,
-    is_litter,
-    parse_version,
-    sha256_of,
-)
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile, file_stamp, is_litter, sha256_of
+from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, not_found
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]

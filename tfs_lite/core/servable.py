@@ -18,6 +18,15 @@ U = TypeVar("U")
 MAX_VERSION = 2**63 - 1
 
 
+def parse_version(text: str) -> int | None:
+    """The version that a text names, be it a directory's name or in a request; None unless it is a whole number from 0
+    to ``MAX_VERSION``. Zeros in front do not change the number."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) <= len(str(MAX_VERSION)) and int(digits) <= MAX_VERSION else None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ServableId:
     """One version of one stream. Ordered by name, then by version. Versions are int64 and not negative."""

@@ -50,7 +50,7 @@ REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 MOST_NOTED = 64
 """Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
 MOST_FAILURES = 100
-"""Failed requests of a second that listeners are told about; the others are counted (``untold_failures``)."""
+"""Failed requests of a second that listeners are told about; they do not hear of the others."""
 _OK = StatusCode.OK
 
 Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
@@ -97,8 +97,6 @@ class RequestMetrics:
         """Whether anybody wants to know of every request."""
         self.notes_calls = False
         """Whether calls to models note what traces need of them."""
-        self.untold_failures = 0
-        """Failures that listeners were not told about, because there were too many at a time."""
         self._end_listeners: list[EndListener] = []
         self._failure_listeners: list[FailureListener] = []
         self._failure_second = 0
@@ -156,7 +154,6 @@ class RequestMetrics:
                 self._failure_second, self._failures = second, 0
             self._failures += 1
             if self._failures > MOST_FAILURES:
-                self.untold_failures += 1
                 return
             ended = ended_request(record, code, seconds, error)
             for tell in self._failure_listeners:

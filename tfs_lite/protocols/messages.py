@@ -16,7 +16,6 @@ Message: TypeAlias = Any
 TensorProto = message_class("tensorflow.TensorProto")
 TensorShapeProto = message_class("tensorflow.TensorShapeProto")
 Example = message_class("tensorflow.Example")
-SequenceExample = message_class("tensorflow.SequenceExample")
 TensorInfo = message_class("tensorflow.TensorInfo")
 SignatureDef = message_class("tensorflow.SignatureDef")
 
@@ -25,7 +24,6 @@ ModelSpec = message_class("tensorflow.serving.ModelSpec")
 PredictRequest = message_class("tensorflow.serving.PredictRequest")
 PredictResponse = message_class("tensorflow.serving.PredictResponse")
 Input = message_class("tensorflow.serving.Input")
-Classifications = message_class("tensorflow.serving.Classifications")
 ClassificationResult = message_class("tensorflow.serving.ClassificationResult")
 RegressionResult = message_class("tensorflow.serving.RegressionResult")
 ClassificationRequest = message_class("tensorflow.serving.ClassificationRequest")
@@ -40,7 +38,6 @@ GetModelMetadataResponse = message_class("tensorflow.serving.GetModelMetadataRes
 
 # Logged requests
 PredictionLog = message_class("tensorflow.serving.PredictionLog")
-LogMetadata = message_class("tensorflow.serving.LogMetadata")
 
 # ModelService
 StatusProto = message_class("tensorflow.serving.StatusProto")
@@ -55,7 +52,6 @@ ModelServerConfig = message_class("tensorflow.serving.ModelServerConfig")
 LoggingConfig = message_class("tensorflow.serving.LoggingConfig")
 BatchingParameters = message_class("tensorflow.serving.BatchingParameters")
 MonitoringConfig = message_class("tensorflow.serving.MonitoringConfig")
-PlatformConfigMap = message_class("tensorflow.serving.PlatformConfigMap")
 SSLConfig = message_class("tensorflow.serving.SSLConfig")
 TritonModelConfig = message_class("inference.ModelConfig")
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.varints import decode_varint
+from tfs_lite.transport.remembered import Remembered
 
-MAX_LAYOUTS = 128
-MAX_OF_LENGTH = 4
-"""Layouts that are cached for messages of one length."""
+MAX_LENGTHS, MAX_OF_LENGTH = 128, 4
+"""Lengths of messages whose layouts are cached, and layouts of one length."""
 MAX_KNOWN_BYTES = 4096
 """The most bytes of a message that a layout keeps."""
 
@@ -68,8 +68,7 @@ class LayoutCache(Generic[L]):
     """The layouts seen last. One thread."""
 
     def __init__(self) -> None:
-        self._by_length: dict[int, list[L]] = {}
-        self._count = 0
+        self._by_length = Remembered[int, tuple[L, ...]](MAX_LENGTHS)
 
     def find(self, data: bytes) -> L | None:
         for layout in self._by_length.get(len(data), ()):
@@ -78,16 +77,10 @@ class LayoutCache(Generic[L]):
         return None
 
     def add(self, length: int, layout: L) -> None:
-        """``length`` is that of its messages. Of too many of one length the oldest goes; of too many all go."""
-        if self._count >= MAX_LAYOUTS:
-            self._by_length.clear()
-            self._count = 0
-        same_length = self._by_length.setdefault(length, [])
-        same_length.insert(0, layout)
-        self._count += 1
-        if len(same_length) > MAX_OF_LENGTH:
-            same_length.pop()
-            self._count -= 1
+        """``length`` is that of its messages. Of too many of one length the oldest goes, and so does the oldest
+        length."""
+        others = self._by_length.get(length, ())
+        self._by_length.add(length, (layout, *others[: MAX_OF_LENGTH - 1]))
 
 
 def lay_out(

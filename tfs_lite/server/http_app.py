@@ -14,31 +14,13 @@ from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
+from tfs_lite.server.http.router import ABSENT, EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.transport.table import Scope
 
 _TEXT = "text/plain; charset=utf-8"
-
-
-def _tensorflow_route(path: str) -> Route[TensorflowPage, None]:
-    about = About("prometheusMetrics", "Metrics.", "Metrics", ("400", "405", "429"))
-    return Route(path, EVERY_METHOD, lambda page: page.metrics.tensorflow, packs=True, about=about, scope=Scope.READ)
-
-
-def _routes() -> Iterator[Route[Pages, None]]:
-    about = About("livez", "Whether the process is alive.", "Yes", ("405",))
-    yield Route("/livez", HEAD_TOO, lambda pages: pages.live, about=about, scope=Scope.OPEN)
-    about = About("startupz", "Whether the process has started.", "Yes", ("405",))
-    yield Route("/startupz", HEAD_TOO, lambda pages: pages.live, about=about, scope=Scope.OPEN)
-    about = About("readyz", "Whether traffic is welcome.", "Ready", ("405",))
-    yield Route("/readyz", HEAD_TOO, lambda pages: pages.ready, about=about, scope=Scope.OPEN)
-    about = About("metrics", "Metrics.", "Metrics", ("405", "429"))
-    yield Route("/metrics", HEAD_TOO, lambda pages: pages.metrics.own, packs=True, about=about, scope=Scope.READ)
-    about = About("openapi", "The description of this API.", "Document", ("405",))
-    yield Route("/openapi.json", HEAD_TOO, lambda pages: pages.description, packs=True, about=about, scope=Scope.OPEN)
 
 
 class _PlainPages(Api[None]):
@@ -58,11 +40,19 @@ class TensorflowPage(_PlainPages):
     """The page with TensorFlow Serving's metrics."""
 
     def __init__(self, metrics: MetricsPages, path: str) -> None:
-        self.metrics = metrics
-        self.routes = (_tensorflow_route(path),)
+        self._metrics = metrics
+        self._path = path
+
+    def routes(self) -> Iterator[Route[None]]:
+        about = About("prometheusMetrics", "Metrics.", "Metrics", ("400", "405", "429"))
+        yield Route(self._path, EVERY_METHOD, self._metrics.tensorflow, packs=True, about=about, scope=Scope.READ)
+
+    @classmethod
+    def described(cls) -> Sequence[Route[None]]:
+        return tuple(cls(ABSENT, DEFAULT_PATH).routes())
 
     def owns(self, path: str) -> bool:
-        return path == self.routes[0].path
+        return path == self._path
 
     def pattern(self, path: str) -> str:
         return re.escape(path)
@@ -71,13 +61,23 @@ class TensorflowPage(_PlainPages):
 class Pages(_PlainPages):
     """Owns every path, so that it comes last."""
 
-    routes = tuple(_routes())
-
     def __init__(self, health: Health, metrics: MetricsPages, others: Sequence[Api[Any]]) -> None:
         """``others``: what this server answers besides."""
-        self.metrics = metrics
+        self._metrics = metrics
         self._health = health
         self._document = document((*others, self))
+
+    def routes(self) -> Iterator[Route[None]]:
+        about = About("livez", "Whether the process is alive.", "Yes", ("405",))
+        yield Route("/livez", HEAD_TOO, self.live, about=about, scope=Scope.OPEN)
+        about = About("startupz", "Whether the process has started.", "Yes", ("405",))
+        yield Route("/startupz", HEAD_TOO, self.live, about=about, scope=Scope.OPEN)
+        about = About("readyz", "Whether traffic is welcome.", "Ready", ("405",))
+        yield Route("/readyz", HEAD_TOO, self.ready, about=about, scope=Scope.OPEN)
+        about = About("metrics", "Metrics.", "Metrics", ("405", "429"))
+        yield Route("/metrics", HEAD_TOO, self._metrics.own, packs=True, about=about, scope=Scope.READ)
+        about = About("openapi", "The description of this API.", "Document", ("405",))
+        yield Route("/openapi.json", HEAD_TOO, self.description, packs=True, about=about, scope=Scope.OPEN)
 
     def owns(self, path: str) -> bool:
         return True
@@ -88,10 +88,10 @@ class Pages(_PlainPages):
         message = f"{path} answers GET only, not {method}"
         return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": ", ".join(allowed)})
 
-    async def live(self, request: Request, target: None) -> Response:
+    def live(self, request: Request, target: None) -> Response:
         return Response(b"ok\n", media_type=_TEXT)
 
-    async def ready(self, request: Request, target: None) -> Response:
+    def ready(self, request: Request, target: None) -> Response:
         health = self._health
         if health.ready:
             text = f"ok, but {health.remark}\n" if health.remark else "ok\n"
@@ -99,7 +99,7 @@ class Pages(_PlainPages):
         reason = b"draining\n" if health.draining else b"models are being loaded\n"
         return Response(reason, 503, _TEXT, health.headers)
 
-    async def description(self, request: Request, target: None) -> Response:
+    def description(self, request: Request, target: None) -> Response:
         return Response(self._document, media_type=JSON.media_type)
 
 

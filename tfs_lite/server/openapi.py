@@ -56,7 +56,7 @@ _PAGES: Mapping[str, Tree] = {
 
 def document(apis: Sequence[Api[Any]]) -> bytes:
     """The whole description of these APIs, as JSON."""
-    routes = [route for api in apis for route in api.routes]
+    routes = [route for api in apis for route in api.routes()]
     paths = {route.path: _path(route, route.about) for route in routes if route.about is not None}
     schemas = _schemas() | {name: schema for api in apis for name, schema in api.schemas().items()}
     return orjson.dumps(
@@ -74,7 +74,7 @@ def document(apis: Sequence[Api[Any]]) -> bytes:
     )
 
 
-def _path(route: Route[Any, Any], about: About) -> Tree:
+def _path(route: Route[Any], about: About) -> Tree:
     operation = {(route.methods or ("GET",))[0].lower(): _operation(about)}
     names = [name for _, name, _, _ in Formatter().parse(route.path) if name]
     if not names:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, Specific, unsupported_platform
-from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.sources.disk import DirectoryEntry, RealDisk

@@ -19,8 +19,7 @@ from types import MappingProxyType
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.executor import Executor, Patience, PoolExecutor
 from tfs_lite.core.loader import LoadProgress
-from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.servable import ServableId, StoragePath
+from tfs_lite.core.servable import ServableId, StoragePath, parse_version
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument

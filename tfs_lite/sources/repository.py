@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, is_text, parse_version
+from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, is_litter, is_text
+from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, printable
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place

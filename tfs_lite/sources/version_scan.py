@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tfs_lite.core.manifest import parse_version
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.status import invalid_argument
 
 __all__ = ["AllPolicy", "LatestPolicy", "SpecificPolicy", "VersionPolicy", "candidates", "choose", "parse_version"]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfs_lite.adapters.exported.program import open_program
+from tfs_lite.adapters.exported.document import read_document
+from tfs_lite.adapters.exported.program import build_program
 from tfs_lite.adapters.exported.torch_loader import flat_forward
 from tfs_lite.adapters.inspect.archive import open_archive
 
@@ -28,7 +29,7 @@ def open_with_torch(path: Path) -> Forward:
 def open_directly(path: Path) -> Forward:
     """Loads the program with the direct builder. Raises UnsupportedProgram for what it does not know."""
     with open_archive(str(path), path.name) as archive:
-        return open_program(archive, torch.device("cpu")).forward
+        return build_program(archive, read_document(archive, trusted=False), torch.device("cpu")).forward
 
 
 def assert_same(expected: Forward, actual: Forward, inputs: Iterable[Callable[[], Sequence[Any]]], name: str) -> int:

@@ -404,13 +404,13 @@ class BatcherChecker:
             ]
             self._need(not late, "a call waits although its deadline has passed")
             self._check_bounds(certain)
-            if not asleep or not len(queue.jobs):
+            if not asleep or not queue.count:
                 continue
-            delay = queue.delay.current(queue.jobs.youngest)
+            delay = queue.delay.current(queue.youngest)
             expects = queue.settings.send is SendWhen.EXPECT
             if expects and self.scheduler.in_state(ThreadState.RECOVERING):
                 continue  # its last run has changed what is expected, and others need not hear of that at once
-            decision = form_batch(queue.jobs, now, queue.settings, *([delay] if expects else []))
+            decision = form_batch(queue, now, queue.settings, *([delay] if expects else []))
             self._need(not decision.take, f"{decision.take} calls could run, and a worker is idle")
             wakes = min(worker.wakes_at for worker in asleep)
             self._need(

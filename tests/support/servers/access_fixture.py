@@ -58,8 +58,8 @@ class ManagedServer:
     http: httpx.Client = field(init=False)
 
     @property
-    def routes(self) -> list[Route[Any, Any]]:
-        return [route for api in self.apis for route in api.routes]
+    def routes(self) -> list[Route[Any]]:
+        return [route for api in self.apis for route in api.routes()]
 
     def ask(self, method: str, path: str, token: str = "", **rest: Any) -> httpx.Response:
         """From elsewhere. ``rest`` is for the client."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.errors import refusal
-from tfs_lite.core.manifest import Manifest, ManifestFile, parse_manifest, parse_version, sha256_of
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.manifest import Manifest, ManifestFile, parse_manifest, sha256_of
+from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.status import ServingError, StatusCode
 
 DIGEST = "0" * 64

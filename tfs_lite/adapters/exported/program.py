@@ -17,7 +17,7 @@ import torch
 
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
-from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document, read_document
+from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document
 from tfs_lite.adapters.exported.function import Forward, GraphFunction
 from tfs_lite.adapters.exported.layout import Layout
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
@@ -53,11 +53,6 @@ class Program:
     def branches(self) -> bool:
         """Whether a result decides which operators run."""
         return any(operator.branches for operator in self.operators)
-
-
-def open_program(archive: Archive, device: torch.device, trusted: bool = False) -> Program:
-    """The program of an archive, on ``device``. Errors as ``read_document`` and :func:`build_program`."""
-    return build_program(archive, read_document(archive, trusted), device)
 
 
 def build_program(

@@ -165,12 +165,6 @@ def open_archive(source: str | io.BufferedIOBase, name: str, meter: LoadMeter | 
         yield Archive(name, root, members, archive, file, meter or LoadMeter())
 
 
-def member_names(path: str) -> frozenset[str]:
-    """The members of the archive at ``path``. DATA_LOSS if there is no sound archive."""
-    with open_archive(path, os.path.basename(path)) as archive:
-        return frozenset(archive.members)
-
-
 def check_members(archive: Archive, expected: re.Pattern[str]) -> None:
     """PERMISSION_DENIED if there is a member of another name."""
     for member in archive.members:

@@ -32,7 +32,7 @@ ITEM_BYTES = {
 INT64 = 7
 _EXTERNAL = 1
 # ModelProto
-_IR_VERSION, _GRAPH, _OPSETS, _FUNCTIONS = 1, 7, 8, 25
+_GRAPH, _OPSETS, _FUNCTIONS = 7, 8, 25
 # GraphProto
 _NODES, _INITIALIZERS, _INPUTS, _OUTPUTS, _SPARSE = 1, 5, 11, 12, 15
 
@@ -115,7 +115,6 @@ class Value:
 class ModelFile:
     """What a file says."""
 
-    ir_version: int
     opsets: dict[str, int]
     graphs: tuple[memoryview, ...]
     functions: tuple[Function, ...]
@@ -149,7 +148,6 @@ def _read(view: memoryview) -> ModelFile:
     given = {header.name for graph in graphs for header in initializers(graph)}
     inputs = [_value(value) for graph in graphs for value in messages(graph, _INPUTS)]
     return ModelFile(
-        last_number(view, _IR_VERSION),
         opsets,
         graphs,
         tuple(_function(body) for body in messages(view, _FUNCTIONS)),

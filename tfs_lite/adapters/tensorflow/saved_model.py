@@ -39,7 +39,6 @@ class MetaGraph:
     """One of the graphs in the file. Its contents are read when they are asked for, while the file is open."""
 
     tags: frozenset[str]
-    tensorflow_version: str
     parts: tuple[memoryview, ...]
 
     @property
@@ -161,11 +160,8 @@ def _read(path: str) -> bytes:
 
 
 def _meta_graph(graph: memoryview) -> MetaGraph:
-    tags, version = set[str](), ""
-    for info in messages(graph, 1):
-        tags.update(texts(info, 4))
-        version = last_text(info, 5) or version
-    return MetaGraph(frozenset(tags), version, (graph,))
+    tags = frozenset(tag for info in messages(graph, 1) for tag in texts(info, 4))
+    return MetaGraph(tags, (graph,))
 
 
 def _signature(key: str, definition: memoryview) -> Signature:

@@ -135,11 +135,6 @@ class HelperEngine(ClusterEngine):
         return self._leader.secret
 
     @property
-    def listen_address(self) -> tuple[str, int]:
-        """Where this server listens, as a sign of life for other ones."""
-        return self._leader.host, self._leader.port
-
-    @property
     def pid(self) -> int | None:
         """The helper's process id; None while there is none."""
         with self._changed:

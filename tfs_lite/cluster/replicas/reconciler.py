@@ -201,11 +201,6 @@ class ReplicaSet:
     def status(self) -> SetStatus:
         return self._owner._set_status(self)
 
-    def check_room(self) -> None:
-        """UNAVAILABLE with ``WAITS_FOR_PLACE`` if some of the replicas wait for room, or for the cluster."""
-        if waits := self.status().waits:
-            raise _waits_for_place(self.wanted, waits)
-
     def close(self) -> None:
         """Gives all places up; their replicas are ended soon after. May be called again."""
         self._owner._close(self.places)

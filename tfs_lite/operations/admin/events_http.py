@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -34,20 +34,18 @@ _ABOUT = About(
 )
 
 
-def _route() -> Route[EventsApi, None]:
-    return Route(PATH, GET, lambda api: api.events, packs=True, about=_ABOUT, scope=Scope.READ, checks_models=True)
-
-
 class EventsApi(Api[None]):
     """On the event loop. ``may_manage`` tells which clients may see the paths of files."""
 
-    routes = (_route(),)
     cross_origin = False
     encodings = GZIP
 
     def __init__(self, feed: EventFeed, may_manage: Callable[[Request], bool]) -> None:
         self._feed = feed
         self._may_manage = may_manage
+
+    def routes(self) -> Iterator[Route[None]]:
+        yield Route(PATH, GET, self.events, packs=True, about=_ABOUT, scope=Scope.READ, checks_models=True)
 
     def schemas(self) -> Mapping[str, Tree]:
         return {"Events": events_schema()}

@@ -1,8 +1,8 @@
 """The routes of :class:`AdminControl` over HTTP. They are exact, and tried before TensorFlow Serving's grammar, which
 stays as strict as it is. No other origin is ever allowed to read them.
 
-A route is a row of the table below: its path, and a function from what was asked to a JSON value, which runs on a
-thread of its own.
+A route is a row of the table: its path, and a function from what was asked to a JSON value, which runs on a thread of
+its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from tfs_lite.core.servable import MAX_VERSION, ModelRef
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.admin.questions import read_body
@@ -25,7 +25,7 @@ from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, POST, About, Api, Route, RouteHandler, Tree
+from tfs_lite.server.http.router import GET, POST, About, Api, Route, RouteHandler, Tree, model_in_path
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
@@ -50,35 +50,10 @@ Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
 """From a question to a JSON value. Raises ServingError."""
 
 
-def _route(path: str, answer: Answer, about: About, checks_models: bool = False) -> Route[AdminApi, AdminQuery]:
-    handler = partial(_handler, answer)
+def _route(
+    path: str, handler: RouteHandler[AdminQuery], about: About, checks_models: bool = False
+) -> Route[AdminQuery]:
     return Route(path, GET, handler, packs=True, about=about, scope=Scope.READ, checks_models=checks_models)
-
-
-def _handler(answer: Answer, api: AdminApi) -> RouteHandler[AdminQuery]:
-    return partial(api.answer, answer)
-
-
-def _routes() -> Iterator[Route[AdminApi, AdminQuery]]:
-    about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
-    yield _route("/v1/models:explain", _verdicts, about, checks_models=True)
-    errors = ("400", "405", "429")
-    for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
-        about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
-        yield _route("/v1/models/{model}" + version + ":explain", _explain, about)
-
-    about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", ("404", "405", "429"))
-    yield _route("/v1/requests/{request}", _failed_request, about)
-    about = About("failedRequests", "The last failed requests, the newest first.", "FailedRequests", ("405", "429"))
-    yield _route("/v1/requests", _failed_requests, about, checks_models=True)
-    about = About("failedRequestsOfModel", "The same of one model.", "FailedRequests", ("400", "405", "429"))
-    yield _route("/v1/models/{model}:failures", _failed_requests, about)
-    refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
-    about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
-    yield Route("/v1/config:explain", POST, lambda api: api.what_if, packs=True, about=about, scope=Scope.MANAGE)
-
-    about = About("readAgain", "Read the config and the disk again now.", "ReadAgain", ("400", "405", "429", "503"))
-    yield Route("/v1/config:reload", POST, lambda api: api.read_again, about=about, scope=Scope.MANAGE)
 
 
 def _failed_request(control: AdminControl, query: AdminQuery) -> Any:
@@ -101,7 +76,6 @@ class AdminApi(Api[AdminQuery]):
     """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
     ``may_see_paths`` tells which clients are shown paths of the server."""
 
-    routes = tuple(_routes())
     names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
     cross_origin = False
     encodings = GZIP
@@ -119,7 +93,30 @@ class AdminApi(Api[AdminQuery]):
         self._background = background
         self._forecasts = forecasts
         self._may_see_paths = may_see_paths
-        self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes]
+        self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes()]
+
+    def routes(self) -> Iterator[Route[AdminQuery]]:
+        about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
+        yield _route("/v1/models:explain", partial(self.answer, _verdicts), about, checks_models=True)
+        errors = ("400", "405", "429")
+        for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
+            about = About(f"explain{which}", "Why it is in its state, and what to do.", "Explanation", errors)
+            yield _route("/v1/models/{model}" + version + ":explain", partial(self.answer, _explain), about)
+
+        unknown = ("404", "405", "429")
+        about = About("failedRequest", "A failed request, by its id or trace id.", "FailedRequests", unknown)
+        yield _route("/v1/requests/{request}", partial(self.answer, _failed_request), about)
+        failed = partial(self.answer, _failed_requests)
+        about = About("failedRequests", "The last failed requests, the newest first.", "FailedRequests", ("405", "429"))
+        yield _route("/v1/requests", failed, about, checks_models=True)
+        about = About("failedRequestsOfModel", "The same of one model.", "FailedRequests", errors)
+        yield _route("/v1/models/{model}:failures", failed, about)
+        refused = ("400", "404", "405", "408", "409", "413", "415", "429", "503")
+        about = About("explainConfig", "What a config would change.", "WhatIf", refused, "WhatIfBody")
+        yield Route("/v1/config:explain", POST, self.what_if, packs=True, about=about, scope=Scope.MANAGE)
+
+        about = About("readAgain", "Read the config and the disk again now.", "ReadAgain", ("400", "405", "429", "503"))
+        yield Route("/v1/config:reload", POST, self.read_again, about=about, scope=Scope.MANAGE)
 
     def schemas(self) -> Mapping[str, Tree]:
         return schemas()
@@ -128,13 +125,7 @@ class AdminApi(Api[AdminQuery]):
         return any(pattern.fullmatch(path) for pattern in self._patterns)
 
     def target(self, names: Mapping[str, str]) -> AdminQuery:
-        version, label = names.get("version"), names.get("label")
-        model = ModelRef(
-            unquote(names.get("model", "")),
-            None if version is None else _version(version),
-            None if label is None else unquote(label),
-        )
-        return AdminQuery(model, {name: unquote(value) for name, value in names.items()})
+        return AdminQuery(model_in_path(names), {name: unquote(value) for name, value in names.items()})
 
     def model_of(self, target: AdminQuery) -> str:
         return target.model.name
@@ -172,10 +163,3 @@ def _refuse_query(request: Request) -> None:
 async def _reply(background: BackgroundRunner, answer: Callable[[], Any]) -> Response:
     body = await background.run(lambda: orjson.dumps(answer()))
     return Response(body, media_type=JSON.media_type, headers={"cache-control": "no-store"})
-
-
-def _version(digits: str) -> int:
-    significant = digits.lstrip("0") or "0"
-    if len(significant) > 19 or int(significant) > MAX_VERSION:
-        raise invalid_argument(f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}")
-    return int(significant)

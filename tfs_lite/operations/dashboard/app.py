@@ -39,23 +39,10 @@ FIELDS = ("model", "range")
 _EVENTS = (EVENT_TYPE.partition(";")[0],)
 
 
-def _routes() -> Iterator[Route[Dashboard, str]]:
-    about = About("dashboard", "The dashboard, a page for browsers.", "Page", ("405",), media_types=("text/html",))
-    yield Route("/", HEAD_TOO, lambda app: app.index, about=about, scope=Scope.OPEN)
-    about = About("dashboardFile", "A file of the dashboard.", "File", ("404", "405"))
-    yield Route(f"{ROOT}assets/{{file}}", HEAD_TOO, lambda app: app.asset, about=about, scope=Scope.OPEN)
-    about = About("dashboardFeed", "What changes, once a second.", "Feed", ("405", "503"), media_types=_EVENTS)
-    yield Route(f"{ROOT}feed", GET, lambda app: app.feed, about=about, scope=Scope.READ, checks_models=True)
-    summary = "How every model fares: verdicts, versions, numbers; with ?model=NAME&range=10m or 4h, all about one."
-    about = About("overview", summary, "Overview", ("400", "405", "429"))
-    yield Route(OVERVIEW, GET, lambda app: app.overview, True, about, scope=Scope.READ, checks_models=True)
-
-
 class Dashboard(Api[str]):
     """``start`` -> requests, on the event loop -> ``close_feed`` at the beginning of the server's drain -> ``close``,
     from another thread. The target is the name of a file."""
 
-    routes = tuple(_routes())
     names = {"file": r"[\w.-]+"}  # noqa: RUF012
     cross_origin = False
     encodings = GZIP
@@ -89,10 +76,21 @@ class Dashboard(Api[str]):
 
     # The routes.
 
-    async def index(self, request: Request, target: str) -> Response:
+    def routes(self) -> Iterator[Route[str]]:
+        about = About("dashboard", "The dashboard, a page for browsers.", "Page", ("405",), media_types=("text/html",))
+        yield Route("/", HEAD_TOO, self.index, about=about, scope=Scope.OPEN)
+        about = About("dashboardFile", "A file of the dashboard.", "File", ("404", "405"))
+        yield Route(f"{ROOT}assets/{{file}}", HEAD_TOO, self.asset, about=about, scope=Scope.OPEN)
+        about = About("dashboardFeed", "What changes, once a second.", "Feed", ("405", "503"), media_types=_EVENTS)
+        yield Route(f"{ROOT}feed", GET, self.feed, about=about, scope=Scope.READ, checks_models=True)
+        summary = "How every model fares: verdicts, versions, numbers; with ?model=NAME&range=10m or 4h, all about one."
+        about = About("overview", summary, "Overview", ("400", "405", "429"))
+        yield Route(OVERVIEW, GET, self.overview, True, about, scope=Scope.READ, checks_models=True)
+
+    def index(self, request: Request, target: str) -> Response:
         return self._page.index(request)
 
-    async def asset(self, request: Request, target: str) -> Response:
+    def asset(self, request: Request, target: str) -> Response:
         return self._page.asset(request, target)
 
     async def feed(self, request: Request, target: str) -> Stream:

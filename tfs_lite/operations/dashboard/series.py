@@ -36,25 +36,12 @@ Key: TypeAlias = tuple[str, str]
 TOTAL: Key = ("", "")
 """Everything together."""
 Numbers: TypeAlias = dict[str, float]
-"""By signal."""
-
-SIGNALS: Mapping[str, str] = {
-    "requests": "Predictions a second, failed ones too.",
-    "errors": "Predictions a second that failed.",
-    "p50": "Half of the answers took at most so many seconds.",
-    "p99": "99 of 100 answers took at most so many seconds.",
-    "queue": "Seconds that a call waited for its run, on average.",
-    "run": "Seconds of a run of the model, on average.",
-    "rows": "Rows of requests in a run, on average.",
-    "padding": "Rows added to a run, on average.",
-    "waiting": "Calls that wait for a run now.",
-    "in_flight": "Requests that hold the version now.",
-    "memory": "Bytes that the version holds.",
-    "tokens": "Output tokens a second.",
-    "texts": "Texts that run now.",
-    "texts_waiting": "Texts that wait for a place now.",
-    "cache": "The share of the cache that is kept for texts that run.",
-}
+"""By signal: ``requests`` and ``errors`` are predictions a second, failed ones among them, and those that failed;
+``p50`` and ``p99`` seconds of an answer; ``queue`` and ``run`` the mean seconds of a call before its run, and of a run;
+``rows`` and ``padding`` the mean rows of requests in a run, and those added to it; ``waiting`` the calls that wait for
+a run; ``in_flight`` the requests that hold the version; ``memory`` its bytes; ``tokens`` the output tokens a second;
+``texts``, ``texts_waiting`` and ``cache`` the texts that run and that wait, and the share of the cache that is kept for
+those that run."""
 GAUGES = ("waiting", "in_flight", "memory", "texts", "texts_waiting", "cache")
 """States. A point of the coarse ring has the highest of its minute."""
 

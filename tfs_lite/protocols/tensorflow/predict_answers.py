@@ -19,6 +19,7 @@ from tfs_lite.protocols.messages import PredictResponse, TensorProto, TensorShap
 from tfs_lite.protocols.tensorflow import tensor_proto
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.varints import encode_varints
+from tfs_lite.transport.remembered import Remembered
 
 MAX_FRAMES = 256
 
@@ -43,7 +44,7 @@ class AnswerWriter:
 
     def __init__(self, as_content: bool = False) -> None:
         self._as_content = as_content
-        self._frames: dict[Any, Frame | None] = {}
+        self._frames = Remembered[Any, Frame | None](MAX_FRAMES)
 
     def write(self, servable_id: ServableId, signature: str, outputs: Mapping[str, Array]) -> bytes:
         """A serialized PredictResponse. INVALID_ARGUMENT if an output has no tensor type; RESOURCE_EXHAUSTED if it is
@@ -53,7 +54,7 @@ class AnswerWriter:
         try:
             frame = self._frames[key]
         except KeyError:
-            frame = self._remember(key, servable_id, signature, outputs)
+            frame = self._frames.add(key, _frame(servable_id, signature, outputs, self._as_content))
         if frame is None:
             return _by_protobuf(servable_id, signature, outputs, self._as_content)
         parts = [frame[0]]
@@ -61,14 +62,6 @@ class AnswerWriter:
             parts.append(array.tobytes())
             parts.append(known)
         return b"".join(parts)
-
-    def _remember(
-        self, key: Any, servable_id: ServableId, signature: str, outputs: Mapping[str, Array]
-    ) -> Frame | None:
-        if len(self._frames) >= MAX_FRAMES:
-            self._frames.clear()
-        frame = self._frames[key] = _frame(servable_id, signature, outputs, self._as_content)
-        return frame
 
 
 def _by_protobuf(servable_id: ServableId, signature: str, outputs: Mapping[str, Array], as_content: bool) -> bytes:

@@ -21,6 +21,7 @@ from tfs_lite.protocols.v2.grpc_request import BYTE_SIZE, OFFSET, REGION
 from tfs_lite.protocols.v2.messages import ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemorySlice
 from tfs_lite.protocols.v2.tensors import Buffer, datatype_of, encode_raw
+from tfs_lite.transport.remembered import Remembered
 
 MAX_FRAMES = 256
 
@@ -38,7 +39,7 @@ class GrpcAnswers:
     """``write`` makes an answer, the same bytes as :func:`answer_bytes`. One thread."""
 
     def __init__(self) -> None:
-        self._frames: dict[Any, Frame | None] = {}
+        self._frames = Remembered[Any, Frame | None](MAX_FRAMES)
 
     def write(self, answer: InferAnswer) -> bytes:
         """A ModelInferResponse; errors as of :func:`answer_bytes`."""
@@ -47,7 +48,7 @@ class GrpcAnswers:
         try:
             frame = self._frames[key]
         except KeyError:
-            frame = self._remember(key, answer)
+            frame = self._frames.add(key, _frame(answer))
         wanted = answer.wanted
         if frame is None or answer.parameters or (wanted and any(output.memory for output in wanted.values())):
             return answer_bytes(answer)
@@ -58,12 +59,6 @@ class GrpcAnswers:
         for before, array in zip(frame[1:], outputs.values(), strict=False):
             parts += (before, array.tobytes())
         return b"".join(parts) if outputs else b"".join((*parts, frame[1]))
-
-    def _remember(self, key: Any, answer: InferAnswer) -> Frame | None:
-        if len(self._frames) >= MAX_FRAMES:
-            self._frames.clear()
-        frame = self._frames[key] = _frame(answer)
-        return frame
 
 
 def answer_bytes(answer: InferAnswer) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.descriptors import numbers_in
@@ -37,7 +38,6 @@ SPLIT_BYTES = 16 * 1024
 """Smaller messages are parsed whole."""
 MAX_SPLIT_FIELDS = 1000
 """With more fields than that, protobuf is quicker."""
-MAX_VERSION = 2**63 - 1
 
 REGION, BYTE_SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 CLASSIFICATION = "classification"
@@ -100,7 +100,7 @@ def read_request(sent: SentMessage) -> InferRequest:
         raise invalid_argument("the request has no model name")
     for field_name in ("parameters", "inputs", "outputs"):
         check_entries(field_name, len(getattr(message, field_name)))
-    request = InferRequest(sent.model, parse_version(message.model_version), sent.id)
+    request = InferRequest(sent.model, read_version(message.model_version), sent.id)
     if message.parameters:
         take_parameters(request, [(key, *_parameter(key, value)) for key, value in message.parameters.items()])
     raw = iter(sent.raw)
@@ -116,13 +116,14 @@ def read_request(sent: SentMessage) -> InferRequest:
     return request
 
 
-def parse_version(text: str) -> int | None:
+def read_version(text: str) -> int | None:
     """The version that a request names; None for the newest. INVALID_ARGUMENT unless it is a whole number from 0."""
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_VERSION):
+    version = parse_version(text)
+    if version is None:
         raise invalid_argument(f"model version '{text:.64}' is not a whole number from 0 to {MAX_VERSION}")
-    return int(text)
+    return version
 
 
 def _split(data: bytes) -> tuple[bytes, list[Buffer]] | None:

@@ -31,6 +31,7 @@ from tfs_lite.protocols.v2.json_values import read_data
 from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.protocols.v2.tensors import decode, dtype_of
+from tfs_lite.transport.remembered import Remembered
 
 MAX_FORMS = 128
 MAX_KNOWN_BYTES = 4096
@@ -111,7 +112,7 @@ class HttpLayouts:
     """The forms seen last. Any thread. ``length`` is the header Inference-Header-Content-Length, None without it."""
 
     def __init__(self) -> None:
-        self._forms: dict[_Key, _Form] = {}
+        self._forms = Remembered[_Key, _Form](MAX_FORMS)
         self._lock = threading.Lock()  # guards changes of the forms
 
     def find(self, model: str, version: int | None, body: bytes, length: str | None) -> PlainRequest | None:
@@ -144,9 +145,7 @@ class HttpLayouts:
         except ServingError:
             return
         with self._lock:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            self._forms[request.model, request.version, length is None, cut.id is None, cut.pieces] = form
+            self._forms.add((request.model, request.version, length is None, cut.id is None, cut.pieces), form)
 
 
 def _start(body: bytes, length: str | None) -> int | None:

@@ -20,6 +20,7 @@ from tfs_lite.protocols.json.writer import dumps, print_small
 from tfs_lite.protocols.v2.json_values import WITHOUT_JSON, no_json
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw
+from tfs_lite.transport.remembered import Remembered
 
 NUMBER_BYTES = 16
 """About the bytes of a printed number."""
@@ -47,7 +48,7 @@ class HttpAnswers:
     """``write`` makes an answer, the same bytes as :func:`write_answer`. One thread."""
 
     def __init__(self) -> None:
-        self._frames: dict[Any, _Frame | None] = {}
+        self._frames = Remembered[Any, _Frame | None](MAX_FRAMES)
 
     def write(self, answer: InferAnswer, binary: bool) -> WrittenAnswer | None:
         """The answer; arguments and errors as of :func:`write_answer`, which is to be called on a thread where this
@@ -59,7 +60,7 @@ class HttpAnswers:
         try:
             frame = self._frames[key]
         except KeyError:
-            frame = self._remember(key, answer, binary)
+            frame = self._frames.add(key, _frame(answer, binary))
         if frame is None or answer.parameters or (wanted and any(output.memory for output in wanted.values())):
             return None if printed_size(answer, binary) > COMFORTABLE_BYTES else write_answer(answer, binary)
         if frame.large:
@@ -74,12 +75,6 @@ class HttpAnswers:
         if not any(blobs):
             return WrittenAnswer(b"".join(text))
         return WrittenAnswer(b"".join((*text, *blobs)), sum(map(len, text)))
-
-    def _remember(self, key: Any, answer: InferAnswer, binary: bool) -> _Frame | None:
-        if len(self._frames) >= MAX_FRAMES:
-            self._frames.clear()
-        frame = self._frames[key] = _frame(answer, binary)
-        return frame
 
 
 def write_answer(answer: InferAnswer, binary: bool) -> WrittenAnswer:

@@ -33,8 +33,6 @@ ModelStatistics = message_class("inference.ModelStatistics")
 StatisticDuration = message_class("inference.StatisticDuration")
 InferStatistics = message_class("inference.InferStatistics")
 InferResponseStatistics = message_class("inference.InferResponseStatistics")
-InferBatchStatistics = message_class("inference.InferBatchStatistics")
-MemoryUsage = message_class("inference.MemoryUsage")
 
 # The model repository
 RepositoryIndexRequest = message_class("inference.RepositoryIndexRequest")

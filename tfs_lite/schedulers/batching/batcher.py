@@ -109,12 +109,12 @@ class BatchingServable:
     @property
     def pending(self) -> int:
         with self._lock:
-            return sum(len(queue.jobs) for queue in self._queues.values())
+            return sum(queue.count for queue in self._queues.values())
 
     @property
     def pending_rows(self) -> int:
         with self._lock:
-            return sum(queue.jobs.rows for queue in self._queues.values())
+            return sum(queue.rows for queue in self._queues.values())
 
     # What callers do.
 
@@ -158,7 +158,7 @@ class BatchingServable:
             reason = f"the deadline passed before the request reached {self._name}"
             refusal = Status(StatusCode.DEADLINE_EXCEEDED, reason)
         else:
-            refusal = queue.refusal(job) or self._submit_large(queue, call, job)
+            refusal = queue.misfit(job) or self._submit_large(queue, call, job)
         if refusal is not None:
             self._finish(call, refusal)
 
@@ -172,7 +172,7 @@ class BatchingServable:
         queue = self._queues[call.signature]
         with self._lock:
             removed = queue.remove(ticket)
-            worker = self._workers.pop_idle() if removed and len(queue.jobs) else None
+            worker = self._workers.pop_idle() if removed and queue.count else None
         if worker is not None:
             worker.wake()  # what is left may be a batch of a preferred size
         if removed:
@@ -239,7 +239,7 @@ class BatchingServable:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return queue_full(f"{self._name} has too many answers that wait for an earlier one; try again later")
-        return queue.jobs.refusal(job) or queue.overload(job, len(self._workers))
+        return queue.refusal(job) or queue.overload(job, len(self._workers))
 
     @property
     def _answers_held(self) -> int:
@@ -249,9 +249,9 @@ class BatchingServable:
 
     def _add(self, queue: SignatureQueue, job: Job) -> WorkerThread | None:
         """With the lock held. Returns the worker to wake, if the job makes a decision worth while."""
-        worth_while = queue.add(job)
-        if queue.jobs.next_expiry < self._timer_due:
-            self._arm(queue.jobs.next_expiry)
+        worth_while = queue.admit(job)
+        if queue.next_expiry < self._timer_due:
+            self._arm(queue.next_expiry)
         return self._workers.pop_idle() if worth_while else None
 
     def _submit_large(self, queue: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
@@ -301,7 +301,7 @@ class BatchingServable:
             now = self._clock.monotonic()
             self._timer, self._timer_due = None, inf
             dropped = [found for queue in self._queues.values() for found in queue.sweep(now)]
-            due = min(queue.jobs.next_expiry for queue in self._queues.values())
+            due = min(queue.next_expiry for queue in self._queues.values())
             if due < inf:
                 self._arm(due)
             worker = self._workers.pop_idle()
@@ -354,7 +354,8 @@ class BatchingServable:
                 other = self._workers.pop_idle() if queue is not None and self._has_waiting() else None
             if other is not None:
                 other.wake()  # what is left may be a batch for it
-            self._drop(dropped, now)
+            if dropped:
+                self._drop(dropped, now)
             if queue is not None:
                 return queue, jobs
             if not worker.sleep(until - now) and not self._woke(worker):
@@ -367,23 +368,26 @@ class BatchingServable:
 
     def _has_waiting(self) -> bool:
         """With the lock held."""
-        return any(len(queue.jobs) for queue in self._queues.values())
+        for queue in self._queues.values():  # noqa: SIM110 - for every run
+            if queue.count:
+                return True
+        return False
 
     def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[SignatureQueue | None, list[Job], float]:
         """With the lock held: the batch of the queue that has waited longest, or the time until which there is none."""
         until = inf
-        queues: Sequence[SignatureQueue] = [queue for queue in self._queues.values() if len(queue.jobs)]
+        queues: Sequence[SignatureQueue] = [queue for queue in self._queues.values() if queue.count]
         if len(queues) > 1:
-            queues = sorted(queues, key=lambda queue: queue.jobs.oldest)
+            queues = sorted(queues, key=lambda queue: queue.oldest)
         for queue in queues:
-            if queue.jobs.next_expiry <= now:
+            if queue.next_expiry <= now:
                 dropped.extend(queue.sweep(now))
-                if not len(queue.jobs):
+                if not queue.count:
                     continue
             dropped.extend(queue.shed(now))
             decision = queue.decide(now)
             if decision.take:
-                return queue, queue.take(decision), until
+                return queue, queue.take(decision.take), until
             queue.wake_rows = decision.wake_rows
             until = min(until, decision.wait_until)
         return None, [], until
@@ -409,8 +413,8 @@ class BatchingServable:
             for job in again:
                 job.call.ticket = job
             queue.put_back(again)
-            if queue.jobs.next_expiry < self._timer_due:
-                self._arm(queue.jobs.next_expiry)
+            if queue.next_expiry < self._timer_due:
+                self._arm(queue.next_expiry)
             other = self._workers.pop_idle() if again else None
         if other is not None:
             other.wake()

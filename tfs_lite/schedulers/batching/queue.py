@@ -56,24 +56,28 @@ class JobQueue:
     """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove``, ``take``
     and ``put_back`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
 
-    __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "next_expiry", "rows", "youngest")
+    __slots__ = ("_by_number", "_levels", "_name", "count", "next_expiry", "rows", "settings", "wake_rows", "youngest")
 
     def __init__(self, settings: BatchSettings, name: str = "the model") -> None:
         """``name`` is what the jobs wait for, for messages."""
-        self._settings = settings
+        self.settings = settings
         self._name = name
         self._levels: list[_Level] = []
         self._by_number: dict[int, _Level] = {}
-        self._count = 0
+        self.count = 0
+        """The jobs that wait."""
         self.rows = 0
         """The rows of all jobs that wait."""
         self.next_expiry = inf
         """Before this time, ``sweep`` finds nothing."""
         self.youngest = -inf
         """When the job that was added last was queued."""
+        self.wake_rows = 1
+        """The last decision about the queue stands while fewer rows wait. Whatever takes jobs out, moves them or puts
+        them back makes it 1: that decision was about others."""
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Job]:
         """In order of service. The queue must not change meanwhile."""
@@ -100,7 +104,7 @@ class JobQueue:
     def refusal(self, job: Job) -> Status | None:
         """Returns UNAVAILABLE if the job cannot wait here. Adds nothing. Sets ``level`` and ``times_out`` of the job by
         its call and the settings; ``enqueued`` and ``rows`` have to be right."""
-        settings = self._settings
+        settings = self.settings
         priority = job.call.priority
         job.level = priority if 0 < priority <= settings.priority_levels else settings.default_priority
         policy, asked = settings.policy(job.level), job.call.timeout
@@ -112,11 +116,11 @@ class JobQueue:
             level = self._by_number.get(job.level)
             if level is not None and level.live >= policy.max_queue_size:
                 return self._full(f"Exceeds maximum queue size: {level.live} requests wait for {self._name}")
-        if self._count >= settings.max_queued_calls or (
+        if self.count >= settings.max_queued_calls or (
             settings.max_queued_rows and self.rows + job.rows > settings.max_queued_rows
         ):
             text = "The batch scheduling queue to which this task was submitted is full"
-            return self._full(f"{text}: {self._count} requests with {self.rows} rows wait for {self._name}")
+            return self._full(f"{text}: {self.count} requests with {self.rows} rows wait for {self._name}")
         return None
 
     def add(self, job: Job) -> None:
@@ -127,7 +131,7 @@ class JobQueue:
         end = (level.delayed if job.delayed else level.fresh).append(job)
         if end < self.next_expiry:
             self.next_expiry = end
-        self._count += 1
+        self.count += 1
         self.rows += job.rows
         self.youngest = job.enqueued
 
@@ -139,8 +143,9 @@ class JobQueue:
             job.gone, job.again, job.times_out = False, True, inf
             end = (level.delayed if job.delayed else level.fresh).prepend(job)
             self.next_expiry = min(self.next_expiry, end)
-            self._count += 1
+            self.count += 1
             self.rows += job.rows
+            self.wake_rows = 1
 
     def remove(self, job: Job) -> bool:
         """Takes out a job that was added. Returns False if it had left already."""
@@ -188,13 +193,14 @@ class JobQueue:
 
     def clear(self) -> list[Job]:
         """Takes out all jobs, in order of service."""
-        return self.take(self._count)
+        return self.take(self.count)
 
     def _left(self, level: _Level, jobs: int, rows: int) -> bool:
         """``jobs`` with ``rows`` have left a level. Returns whether the level is gone with them."""
-        self._count -= jobs
+        self.count -= jobs
         self.rows -= rows
-        if not self._count:
+        self.wake_rows = 1
+        if not self.count:
             self.next_expiry = inf
         if level.live or len(self._levels) <= EMPTY_LEVELS:
             return False
@@ -203,7 +209,7 @@ class JobQueue:
         return True
 
     def _new_level(self, number: int) -> _Level:
-        level = self._by_number[number] = _Level(number, self._settings.policy(number).timeout_action)
+        level = self._by_number[number] = _Level(number, self.settings.policy(number).timeout_action)
         self._levels.insert(bisect_left(self._levels, number, key=_number), level)
         return level
 

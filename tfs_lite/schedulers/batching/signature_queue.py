@@ -27,28 +27,24 @@ RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 """Returns which calls of a signature may share a run; None if every one runs alone."""
 
 
-class SignatureQueue:
-    """The calls of one signature that wait, as ``jobs``. Its owner locks around everything but ``job``, ``refusal`` and
-    what never changes.
-
-    The last decision stands while fewer than ``wake_rows`` rows wait.
-    """
+class SignatureQueue(JobQueue):
+    """The calls of one signature that wait. Its owner locks around everything but ``job``, ``misfit`` and what never
+    changes."""
 
     __slots__ = (
-        *("_has_rows", "_unchecked", "_name", "_run_seconds", "delay", "evidence", "jobs", "key", "may_run_apart"),
-        *("outputs", "rule", "settings", "usual_rows", "wake_rows"),
+        *("_has_rows", "_run_seconds", "_unchecked", "delay", "evidence", "key", "may_run_apart", "outputs", "rule"),
+        "usual_rows",
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
+        self.rule = rule_of(signature, settings) if settings.merges else None
+        super().__init__(self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0), name)
         self.key = key
         self.outputs = signature.output_names
-        self.rule = rule_of(signature, settings) if settings.merges else None
-        self.settings = self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0)
         self.evidence: RowEvidence | None = None
         """None where calls may share runs without any, or never."""
         if self.rule is not None and signature.contract is not ShapeContract.ALL:
             self.evidence = RowEvidence(self.outputs, signature.contract is ShapeContract.ROWS)
-        self.jobs = JobQueue(self.settings, name)
         self.delay = AdaptiveDelay()
         self.usual_rows: float = inf
         """A call of at most so many rows is neither refused for what it is nor larger than a run."""
@@ -57,8 +53,6 @@ class SignatureQueue:
         has_conditions = self.rule is not None and self.rule.conditions is not None
         self.may_run_apart = has_conditions or self.evidence is not None
         """Whether there may be calls that the model takes alone and not together."""
-        self.wake_rows = 1
-        self._name = name
         self._has_rows = signature.max_rows > 0
         self._unchecked = signature if signature.contract is ShapeContract.NONE else None
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
@@ -85,53 +79,29 @@ class SignatureQueue:
         numbers of rows: an output of a size of its own may look like rows in one of them and not in the other."""
         if self.evidence is not None and not self.evidence.shows(call.outputs):
             return 0 if rows % largest else largest - 1
-        return -self.jobs.rows % largest if self.rule is None or self.rule.conditions is None else 0
+        return -self.rows % largest if self.rule is None or self.rule.conditions is None else 0
 
-    def refusal(self, job: Job) -> Status | None:
+    def misfit(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""
         return None if job.alone or self.rule is None else self.rule.refusal(job.size, self._name)
 
-    def add(self, job: Job) -> bool:
+    def admit(self, job: Job) -> bool:
         """Adds a job. Returns whether a worker should decide again."""
-        jobs = self.jobs
-        head = jobs.head  # jobs that an idle worker has left waiting have one key
-        changed = head is not None and head.key != job.key
-        jobs.add(job)
-        return changed or jobs.rows >= self.wake_rows
-
-    def put_back(self, jobs: Sequence[Job]) -> None:
-        """Puts jobs that were taken to the head; a worker should decide again."""
-        self.wake_rows = 1
-        self.jobs.put_back(jobs)
-
-    def remove(self, job: Job) -> bool:
-        """Takes out a job. Returns whether it was still waiting."""
-        removed = self.jobs.remove(job)
-        if removed:
-            self.wake_rows = 1  # the last decision was made about other jobs
-        return removed
-
-    def clear(self) -> list[Job]:
-        """Takes out all jobs."""
-        self.wake_rows = 1
-        return self.jobs.clear()
-
-    def sweep(self, now: float) -> list[tuple[Job, Status]]:
-        """Takes out the jobs that have waited too long, with what they are answered."""
-        self.wake_rows = 1  # the last decision was made about other jobs
-        return self.jobs.sweep(now)
+        head = self.head if self.count else None  # jobs that an idle worker has left waiting have one key
+        self.add(job)
+        return self.rows >= self.wake_rows or (head is not None and head.key != job.key)
 
     def ended(self, now: float, rows: int, seconds: float, saturated: bool) -> None:
         """A run of ``rows`` has ended after ``seconds``."""
         self._run_seconds += (seconds - self._run_seconds) * (NEWEST if self._run_seconds else 1.0)
-        self.delay.ended(now, rows + self.jobs.rows, saturated)
+        self.delay.ended(now, rows + self.rows, saturated)
 
     def overload(self, job: Job, workers: int) -> Status | None:
         """UNAVAILABLE for a job that would only be answered after its deadline, judged by the latest run times: to let
         it wait would cost the jobs behind it their time, too. Judged only where full batches wait."""
         if job.expires == inf:
             return None
-        ahead = self.jobs.rows // max(self.settings.max_batch_size, 1)
+        ahead = self.rows // max(self.settings.max_batch_size, 1)
         if not ahead:
             return None
         wait = (ahead / workers + 1) * self._run_seconds
@@ -140,9 +110,9 @@ class SignatureQueue:
     def shed(self, now: float) -> list[tuple[Job, Status]]:
         """Takes out the jobs at the head that a run would answer after their deadline, with the status UNAVAILABLE,
         while what is left fills a run: their run would be lost, and make those behind them late too."""
-        jobs, late = self.jobs, list[tuple[Job, Status]]()
+        late = list[tuple[Job, Status]]()
         ends, full = now + self._run_seconds, self.settings.max_batch_size
-        while full and jobs.rows > full and (head := jobs.head) is not None and head.expires < ends:
+        while full and self.rows > full and (head := self.head) is not None and head.expires < ends:
             self.remove(head)
             late.append((head, self._overloaded()))
         return late
@@ -150,18 +120,13 @@ class SignatureQueue:
     def _overloaded(self) -> Status:
         return Status(
             StatusCode.UNAVAILABLE,
-            f"{self._name} is overloaded: {self.jobs.rows} rows wait, and the request would not be answered before "
+            f"{self._name} is overloaded: {self.rows} rows wait, and the request would not be answered before "
             "its deadline; try again later",
         )
 
     def decide(self, now: float) -> Decision:
         if self.evidence is not None and not self.evidence.may_share:
-            return ONE if len(self.jobs) else NOTHING
+            return ONE if self.count else NOTHING
         if self.settings.send is SendWhen.EXPECT:
-            return form_batch(self.jobs, now, self.settings, self.delay.current(self.jobs.youngest))
-        return form_batch(self.jobs, now, self.settings)
-
-    def take(self, decision: Decision) -> list[Job]:
-        """Takes out the jobs of a decision to send."""
-        self.wake_rows = 1
-        return self.jobs.take(decision.take)
+            return form_batch(self, now, self.settings, self.delay.current(self.youngest))
+        return form_batch(self, now, self.settings)

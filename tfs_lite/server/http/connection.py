@@ -1,13 +1,11 @@
-"""One HTTP/1.1 connection: from bytes to requests, and from responses to bytes, in the order of the requests.
+"""One HTTP/1.1 connection: its requests go to the handler one after the other, and their answers back.
 
-    data_received -> the parser -> requests, one after the other -> the handler -> the response -> the next
+    data_received -> RequestReader -> the current request -> the handler -> its response -> ResponseWriter -> the next
 
 A request is given to the handler when its head is complete and those before it are answered: a POST from the backlog
-of the loop, or it is refused because too much waits there, any other in the next turn of the loop.
-A head that the parser has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait: some are
-parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as its
-handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its own
-answer has begun.
+of the loop, or it is refused because too much waits there, any other in the next turn of the loop. Pipelined requests
+wait, and beyond a bound reading pauses. A body is read as fast as its handler takes it. A malformed request ends the
+connection after the answers to those before it, with 400 unless its own answer has begun.
 
     reading -> closing -> closed
             -> lingering: our side is closed, what the client still sends is discarded -> closed
@@ -21,59 +19,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
-import httptools
-
-from tfs_lite.server.http.head_checks import (
-    MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    BadHead,
-    check_head,
-    origin_form,
-    without_upgrade,
-)
-from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
-from tfs_lite.server.http.message import (
-    CutShort,
-    Handler,
-    Header,
-    Headers,
-    IncomingBody,
-    Request,
-    RequestHead,
-    Response,
-    Stream,
-)
-from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
+from tfs_lite.server.http.known_heads import KnownHeads
+from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
+from tfs_lite.server.http.request_reader import MAX_UNPARSED_BYTES, RequestReader
+from tfs_lite.server.http.response_writer import AnsweringServer, ResponseWriter
 from tfs_lite.transport.backlog import Backlog
-from tfs_lite.transport.condition import OneWaiter
-from tfs_lite.transport.peer import UNKNOWN, peer_of
+from tfs_lite.transport.peer import peer_of
 from tfs_lite.transport.table import Reply
-from tfs_lite.transport.watch import bytes_on_their_way
 
 logger = logging.getLogger(__name__)
 
-PARSED_AT_ONCE = 4 * 1024
-"""Bytes given to the parser at once, which bounds the parsed requests that wait."""
-MAX_UNPARSED_BYTES = 64 * 1024
-"""Pipelined bytes kept unparsed. Beyond it reading pauses, and a disconnect is not noticed until it resumes."""
 MAX_UNTAKEN_BYTES = 64 * 1024
 """Bytes of a body that its handler has not taken yet; beyond it reading pauses."""
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 IDLE, READ, WRITE, HANDSHAKE = 75.0, 60.0, 60.0, 10.0
-JOINED_BYTES = 64 * 1024
-"""A body up to this size leaves in one write with its head; a larger one is not copied."""
 CUTS = ("idle", "slow_head", "slow_body", "slow_reader", "lingering", "malformed", "handshake", "too_many")
 """Why the server ends connections. ``lingering``: the client goes on sending what was refused."""
-_MALFORMED = b'{"error":"Invalid HTTP request received."}'
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +55,14 @@ class Waits:
     handshake: float = HANDSHAKE
 
 
-class ConnectionOwner(Protocol):
-    """What a connection needs of its server. ``closes_connections``: every answer is the last on its connection;
-    ``kept``: the lines of every other answer, which say how long it stays; ``drained``: connections that are made now
-    are too late for predictions."""
+class ConnectionOwner(AnsweringServer, Protocol):
+    """What a connection needs of its server. ``drained``: connections that are made now are too late for
+    predictions."""
 
     handler: Handler
     refusal: Callable[[Request], Response | None]
     waits: Waits
-    closes_connections: bool
-    kept: bytes
     drained: bool
-    date: DateLine
     heads: KnownHeads
     backlog: Backlog
 
@@ -112,84 +75,54 @@ class ConnectionOwner(Protocol):
         """The server ends a connection. ``kind`` is one of :data:`CUTS`, ``peer`` the address of its socket."""
 
 
-class Connection(OneWaiter, asyncio.Protocol):
-    """On the event loop; nothing here blocks. The task that sends an answer waits while the client does not read."""
+class Connection(asyncio.Protocol):
+    """On the event loop; nothing here blocks."""
 
     __slots__ = (
-        *("_begun", "_broken", "_current", "_fields", "_head_only", "_in_message", "_incoming", "_keep_alive", "_left"),
-        *("_lingering", "_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_peer", "_queue"),
-        *("_since", "_taken", "_taken_since", "_transport", "_unparsed", "_url", "_wanted_since", "_work"),
-        *("_write_timeout", "_written"),
-        *("after_drain", "reading_paused", "used_at", "writing_paused"),
+        *("_left", "_lingering", "_loop", "_may_continue", "_owner", "_reader", "_transport", "_wanted_since", "_work"),
+        *("_writer", "reading_paused", "used_at"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
-        super().__init__()
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._peer = UNKNOWN
-        self._parser = self._new_parser()
-        self.after_drain = owner.drained
-        """Whether the server was drained already when the connection was made."""
+        self._writer: ResponseWriter
+        self._reader = RequestReader(owner.heads, owner.drained, self._want_body, self._check_reading)
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
-        self._since = time.monotonic()
-        """When the connection became idle or busy, a head began, or more came of a body that nobody wants."""
-        # Requests on their way in.
-        self._url = b""
-        self._fields: list[Header] = []
-        self._in_message = False  # the parser has read a part of a request
-        self._incoming: Request | None = None  # its head is complete and its body is not
-        self._missing = 0  # bytes of its body, where the parser does not count them
-        self._overhead = 0  # bytes received since a head ended or a body went on
         self._wanted_since = 0.0  # when the handler began to wait for more of the body
-        self._queue: deque[Request] = deque()
-        self._unparsed = b""
-        self._broken = False
         self.reading_paused = False
-        # The response on its way out.
-        self._current: Request | None = None
-        self._begun = False  # a part of the response was sent
-        self._keep_alive = True
-        self._head_only = False
         self._may_continue = False  # the client waits for 100 before it sends the body
         self._work: asyncio.Task[None] | Reply[Any] | None = None  # None: it has not been started
-        self.writing_paused = False
-        """Whether the client has not read enough for more to be sent."""
-        self._written = 0  # bytes of answers
-        self._taken = -1  # how many of them the client's system had at the last check; -1: nothing waited for it
-        self._taken_since = 0.0
-        self._write_timeout = 0.0
-        # The end.
         self._lingering = False
         self._left = MAX_DISCARDED
 
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self._current is not None
+        return self._reader.current is not None
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
         """The connection with the smallest value can be spared first: those that never had a request, the others that
         are idle, those that are busy; of each kind the one that is so for longest."""
-        return self.busy, self.used_at > 0, self._since
+        return self.busy, self.used_at > 0, self._reader.since
 
     # From the socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = peer_of(transport)
+        self._writer = ResponseWriter(self._owner, self._transport)
+        self._reader.peer = peer_of(transport)
         if not self._owner.connected(self):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._owner.disconnected(self)
-        self._queue.clear()
-        self._unparsed = b""
+        self._reader.clear()
         self._cancel()
-        self.resume_writing()
+        self._writer.resume()
 
     def eof_received(self) -> bool | None:
         """A client that has closed its side gets no more answers but those that are made at once: when its request has
@@ -200,178 +133,39 @@ class Connection(OneWaiter, asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        self.writing_paused = True
+        self._writer.paused = True
 
     def resume_writing(self) -> None:
-        self.writing_paused = False
-        self.wake()
+        self._writer.resume()
 
     def data_received(self, data: bytes) -> None:
-        if self._broken or self._lingering:
+        reader = self._reader
+        if reader.broken or self._lingering or self._transport.is_closing():
             self._discard(len(data))
-        elif self._unparsed or self._queue:
-            self._unparsed += data
+            return
+        before = reader.current
+        is_sound = reader.receive(data)
+        request, incoming = reader.current, reader.incoming
+        if request is not None and request is not before:
+            self._begin(request)
+        if not is_sound:
+            self._refuse()
+        if reader.unparsed or (incoming is not None and incoming.body.held > MAX_UNTAKEN_BYTES):
             self._check_reading()
-        elif self._missing:
-            self._read_body(data)
-        elif self._current is None and not self._in_message:
-            self._read_head(data)
-        else:
-            self._feed_all(data)
 
-    # From bytes to requests.
-
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # pipelined bytes behind "Connection: close"
-        return parser
-
-    def _read_head(self, data: bytes) -> None:
-        """When every request before is answered. A head that is new is parsed by itself, and remembered if its bytes
-        give one request and nothing more; these bytes at such a place will do so again."""
-        heads, end = self._owner.heads, data.find(HEAD_END) + len(HEAD_END)
-        text = data[:end]
-        head = heads.get(text)
-        if head is not None and head.length == len(data) - end:
-            self._begin(Request(head, IncomingBody(whole=data[end:]), time.monotonic(), self.after_drain, self._peer))
-        elif head is not None:
-            self._missing = head.length or 0
-            self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain, self._peer)
-            self._begin(self._incoming)
-            self._read_body(data[end:])
-        elif not heads.may_hold(text):
-            self._feed_all(data)
-        else:
-            self._feed(text)
-            if self._current is not None and self._is_alone(self._current):
-                heads.add(text, self._current.head)
-            if len(data) > end:
-                self.data_received(data[end:])
-
-    def _is_alone(self, request: Request) -> bool:
-        """Whether the parser has read nothing but the head of this request since the one before was answered."""
-        if self._queue or request.body.held:
-            return False
-        return self._in_message == (self._incoming is request) == (request.head.length != 0)
-
-    def _read_body(self, data: bytes) -> None:
-        """Of a request whose head was known, so that the parser knows nothing of it."""
-        body = data[: self._missing]
-        self._missing -= len(body)
-        if body:
-            self.on_body(body)
-        if not self._missing:
-            self.on_message_complete()
-            if len(data) > len(body):
-                self.data_received(data[len(body) :])
-
-    def _new_body(self) -> IncomingBody:
-        return IncomingBody(self._want_body, self._check_reading)
-
-    def _feed_all(self, data: bytes) -> None:
-        if len(data) <= PARSED_AT_ONCE:
-            self._feed(data)
-            return
-        view = memoryview(data)
-        for start in range(0, len(data), PARSED_AT_ONCE):
-            if self._broken or self._lingering:
-                return
-            if self._queue or self._unparsed:
-                self._unparsed += data[start:]
-                self._check_reading()
-                return
-            self._feed(view[start : start + PARSED_AT_ONCE])
-
-    def _feed(self, data: bytes | memoryview) -> None:
-        self._overhead += len(data)
-        try:
-            self._parser.feed_data(data)
-            if self._overhead > MAX_HEAD_BYTES:
-                raise BadHead(f"more than {MAX_HEAD_BYTES} bytes")
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(bytes(data[upgrade.args[0] :]))
-            return
-        except (httptools.HttpParserError, BadHead) as error:
-            self._refuse(error)
-        if self._current is None:
-            self._begin_next()
-
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """The parser reads no body after ``Upgrade``, so the head is parsed again without that header."""
-        try:
-            parser = self._parser
-            head = without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self._fields)
-        except BadHead as error:
-            self._refuse(error)
-            if self._current is None:
-                self._begin_next()
-            return
-        self._parser = self._new_parser()
-        self._feed(head)
-        self.data_received(rest)
-
-    def on_message_begin(self) -> None:
-        self._in_message = True
-        if self._current is None:
-            self._since = time.monotonic()
-        self._url = b""
-        self._fields = []
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._incoming is not None:
-            return  # a trailer: ignored
-        if len(self._fields) == MAX_HEADERS:
-            raise BadHead(f"more than {MAX_HEADERS} headers")
-        self._fields.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self._overhead = 0
-        parser, fields = self._parser, self._fields
-        if parser.should_upgrade():
-            return
-        headers, version = Headers(fields), parser.get_http_version()
-        check_head(version, fields, headers.fields)
-        method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
-        head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
-        self._incoming = Request(head, self._new_body(), time.monotonic(), self.after_drain, self._peer)
-        self._queue.append(self._incoming)
-
-    def on_body(self, data: bytes) -> None:
-        self._overhead = 0
-        request = self._incoming
-        if request is not None and (request is self._current or request in self._queue):
-            request.body.feed(data)
-            if request.body.held > MAX_UNTAKEN_BYTES:
-                self._check_reading()
-        elif self._current is None:
-            self._since = time.monotonic()
-
-    def on_message_complete(self) -> None:
-        self._in_message = False
-        request, self._incoming = self._incoming, None
-        if request is None:
-            return  # an upgrade
-        self._overhead = 0
-        request.body.end()
-
-    def _refuse(self, why: Exception) -> None:
+    def _refuse(self) -> None:
         """What came last is malformed. Requests before it that are complete are answered first."""
-        self._on_cut("malformed", str(why.__context__ or why))
-        self._broken = True
-        request = self._incoming
-        if request is None:
-            return
-        if request is self._current:
-            if not self._begun:
+        reader = self._reader
+        self._on_cut("malformed", reader.fault)
+        if reader.incoming is not None and reader.incoming is reader.current:
+            if not self._writer.begun:
                 self._send_malformed()
             self._give_up()
-        elif request in self._queue:
-            self._queue.remove(request)
-        else:
-            self._close()  # it is answered already
+        elif reader.fault_is_late:
+            self._close()
+        elif reader.current is None:
+            self._send_malformed()
+            self._close()
 
     def _give_up(self) -> None:
         """Cancels the handler, and closes the connection."""
@@ -382,11 +176,12 @@ class Connection(OneWaiter, asyncio.Protocol):
         if self._work is not None:
             self._work.cancel()
         if not isinstance(self._work, asyncio.Task):
-            self._current = self._work = None
+            self._reader.current = self._work = None
 
     def _check_reading(self) -> None:
-        body = 0 if self._incoming is None else self._incoming.body.held
-        wanted = self._lingering or (body <= MAX_UNTAKEN_BYTES and len(self._unparsed) <= MAX_UNPARSED_BYTES)
+        incoming, unparsed = self._reader.incoming, self._reader.unparsed
+        body = 0 if incoming is None else incoming.body.held
+        wanted = self._lingering or (body <= MAX_UNTAKEN_BYTES and len(unparsed) <= MAX_UNPARSED_BYTES)
         if wanted is self.reading_paused and not self._transport.is_closing():
             self.reading_paused = not wanted
             if wanted:
@@ -396,20 +191,9 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     # From requests to responses.
 
-    def _begin_next(self) -> None:
-        """When no request is being answered."""
-        if self._transport.is_closing() or self._lingering:
-            return
-        if self._queue:
-            self._begin(self._queue.popleft())
-        elif self._broken:
-            self._send_malformed()
-            self._close()
-
     def _begin(self, request: Request) -> None:
-        self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
-        self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
-        self._since = request.arrived
+        self._writer.begun, self._may_continue = False, request.head.expects_continue
+        self._reader.since = request.arrived
         if request.head.method != "POST":  # a probe, a page: no prediction
             self._loop.call_soon(self.start)
         elif (refusal := self._owner.refusal(request)) is None:
@@ -419,9 +203,10 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def start(self) -> None:
         """Calls the handler, unless the client has gone meanwhile."""
-        if self._current is not None:
+        request = self._reader.current
+        if request is not None:
             try:
-                answer = self._owner.handler(self._current)
+                answer = self._owner.handler(request)
             except Exception as error:
                 self._fail(error)
             else:
@@ -429,29 +214,29 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _refuse_by_head(self, request: Request, refusal: Response) -> None:
         """In the next turn of the loop, so that refusals of pipelined requests do not nest."""
-        if self._current is request:
+        if self._reader.current is request:
             self._go_on(refusal)
 
     def _go_on(self, answer: Any) -> None:
         """Sends an :data:`Answer`, when it is there."""
-        if isinstance(answer, Response) and not self.writing_paused:
+        if isinstance(answer, Response) and not self._writer.paused:
             self._finish(answer)
         elif isinstance(answer, Reply):
             self._work = answer
             answer.then(self._go_on)
         else:
             self._work = task = self._loop.create_task(self._answer(answer))
-            if isinstance(answer, Coroutine):
-                task.add_done_callback(lambda _: answer.close())  # it may never have been awaited
+            if (close := getattr(answer, "close", None)) is not None:
+                task.add_done_callback(lambda _: close())  # it may never have been awaited
 
     async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
         try:
             response = answer if isinstance(answer, Response) else await answer
             if isinstance(response, Stream):
-                await self._send_stream(response)
+                await self._writer.send_stream(self._asked, response)
                 self._answered()
             else:
-                await self._until_drained()
+                await self._writer.until_resumed()
                 self._finish(response)
         except asyncio.CancelledError:
             self._abandon()
@@ -462,9 +247,10 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _finish(self, response: Response) -> None:
         """Sends the whole response."""
+        request = self._reader.current
         try:
-            if not self._transport.is_closing():
-                self._send(response)
+            if request is not None and not self._transport.is_closing():
+                self._writer.send(request, response)
         except ValueError as error:  # its headers
             self._fail(error)
         else:
@@ -472,116 +258,64 @@ class Connection(OneWaiter, asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         """The handler has made a mistake."""
-        head = self._asked.head
-        logger.error("%s %s failed", head.method, head.path, exc_info=error)
-        if self._begun:
+        request = self._asked
+        logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
+        if self._writer.begun:
             self._transport.abort()
             return
-        self._keep_alive = False
-        self._send(Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
+        self._writer.send(request, Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"), is_last=True)
         self._answered()
 
     @property
     def _asked(self) -> Request:
         """What is being answered."""
-        assert self._current is not None
-        return self._current
+        assert self._reader.current is not None
+        return self._reader.current
 
     def _abandon(self) -> None:
         """The handler was cancelled: the client has gone, was given up, or the loop ends."""
-        self._current = self._work = None
+        self._reader.current = self._work = None
         if not (self._lingering or self._transport.is_closing()):
             self._transport.abort()
 
     def _answered(self) -> None:
-        if self._incoming is not None and self._incoming is self._current:
-            self._incoming.body.take()  # the rest of a body that the handler did not want is skipped
-        self._current = self._work = None
-        self._since = self.used_at = time.monotonic()
-        self._write_timeout = 0.0
-        if not self._keep_alive:
-            self._queue.clear()
-            self._close()
+        reader, writer = self._reader, self._writer
+        reader.since = self.used_at = time.monotonic()
+        self._work, writer.timeout = None, 0.0
+        if not writer.keep_alive or self._lingering or self._transport.is_closing():
+            reader.clear()
+            reader.next()
+            if not writer.keep_alive:
+                self._close()
             return
-        self._begin_next()
-        if self._unparsed:
-            self._loop.call_soon(self._feed_unparsed)
+        request = reader.next()
+        if request is not None:
+            self._begin(request)
+        elif reader.broken:
+            self._send_malformed()
+            self._close()
+        if reader.unparsed:
+            self._loop.call_soon(self._read_on)
         elif self.reading_paused:
             self._check_reading()
 
-    def _feed_unparsed(self) -> None:
-        if not self._unparsed or self._queue or self._broken or self._lingering or self._transport.is_closing():
-            return
-        data, self._unparsed = self._unparsed, b""
-        self._feed_all(data)
-        self._check_reading()
+    def _read_on(self) -> None:
+        """Reads what was kept unparsed."""
+        reader = self._reader
+        if reader.unparsed and not (reader.waiting or reader.broken):
+            data, reader.unparsed = reader.unparsed, b""
+            self.data_received(data)
+            self._check_reading()
 
     def _want_body(self) -> None:
         """The handler waits for more of the body."""
         self._wanted_since = time.monotonic()
-        if self._may_continue and not self._begun:
+        if self._may_continue and not self._writer.begun:
             self._may_continue = False
-            self._transport.write(_CONTINUE)
-
-    def _send(self, response: Response) -> None:
-        body = response.body
-        empty = response.status in (204, 304)
-        length = b"" if empty else b"content-length: %d\r\n" % len(body)
-        head = self._head(response.status, response.headers, length)
-        self._written += len(head) + len(body)
-        if empty or self._head_only:
-            self._transport.write(head)
-        elif len(body) <= JOINED_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
-
-    async def _send_stream(self, stream: Stream) -> None:
-        chunked = not self._asked.head.old
-        self._write_timeout = stream.write_timeout or 0.0
-        async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
-            data = self._head(stream.status, stream.headers, CHUNKED if chunked else b"")
-            while True:
-                try:
-                    await self._write(data)
-                    if self._head_only:
-                        return
-                    chunk = await anext(chunks, None)
-                except asyncio.CancelledError as error:
-                    chunk = await _throw(chunks, error)  # a deadline, say, which the stream makes its last chunk
-                if chunk is None:
-                    break
-                data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked and chunk else chunk
-        if chunked:
-            await self._write(b"0\r\n\r\n")
-
-    async def _write(self, data: bytes) -> None:
-        """Returns when the client has read enough for more. CancelledError when it has gone."""
-        if self._transport.is_closing():
-            raise asyncio.CancelledError
-        if data:
-            self._written += len(data)
-            self._transport.write(data)
-        await self._until_drained()
-
-    async def _until_drained(self) -> None:
-        while self.writing_paused:
-            await self.sleep()
-
-    def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
-        lines, closes = header_lines(headers)
-        if closes or self._owner.closes_connections:
-            self._keep_alive = False
-        self._begun = True
-        close = self._owner.kept if self._keep_alive else b"" if closes else CLOSE
-        marks = self._asked.marks
-        return b"".join((status_line(status), self._owner.date.get(), framing, lines, marks, close, b"\r\n"))
+            self._writer.send_continue()
 
     def _send_malformed(self) -> None:
-        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED)
-        body = b"" if self._incoming is not None and self._incoming.head.method == "HEAD" else _MALFORMED
-        self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))
+        self._writer.send_malformed(self._reader.incoming)
 
     # The end.
 
@@ -603,38 +337,37 @@ class Connection(OneWaiter, asyncio.Protocol):
         """Called periodically. A client that goes on reading its answer, or sending a body, has no timeout."""
         waits, transport = self._owner.waits, self._transport
         if self._lingering:
-            if now - self._since >= waits.read:
+            if now - self._reader.since >= waits.read:
                 self._on_cut("lingering")
                 transport.abort()
             return
         if transport.get_write_buffer_size():
-            self._check_reader(now, self._write_timeout or waits.write)
+            self._check_reader(now, self._writer.timeout or waits.write)
         else:
-            self._taken = -1
+            self._writer.nothing_waits()
             if not transport.is_closing():
                 self._check_sender(now, waits)
 
     def _check_reader(self, now: float, limit: float) -> None:
-        taken = self._written - bytes_on_their_way(self._transport)
-        if taken != self._taken:
-            self._taken, self._taken_since = taken, now
-        if now - self._taken_since >= limit:
-            path = "" if self._current is None else f" on {self._current.head.path:.200}"
+        if self._writer.is_stuck(now, limit):
+            request = self._reader.current
+            path = "" if request is None else f" on {request.head.path:.200}"
             self._on_cut("slow_reader", f"the client has read nothing of its answer{path} for {limit:g} s")
             self._transport.abort()
 
     def _check_sender(self, now: float, waits: Waits) -> None:
-        request, silent = self._incoming, now - self._since
-        if self.busy:
+        reader = self._reader
+        request, silent = reader.incoming, now - reader.since
+        if reader.current is not None:
             if (
                 request is not None
-                and request is self._current
+                and request is reader.current
                 and request.body.wanted
                 and now - self._wanted_since >= waits.read
             ):
                 self._on_cut("slow_body", f"nothing of the body for {request.head.path:.200} came for {waits.read:g} s")
                 request.body.cut(f"nothing came for {waits.read:g} s")
-        elif request is not None or self._in_message:
+        elif request is not None or reader.in_message:
             if silent >= waits.read:
                 kind, what = ("slow_head", "the head of a request") if request is None else ("slow_body", "a body")
                 self._on_cut(kind, f"{what} was not whole after {waits.read:g} s")
@@ -651,8 +384,8 @@ class Connection(OneWaiter, asyncio.Protocol):
         transport = self._transport
         if self._lingering or transport.is_closing():
             transport.close()
-        elif (self._incoming is not None or self._broken) and transport.can_write_eof():
-            self._lingering, self._since = True, time.monotonic()
+        elif (self._reader.incoming is not None or self._reader.broken) and transport.can_write_eof():
+            self._lingering, self._reader.since = True, time.monotonic()
             self._check_reading()
             transport.write_eof()
         else:
@@ -662,11 +395,3 @@ class Connection(OneWaiter, asyncio.Protocol):
         self._left -= size
         if self._lingering and self._left < 0:
             self._transport.abort()
-
-
-async def _throw(chunks: AsyncGenerator[bytes, None], error: BaseException) -> bytes | None:
-    """The chunk that answers the error; None means that there are no more."""
-    try:
-        return await chunks.athrow(error)
-    except StopAsyncIteration:
-        return None

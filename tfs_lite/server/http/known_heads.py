@@ -7,22 +7,26 @@ all of its bytes; one of another length of the body is another head.
 from __future__ import annotations
 
 from tfs_lite.server.http.message import RequestHead
+from tfs_lite.transport.remembered import Remembered
 
 HEAD_END = b"\r\n\r\n"
 MAX_HEADS, MAX_KNOWN_BYTES = 1024, 2048
 """Heads that are remembered, and the most bytes of such a head."""
 
 
-class KnownHeads(dict[bytes, RequestHead]):
+class KnownHeads(Remembered[bytes, RequestHead]):
     """On one event loop."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(MAX_HEADS)
 
     def may_hold(self, text: bytes) -> bool:
         """Whether the text may be a head that is remembered."""
         return len(HEAD_END) < len(text) <= MAX_KNOWN_BYTES
 
-    def add(self, text: bytes, head: RequestHead) -> None:
+    def learn(self, text: bytes, head: RequestHead) -> None:
         """Remembers a head, unless the connection has more to do for it than to read its body and to answer."""
         if head.keep_alive and not head.expects_continue and head.length is not None:
-            if len(self) == MAX_HEADS:
-                self.clear()
-            self[text] = head
+            self.add(text, head)

@@ -3,19 +3,21 @@
     target -> the API that owns the path -> its first route that fits -> may the caller? -> handler -> compressed,
                                                                   headers for browsers -> an error, as the API prints it
 
-An :class:`Api` is one protocol: the paths that it owns, its routes, and how it prints errors. A handler raises
-ServingError; other exceptions are logged, and the client is told ``internal error``.
+An :class:`Api` is one protocol: the paths that it owns, its routes, and how it prints errors. A handler gives an
+:data:`Answer` or raises ServingError; other exceptions are logged, and the client is told ``internal error``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import unquote
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.servable import MAX_VERSION, ModelRef, parse_version
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.codes import http_status
 from tfs_lite.server.access.access import Access, AccessDenied
 from tfs_lite.server.access.rules import ALL_MODELS, PROXY_HEADERS
@@ -27,13 +29,11 @@ from tfs_lite.server.http.replies import HttpError, failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.table import Scope
 
-A = TypeVar("A")
 P = TypeVar("P")
 R = TypeVar("R", bound=Response | Stream)
 Tree: TypeAlias = dict[str, Any]
 """A JSON schema."""
-RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Response | Stream]]
-Shortcut: TypeAlias = Callable[[Request, P], HttpCall | None]
+RouteHandler: TypeAlias = Callable[[Request, P], Response | HttpCall | Awaitable[Response | Stream]]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -70,21 +70,20 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Generic[A, P]):
-    """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
-    whether its answers are compressed for clients that accept it. ``shortcut`` gives what is tried first: it replies to
-    requests that need no task, and returns None, with nothing begun, for others. ``refused_as``: the method under which
-    a request is counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so.
-    ``scope`` is what its callers must be allowed to do. Rows may share a path, each with other methods.
-    ``checks_models``: the handler itself asks ``Request.grant`` about each model that it tells of; else the router
-    does about the one in the path, and without one the route concerns all models."""
+class Route(Generic[P]):
+    """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gets the request and what the names mean;
+    it gives the response, the reply of a prediction that is queued, or a coroutine, which runs in a task. ``packs``
+    tells whether answers are compressed for clients that accept it. ``refused_as``: the method under which a request is
+    counted that is refused because too much waits (:class:`Overload`); empty: it is never refused so. ``scope`` is what
+    its callers must be allowed to do. Rows may share a path, each with other methods. ``checks_models``: the handler
+    itself asks ``Request.grant`` about each model that it tells of; else the router does about the one in the path, and
+    without one the route concerns all models."""
 
     path: str
     methods: tuple[str, ...]
-    handler: Callable[[A], RouteHandler[P]]
+    handler: RouteHandler[P]
     packs: bool = False
     about: About | None = None
-    shortcut: Callable[[A], Shortcut[P]] | None = None
     refused_as: str = ""
     scope: Scope = Scope.MANAGE
     """A row that says nothing is closed to others, not open."""
@@ -104,8 +103,6 @@ class Overload:
 class Api(Generic[P]):
     """One protocol over HTTP. ``P`` is what its handlers get of the names in a path."""
 
-    routes: Sequence[Route[Any, Any]] = ()
-    """In the order in which they are tried; the first path that fits counts, in all its rows."""
     names: ClassVar[Mapping[str, str]] = {}
     """The regular expression of each name in braces."""
     query_in_path = False
@@ -117,6 +114,10 @@ class Api(Generic[P]):
     """Whether it answers OPTIONS in any case."""
     encodings: Collection[str] = ENCODINGS
     """Of its answers."""
+
+    def routes(self) -> Iterable[Route[P]]:
+        """In the order in which they are tried; the first path that fits counts, in all its rows."""
+        raise NotImplementedError
 
     def schemas(self) -> Mapping[str, Tree]:
         """What the routes' descriptions name, as JSON schemas."""
@@ -147,19 +148,37 @@ class Api(Generic[P]):
         return _NAME.sub(lambda found: f"(?P<{found[1]}>{self.names[found[1]]})", re.escape(path))
 
 
+class _Absent:
+    """Stands for everything that an API is made of."""
+
+    def __getattr__(self, name: str) -> _Absent:
+        return self
+
+    def __call__(self, *given: Any) -> Any:
+        raise NotImplementedError
+
+
+ABSENT: Any = _Absent()
+
+
+def model_in_path(names: Mapping[str, str]) -> ModelRef:
+    """The model that the names in a path mean, still percent-encoded; its name is empty where there is none.
+    INVALID_ARGUMENT for a version that is too large."""
+    digits, label = names.get("version"), names.get("label")
+    version = None if digits is None else parse_version(digits)
+    if digits is not None and version is None:
+        raise invalid_argument(f"Failed to convert version: {digits.lstrip('0'):.40} is more than {MAX_VERSION}")
+    return ModelRef(unquote(names.get("model", "")), version, None if label is None else unquote(label))
+
+
 class Found(NamedTuple):
-    """What answers a request, and what it gets of the names in the path. ``checked``: the caller has to be. ``shared``:
-    pages of other origins may read the answer, where they may at all."""
+    """The route that answers a request, and what it gets of the names in the path. ``checked``: the caller has to be.
+    ``shared``: pages of other origins may read the answer, where they may at all."""
 
     api: Api[Any]
-    handler: RouteHandler[Any]
+    route: Route[Any]
     target: Any
-    packs: bool = False
-    shortcut: Shortcut[Any] | None = None
-    refused_as: str = ""
-    scope: Scope = Scope.OPEN
     checked: bool = False
-    checks_models: bool = False
     shared: bool = False
 
 
@@ -181,7 +200,7 @@ class Router:
         self._cors = CORS_HEADERS if enable_cors else {}
         self._overload = overload
         self._access = access
-        self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes] for api in apis}
+        self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes()] for api in apis}
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
     def __call__(self, request: Request) -> Answer:
@@ -191,24 +210,27 @@ class Router:
             found = find(head.method, head.target)
             if found.checked:
                 self._check(request, found)
-            reply = found.shortcut(request, found.target) if found.shortcut else None
+            answer = found.route.handler(request, found.target)
         except Exception as error:
             return self._fail(request, error)
-        if reply is None:
-            return self._answer(request, found)
-        reply.finish = partial(self._finish, request, found)
-        return reply
+        if isinstance(answer, HttpCall):
+            answer.finish = partial(self._finish, request, found)
+            return answer
+        if not isinstance(answer, Response):
+            return _Answering(answer, partial(self._answer, request, found, answer))
+        if found.route.packs and len(answer.body) > SMALLEST_ANSWER:
+            return self._packed(request, found, answer)
+        return self._open(found.shared, answer)
 
     def _check(self, request: Request, found: Found) -> None:
         """Raises ServingError unless the caller may have the answer."""
-        access = self._access
-        if access is None:
-            return
+        access, route = self._access, found.route
+        assert access is not None
         caller = access.http(request.peer, request.headers.find)
         try:
-            request.grant = access.check(found.scope, caller)
-            if not found.checks_models:
-                access.check_models(found.scope, caller, request.grant, [found.api.model_of(found.target)])
+            request.grant = access.check(route.scope, caller)
+            if not route.checks_models:
+                access.check_models(route.scope, caller, request.grant, [found.api.model_of(found.target)])
         except AccessDenied as error:
             raise _with_headers(error) from None
 
@@ -224,14 +246,14 @@ class Router:
             found = self._find_cached(head.method, head.target)
         except ServingError as error:
             return self._fail(request, error)
-        if not found.refused_as:
+        if not found.route.refused_as:
             return None
-        overload.refused(found.refused_as, found.target.name)
+        overload.refused(found.route.refused_as, found.target.name)
         return self._fail(request, ServingError(StatusCode.UNAVAILABLE, OVERLOADED))
 
-    async def _answer(self, request: Request, found: Found) -> Response | Stream:
+    async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
         try:
-            response = await found.handler(request, found.target)
+            response = await answer
         except Exception as error:
             return self._fail(request, error)
         if isinstance(response, Response):
@@ -239,7 +261,7 @@ class Router:
         return self._open(found.shared, response)
 
     async def _packed(self, request: Request, found: Found, response: Response) -> Response:
-        if found.packs:
+        if found.route.packs:
             await self._bodies.pack(response, request.headers.get("accept-encoding"), found.api.encodings)
         return self._open(found.shared, response)
 
@@ -248,7 +270,7 @@ class Router:
     ) -> None:
         if isinstance(result, Exception):
             done(self._fail(request, result))
-        elif found.packs and len(result.body) > SMALLEST_ANSWER:
+        elif found.route.packs and len(result.body) > SMALLEST_ANSWER:
             done(self._packed(request, found, result))
         else:
             done(self._open(True, result) if found.shared else result)
@@ -259,7 +281,7 @@ class Router:
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
             shared = self._is_shared(api, path)
-            return Found(api, _answer_preflight, shared, shared=shared)
+            return Found(api, _PREFLIGHT, shared, shared=shared)
         if api.query_in_path and query:
             path = target
         allowed: list[str] = []
@@ -274,14 +296,9 @@ class Router:
                 continue
             return Found(
                 api,
-                route.handler(api),
+                route,
                 api.target(match.groupdict()),
-                route.packs,
-                route.shortcut(api) if route.shortcut else None,
-                route.refused_as,
-                route.scope,
                 self._access is not None and self._access.checks(route.scope),
-                route.checks_models,
                 self._is_shared(api, path),
             )
         raise api.refusal(method, path, tuple(allowed) or None)
@@ -308,6 +325,17 @@ class Router:
         return response
 
 
+class _Answering(Awaitable[Response | Stream]):
+    """An answer that a coroutine makes. ``close`` ends a coroutine that never began."""
+
+    def __init__(self, answer: Any, run: Callable[[], Awaitable[Response | Stream]]) -> None:
+        self.close = answer.close
+        self._run = run
+
+    def __await__(self) -> Generator[Any, Any, Response | Stream]:
+        return self._run().__await__()
+
+
 def _with_headers(error: AccessDenied) -> HttpError:
     headers = {"www-authenticate": "Bearer"} if error.code is StatusCode.UNAUTHENTICATED else {}
     if error.retry_after:
@@ -315,7 +343,7 @@ def _with_headers(error: AccessDenied) -> HttpError:
     return HttpError(error.code, str(error), http_status(error.code), headers)
 
 
-async def _answer_preflight(request: Request, shared: bool) -> Response:
+def _answer_preflight(request: Request, shared: bool) -> Response:
     """A browser asks which headers a page may send. All that it names are allowed but those that only proxies may set:
     clients for browsers have many of their own (``x-stainless-*``), and what no handler knows changes nothing."""
     origin = request.headers.get("origin")
@@ -331,3 +359,6 @@ async def _answer_preflight(request: Request, shared: bool) -> Response:
 def _allowed_headers(asked: str) -> list[str]:
     names = [name.strip().lower() for name in asked.split(",", MAX_ASKED_HEADERS)[:MAX_ASKED_HEADERS]]
     return [name for name in names if _TOKEN.fullmatch(name) and name not in PROXY_HEADERS]
+
+
+_PREFLIGHT = Route("", ("OPTIONS",), _answer_preflight, scope=Scope.OPEN)

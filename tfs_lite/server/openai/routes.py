@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
 from tfs_lite.core.status import ServingError, StatusCode
@@ -16,17 +16,7 @@ from tfs_lite.transport.table import Scope
 _ROOT = "/openai/"
 
 
-def _routes() -> Iterator[Route[OpenAiApi, str]]:
-    yield _route("/openai/v1/completions", POST, lambda api: api.app.completions)
-    yield _route("/openai/v1/chat/completions", POST, lambda api: api.app.chat_completions)
-    yield _route("/openai/v1/embeddings", POST, lambda api: api.app.embeddings)
-    yield _route("/openai/v1/models", HEAD_TOO, lambda api: api.app.list_models)
-    yield _route("/openai/v1/models/{model}", HEAD_TOO, lambda api: api.app.retrieve_model)
-
-
-def _route(
-    path: str, methods: tuple[str, ...], handler: Callable[[OpenAiApi], RouteHandler[str]]
-) -> Route[OpenAiApi, str]:
+def _route(path: str, methods: tuple[str, ...], handler: RouteHandler[str]) -> Route[str]:
     """Its handler finds out which model a request concerns."""
     return Route(path, methods, handler, packs=True, scope=Scope.PREDICT, checks_models=True)
 
@@ -34,11 +24,18 @@ def _route(
 class OpenAiApi(Api[str]):
     """Its handlers get the name of the model in the path, or the empty text."""
 
-    routes = tuple(_routes())
     names = {"model": ".*"}  # noqa: RUF012
 
     def __init__(self, app: OpenAiApp) -> None:
-        self.app = app
+        self._app = app
+
+    def routes(self) -> Iterator[Route[str]]:
+        app = self._app
+        yield _route("/openai/v1/completions", POST, app.completions)
+        yield _route("/openai/v1/chat/completions", POST, app.chat_completions)
+        yield _route("/openai/v1/embeddings", POST, app.embeddings)
+        yield _route("/openai/v1/models", HEAD_TOO, app.list_models)
+        yield _route("/openai/v1/models/{model}", HEAD_TOO, app.retrieve_model)
 
     def owns(self, path: str) -> bool:
         return path.startswith(_ROOT)

@@ -33,7 +33,7 @@ class ModelPages:
         self._core = core
         self._metrics = core.metrics.requests
 
-    async def list(self, request: Request, ref: ModelRef) -> Response:
+    def list(self, request: Request, ref: ModelRef) -> Response:
         """Every model that the caller may see with its versions, and why a model without any has none; how far its
         loads are; the processes of those that live in processes; and the replicas of those that live in a cluster."""
         with self._metrics.record("ListModels", "", REST, request):
@@ -58,11 +58,11 @@ class ModelPages:
             rest = {"config_refused": _refused(refused)} if refused is not None else {}
             return json_reply({"models": models, **rest})
 
-    async def status(self, request: Request, ref: ModelRef) -> Response:
+    def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST, request):
             return Response(status_json(model_status(self._core.view.status(ref))).encode(), media_type=JSON.media_type)
 
-    async def metadata(self, request: Request, ref: ModelRef) -> Response:
+    def metadata(self, request: Request, ref: ModelRef) -> Response:
         with (
             self._metrics.record("GetModelMetadata", ref.name, REST, request) as record,
             self._core.handle(ref) as handle,

@@ -7,16 +7,15 @@ either case, except in a verb. The list of models, ``/v1/models``, is an additio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from urllib.parse import unquote
 
-from tfs_lite.core.servable import MAX_VERSION, ModelRef
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.metrics.request_records import RequestRecord
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, MSGPACK, body_formats, error_reply
-from tfs_lite.server.http.router import GET, POST, About, Api, Route
+from tfs_lite.server.http.router import GET, POST, About, Api, Route, model_in_path
 from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.transport.table import Scope
@@ -29,62 +28,36 @@ _LOOKUP_ERRORS = ("400", "404")
 _ERRORS = (*_LOOKUP_ERRORS, "408", "413", "415", "422", "429", "500", "501", "503", "504")
 
 
-def _routes() -> Iterator[Route[RestApi, ModelRef]]:
-    """Those of a model exist three times: for the latest version, one by number, one by label."""
-    listed = About("listModels", "Every model with the states of its versions.", "ModelList", ("400",))
-    yield Route("/v1/models", GET, lambda api: api.models.list, True, listed, scope=Scope.READ, checks_models=True)
-    for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
-        model = "/v1/models/{model}" + version
-        about = About(f"modelStatus{which}", "The states of its versions.", "ModelStatus", _LOOKUP_ERRORS)
-        yield Route(model, GET, lambda api: api.models.status, True, about, scope=Scope.READ)
-        about = About(f"modelMetadata{which}", "Its signatures.", "ModelMetadata", _LOOKUP_ERRORS)
-        yield Route(f"{model}/metadata", GET, lambda api: api.models.metadata, True, about, scope=Scope.PREDICT)
-        about = About(f"predict{which}", "Runs it on tensors.", "PredictAnswer", _ERRORS, "PredictBody", _BOTH)
-        yield Route(
-            f"{model}:predict",
-            POST,
-            lambda api: api.service.predict,
-            packs=True,
-            about=about,
-            shortcut=lambda api: api.service.begin_predict,
-            refused_as="Predict",
-            scope=Scope.PREDICT,
-        )
-        about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
-        yield Route(
-            f"{model}:classify",
-            POST,
-            lambda api: api.service.classify,
-            True,
-            about,
-            refused_as="Classify",
-            scope=Scope.PREDICT,
-        )
-        about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
-        yield Route(
-            f"{model}:regress",
-            POST,
-            lambda api: api.service.regress,
-            True,
-            about,
-            refused_as="Regress",
-            scope=Scope.PREDICT,
-        )
-
-
 class RestApi(Api[ModelRef]):
     """Requests outside the grammar are counted without a method."""
 
-    routes = tuple(_routes())
     names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+"}  # noqa: RUF012
     query_in_path = True
     always_preflight = True
     encodings = GZIP
 
     def __init__(self, service: RestService, models: ModelPages, metrics: RequestMetrics) -> None:
-        self.service = service
-        self.models = models
+        self._service = service
+        self._models = models
         self._metrics = metrics
+
+    def routes(self) -> Iterator[Route[ModelRef]]:
+        """Those of a model exist three times: for the latest version, one by number, one by label."""
+        service, models, predict = self._service, self._models, Scope.PREDICT
+        about = About("listModels", "Every model with the states of its versions.", "ModelList", ("400",))
+        yield Route("/v1/models", GET, models.list, True, about, scope=Scope.READ, checks_models=True)
+        for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
+            model = "/v1/models/{model}" + version
+            about = About(f"modelStatus{which}", "The states of its versions.", "ModelStatus", _LOOKUP_ERRORS)
+            yield Route(model, GET, models.status, True, about, scope=Scope.READ)
+            about = About(f"modelMetadata{which}", "Its signatures.", "ModelMetadata", _LOOKUP_ERRORS)
+            yield Route(f"{model}/metadata", GET, models.metadata, True, about, scope=predict)
+            about = About(f"predict{which}", "Runs it on tensors.", "PredictAnswer", _ERRORS, "PredictBody", _BOTH)
+            yield Route(f"{model}:predict", POST, service.predict, True, about, "Predict", predict)
+            about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
+            yield Route(f"{model}:classify", POST, service.classify, True, about, "Classify", predict)
+            about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
+            yield Route(f"{model}:regress", POST, service.regress, True, about, "Regress", predict)
 
     def owns(self, path: str) -> bool:
         return path[: len(_ROOT)].lower() == _ROOT
@@ -94,13 +67,10 @@ class RestApi(Api[ModelRef]):
         return f"(?i:{super().pattern(before)}){colon}{verb}"
 
     def target(self, names: Mapping[str, str]) -> ModelRef:
-        """The name is empty where there is none."""
-        version, label = names.get("version"), names.get("label")
-        return ModelRef(
-            unquote(names.get("model", "")),
-            None if version is None else self._version(version),
-            None if label is None else unquote(label),
-        )
+        try:
+            return model_in_path(names)
+        except ServingError as error:
+            raise self._counted(error) from None
 
     def model_of(self, target: ModelRef) -> str:
         return target.name
@@ -111,13 +81,6 @@ class RestApi(Api[ModelRef]):
 
     def error(self, request: Request, error: ServingError) -> Response:
         return error_reply(error, body_formats(request.headers)[1] if request.head.path.endswith(":predict") else JSON)
-
-    def _version(self, digits: str) -> int:
-        significant = digits.lstrip("0") or "0"
-        if len(significant) > 19 or int(significant) > MAX_VERSION:
-            message = f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}"
-            raise self._counted(invalid_argument(message))
-        return int(significant)
 
     def _counted(self, error: ServingError) -> ServingError:
         self._metrics.observe(RequestRecord("", "", REST), error.code, 0.0)

@@ -7,7 +7,7 @@ request log keeps the messages that gRPC would have carried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -101,12 +101,11 @@ class RestService:
         self._log = log
         self._check_method_names = settings.check_method_names
 
-    def begin_predict(self, request: Request, ref: ModelRef) -> HttpCall | None:
-        """Queues the prediction at once; None, with nothing done, unless its body is small and has come. Raises
-        ServingError."""
+    def predict(self, request: Request, ref: ModelRef) -> HttpCall | Coroutine[Any, Any, Response]:
+        """Queues the prediction at once, if its body is small and has come. Raises ServingError, at once or later."""
         data = self._http.bodies.small(request)
         if data is None:
-            return None
+            return self._predict_slowly(request, ref)
         sent_format, format = body_formats(request.headers)
         record = self._metrics.record("Predict", ref.name, REST, request)
         try:
@@ -119,8 +118,8 @@ class RestService:
         sent = _Sent(ref, body.rows, len(data), format)
         return call.reply(pending, partial(self._write, sent))
 
-    async def predict(self, request: Request, ref: ModelRef) -> Response:
-        """Of any body. Raises ServingError."""
+    async def _predict_slowly(self, request: Request, ref: ModelRef) -> Response:
+        """Of any body."""
         http, (sent_format, format) = self._http, body_formats(request.headers)
 
         def parse(data: bytes) -> tuple[list[PredictBody], int]:

@@ -15,7 +15,7 @@ from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.protocols.v2.grpc_request import parse_version, read_message, read_request
+from tfs_lite.protocols.v2.grpc_request import read_message, read_request, read_version
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.server.v2 import grpc_messages as translate
 from tfs_lite.server.v2.control import V2Control
@@ -111,7 +111,7 @@ class V2GrpcService:
     async def model_ready(self, request: Message) -> Message:
         """A model that is not known is not ready: clients raise on any status but OK."""
         try:
-            ready = self._control.model_ready(request.name, parse_version(request.version))
+            ready = self._control.model_ready(request.name, read_version(request.version))
         except ServingError as error:
             if error.code is not StatusCode.NOT_FOUND:
                 raise
@@ -122,14 +122,14 @@ class V2GrpcService:
         return self._control.server_metadata()
 
     async def model_metadata(self, request: Message) -> Message:
-        return self._control.model_metadata(request.name, parse_version(request.version))
+        return self._control.model_metadata(request.name, read_version(request.version))
 
     async def model_config(self, request: Message) -> Message:
-        config = self._control.model_config(request.name, parse_version(request.version))
+        config = self._control.model_config(request.name, read_version(request.version))
         return v2.ModelConfigResponse(config=config)
 
     async def model_statistics(self, request: Message) -> Message:
-        return self._control.statistics(request.name or None, parse_version(request.version))
+        return self._control.statistics(request.name or None, read_version(request.version))
 
     # The model repository.
 

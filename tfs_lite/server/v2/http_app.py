@@ -28,59 +28,47 @@ _MODEL = f"{_ROOT}/models/{{model}}"
 _REPOSITORY = f"{_ROOT}/repository"
 
 
-def _routes() -> Iterator[Route[V2HttpApp, Target]]:
-    """Triton's clients accept compressed answers always, but decompress only those of predictions."""
-    yield Route(_ROOT, HEAD_TOO, lambda app: app.pages.server_metadata, scope=Scope.PREDICT, checks_models=True)
-    yield Route(f"{_ROOT}/health/live", HEAD_TOO, lambda app: app.pages.live, scope=Scope.OPEN)
-    yield Route(f"{_ROOT}/health/ready", HEAD_TOO, lambda app: app.pages.ready, scope=Scope.OPEN)
-    yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.all_statistics, scope=Scope.READ)
-    for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
-        yield Route(
-            f"{model}/infer",
-            POST,
-            lambda app: app.infer.infer,
-            packs=True,
-            shortcut=lambda app: app.infer.begin_plain,
-            refused_as=METHOD,
-            scope=Scope.PREDICT,
-        )
-        yield Route(f"{model}/generate", POST, lambda app: app.infer.generate, packs=True, scope=Scope.PREDICT)
-        yield Route(f"{model}/generate_stream", POST, lambda app: app.infer.generate_stream, scope=Scope.PREDICT)
-        yield Route(model, HEAD_TOO, lambda app: app.pages.model_metadata, scope=Scope.PREDICT)
-        yield Route(f"{model}/ready", HEAD_TOO, lambda app: app.pages.model_ready, scope=Scope.OPEN)
-        yield Route(f"{model}/config", HEAD_TOO, lambda app: app.pages.model_config, scope=Scope.PREDICT)
-        yield Route(f"{model}/stats", HEAD_TOO, lambda app: app.pages.statistics, scope=Scope.READ)
-    for setting in (f"{_ROOT}/trace/setting", f"{_MODEL}/trace/setting"):
-        yield Route(setting, HEAD_TOO, lambda app: app.pages.trace, scope=Scope.READ)
-        yield Route(setting, POST, lambda app: app.pages.trace, scope=Scope.MANAGE)
-    yield Route(f"{_ROOT}/logging", HEAD_TOO, lambda app: app.pages.logging, scope=Scope.READ)
-    yield Route(f"{_ROOT}/logging", POST, lambda app: app.pages.logging, scope=Scope.MANAGE)
-    yield Route(f"{_REPOSITORY}/index", POST, lambda app: app.pages.index, scope=Scope.READ)
-    yield Route(f"{_REPOSITORY}/models/{{model}}/load", POST, lambda app: app.pages.load, scope=Scope.MANAGE)
-    yield Route(f"{_REPOSITORY}/models/{{model}}/unload", POST, lambda app: app.pages.unload, scope=Scope.MANAGE)
-    for rest in ("index", "models/{model}/load", "models/{model}/unload"):
-        yield Route(
-            f"{_REPOSITORY}/{{repository}}/{rest}", _ANY, lambda app: app.pages.named_repository, scope=Scope.READ
-        )
-    system, cuda, region = f"{_ROOT}/systemsharedmemory", f"{_ROOT}/cudasharedmemory", "/region/{region}"
-    yield Route(f"{system}{region}/register", POST, lambda app: app.pages.register_system, scope=Scope.MANAGE)
-    yield Route(f"{cuda}{region}/register", POST, lambda app: app.pages.register_cuda, scope=Scope.MANAGE)
-    for which in ("", region):
-        yield Route(f"{system}{which}/status", HEAD_TOO, lambda app: app.pages.system_status, scope=Scope.READ)
-        yield Route(f"{system}{which}/unregister", POST, lambda app: app.pages.unregister_system, scope=Scope.MANAGE)
-        yield Route(f"{cuda}{which}/status", HEAD_TOO, lambda app: app.pages.cuda_status, scope=Scope.READ)
-        yield Route(f"{cuda}{which}/unregister", POST, lambda app: app.pages.unregister_cuda, scope=Scope.MANAGE)
-
-
 class V2HttpApp(Api[Target]):
-    """``infer`` answers predictions, ``pages`` everything else."""
-
-    routes = tuple(_routes())
     names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")
 
     def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
-        self.infer = V2HttpInfer(inference, control, http, fast)
-        self.pages = V2HttpRoutes(control, http.bodies)
+        self._infer = V2HttpInfer(inference, control, http, fast)
+        self._pages = V2HttpRoutes(control, http.bodies)
+
+    def routes(self) -> Iterator[Route[Target]]:
+        """Triton's clients accept compressed answers always, but decompress only those of predictions."""
+        pages, infer = self._pages, self._infer
+        open_, read, predict, manage = Scope.OPEN, Scope.READ, Scope.PREDICT, Scope.MANAGE
+        yield Route(_ROOT, HEAD_TOO, pages.server_metadata, scope=predict, checks_models=True)
+        yield Route(f"{_ROOT}/health/live", HEAD_TOO, pages.live, scope=open_)
+        yield Route(f"{_ROOT}/health/ready", HEAD_TOO, pages.ready, scope=open_)
+        yield Route(f"{_ROOT}/models/stats", HEAD_TOO, pages.all_statistics, scope=read)
+        for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
+            yield Route(f"{model}/infer", POST, infer.infer, packs=True, refused_as=METHOD, scope=predict)
+            yield Route(f"{model}/generate", POST, infer.generate, packs=True, scope=predict)
+            yield Route(f"{model}/generate_stream", POST, infer.generate_stream, scope=predict)
+            yield Route(model, HEAD_TOO, pages.model_metadata, scope=predict)
+            yield Route(f"{model}/ready", HEAD_TOO, pages.model_ready, scope=open_)
+            yield Route(f"{model}/config", HEAD_TOO, pages.model_config, scope=predict)
+            yield Route(f"{model}/stats", HEAD_TOO, pages.statistics, scope=read)
+        for setting in (f"{_ROOT}/trace/setting", f"{_MODEL}/trace/setting"):
+            yield Route(setting, HEAD_TOO, pages.trace, scope=read)
+            yield Route(setting, POST, pages.trace, scope=manage)
+        yield Route(f"{_ROOT}/logging", HEAD_TOO, pages.logging, scope=read)
+        yield Route(f"{_ROOT}/logging", POST, pages.logging, scope=manage)
+        yield Route(f"{_REPOSITORY}/index", POST, pages.index, scope=read)
+        yield Route(f"{_REPOSITORY}/models/{{model}}/load", POST, pages.load, scope=manage)
+        yield Route(f"{_REPOSITORY}/models/{{model}}/unload", POST, pages.unload, scope=manage)
+        for rest in ("index", "models/{model}/load", "models/{model}/unload"):
+            yield Route(f"{_REPOSITORY}/{{repository}}/{rest}", _ANY, pages.named_repository, scope=read)
+        system, cuda, region = f"{_ROOT}/systemsharedmemory", f"{_ROOT}/cudasharedmemory", "/region/{region}"
+        yield Route(f"{system}{region}/register", POST, pages.register_system, scope=manage)
+        yield Route(f"{cuda}{region}/register", POST, pages.register_cuda, scope=manage)
+        for which in ("", region):
+            yield Route(f"{system}{which}/status", HEAD_TOO, pages.system_status, scope=read)
+            yield Route(f"{system}{which}/unregister", POST, pages.unregister_system, scope=manage)
+            yield Route(f"{cuda}{which}/status", HEAD_TOO, pages.cuda_status, scope=read)
+            yield Route(f"{cuda}{which}/unregister", POST, pages.unregister_cuda, scope=manage)
 
     def owns(self, path: str) -> bool:
         return path == _ROOT or path.startswith(_ROOT + "/")

@@ -8,7 +8,7 @@ and large bodies are read and written on threads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -46,16 +46,16 @@ class V2HttpInfer:
         self._http = http
         self._fast = fast
 
-    def begin_plain(self, request: Request, target: Target) -> HttpCall | None:
-        """Queues a plain request at once; None, with nothing done, unless it is one and has come."""
+    def infer(self, request: Request, target: Target) -> HttpCall | Coroutine[Any, Any, Response]:
+        """Queues a plain request at once, if it has come."""
         fast, http = self._fast, self._http
         body = http.bodies.small(request)
         if body is None:
-            return None
+            return self._infer_any(request, target)
         sent = fast.find_http(target.name, target.version, body, request.headers.find(_LENGTH))
         if sent is None:
             request.body.put_back(body)
-            return None
+            return self._infer_any(request, target)
         record = self._inference.metrics.record(METHOD, target.name, REST, request)
         try:
             call = http.calls.call(request, record)
@@ -65,11 +65,10 @@ class V2HttpInfer:
             raise
         if pending is None:
             request.body.put_back(body)
-            return None
+            return self._infer_any(request, target)
         return call.reply(pending, lambda inference: self._write(answer_to_plain(sent, inference), sent.binary_outputs))
 
-    async def infer(self, request: Request, target: Target) -> Response:
-        """Any request."""
+    async def _infer_any(self, request: Request, target: Target) -> Response:
         with (
             self._inference.metrics.record(METHOD, target.name, REST, request) as record,
             self._http.calls.call(request, record) as call,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.status import invalid_argument
 
 
@@ -39,11 +39,10 @@ def read_version(text: str | None) -> int | None:
     """None and the empty text name no version. INVALID_ARGUMENT."""
     if not text:
         return None
-    if text.isascii() and text.isdigit():
-        digits = text.lstrip("0") or "0"
-        if len(digits) <= len(str(MAX_VERSION)) and int(digits) <= MAX_VERSION:
-            return int(digits)
-    raise invalid_argument(
-        f"failed to get model version from specified version string '{text:.40}', "
-        f"expected a whole number from 0 to {MAX_VERSION}"
-    )
+    version = parse_version(text)
+    if version is None:
+        raise invalid_argument(
+            f"failed to get model version from specified version string '{text:.40}', "
+            f"expected a whole number from 0 to {MAX_VERSION}"
+        )
+    return version

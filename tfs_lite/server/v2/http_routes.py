@@ -44,23 +44,23 @@ class V2HttpRoutes:
         self._control = control
         self._bodies = bodies
 
-    async def server_metadata(self, request: Request, target: Target) -> Response:
+    def server_metadata(self, request: Request, target: Target) -> Response:
         return json_reply(message_json(self._control.server_metadata()))
 
-    async def live(self, request: Request, target: Target) -> Response:
+    def live(self, request: Request, target: Target) -> Response:
         return json_reply(_health("live", self._control.server_live(), "server is not live"))
 
-    async def ready(self, request: Request, target: Target) -> Response:
+    def ready(self, request: Request, target: Target) -> Response:
         response = json_reply(_health("ready", self._control.server_ready(), "server is not ready"))
         response.headers.update(self._control.ready_headers)
         return response
 
-    async def model_ready(self, request: Request, target: Target) -> Response:
+    def model_ready(self, request: Request, target: Target) -> Response:
         name = target.name
         ready = self._control.model_ready(name, target.version)
         return json_reply({"name": name, **_health("ready", ready, f"model '{shorten(name)}' is not ready")})
 
-    async def model_metadata(self, request: Request, target: Target) -> Response:
+    def model_metadata(self, request: Request, target: Target) -> Response:
         return json_reply(self._metadata(target.name, target.version))
 
     def _metadata(self, name: str, version: int | None) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class V2HttpRoutes:
         del tree["properties"]  # only gRPC has them
         return tree
 
-    async def model_config(self, request: Request, target: Target) -> Response:
+    def model_config(self, request: Request, target: Target) -> Response:
         return json_reply(message_json(self._control.model_config(target.name, target.version)))
 
-    async def statistics(self, request: Request, target: Target) -> Response:
+    def statistics(self, request: Request, target: Target) -> Response:
         return json_reply(self._statistics(target.model, target.version))
 
     def _statistics(self, name: str | None, version: int | None) -> dict[str, Any]:
         return message_json(self._control.statistics(name, version), order=int)  # responses are numbered
 
-    async def all_statistics(self, request: Request, target: Target) -> Response:
+    def all_statistics(self, request: Request, target: Target) -> Response:
         """Of every model. The path also names a model called ``stats``: where there is one, its metadata is beside
         them."""
         metadata: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class V2HttpRoutes:
             await self._control.unload(target.name, dependents)
         return Response()
 
-    async def named_repository(self, request: Request, target: Target) -> Response:
+    def named_repository(self, request: Request, target: Target) -> Response:
         raise ServingError(StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
     async def trace(self, request: Request, target: Target) -> Response:
@@ -129,7 +129,7 @@ class V2HttpRoutes:
             changes[name] = value
         return json_reply(dict(self._control.settings.update_log_settings(changes)))
 
-    async def system_status(self, request: Request, target: Target) -> Response:
+    def system_status(self, request: Request, target: Target) -> Response:
         return json_reply(self._control.memory.system_status(target.region))
 
     async def register_system(self, request: Request, target: Target) -> Response:
@@ -143,7 +143,7 @@ class V2HttpRoutes:
         self._control.memory.system_unregister(target.region)
         return Response()
 
-    async def cuda_status(self, request: Request, target: Target) -> Response:
+    def cuda_status(self, request: Request, target: Target) -> Response:
         return json_reply(self._control.memory.cuda_status(target.region))
 
     async def register_cuda(self, request: Request, target: Target) -> Response:

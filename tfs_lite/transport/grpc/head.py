@@ -15,6 +15,7 @@ from tfs_lite.transport.grpc.compression import ENCODINGS
 from tfs_lite.transport.grpc.response_headers import plain, trailers_only
 from tfs_lite.transport.http2.fields import check_field, check_request
 from tfs_lite.transport.http2.hpack_reader import Fields
+from tfs_lite.transport.remembered import Remembered
 from tfs_lite.transport.table import MARKS, Method
 
 MAX_REMEMBERED = 1024
@@ -65,7 +66,7 @@ class RequestHeadParser:
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self._methods = {method.path: method for method in methods}
-        self._known: dict[Fields, RequestHead] = {}
+        self._known = Remembered[Fields, RequestHead](MAX_REMEMBERED)
         self._at = 0  # where the last time limit was
         text = "the header fields of the call are larger than this server takes"
         self._too_large = RequestHead(answer=trailers_only(RESOURCE_EXHAUSTED, text), status=RESOURCE_EXHAUSTED)
@@ -104,9 +105,7 @@ class RequestHeadParser:
         except ValueError as error:
             head = RequestHead(fault=str(error))
         if head.fault is None and head.answer is None and _size(fields) <= MAX_REMEMBERED_SIZE:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            self._known[fields] = head
+            self._known.add(fields, head)
         return head
 
     def _parse(self, fields: Fields) -> RequestHead:

@@ -20,6 +20,7 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
+from tfs_lite.transport.remembered import Remembered
 
 T = TypeVar("T")
 Field: TypeAlias = tuple[bytes, bytes]
@@ -94,16 +95,16 @@ class BlockReader(Generic[T]):
         self._changed = False
         self._size = 0
         """Size of the last list."""
-        self._remembered: dict[bytes, T] | None = None
+        self._remembered = Remembered[bytes, T](MAX_REMEMBERED)
 
     def read(self, block: bytes) -> T:
         """The result of ``parse`` for the block. Equal blocks may get the same object."""
         remembered = self._remembered
-        if remembered is not None and block in remembered:
+        if block in remembered:
             return remembered[block]
         parsed = self._parse(self.read_fields(block))
         if not self._changed and len(block) <= MAX_REMEMBERED_BLOCK and self._size <= MAX_REMEMBERED_LIST:
-            self._remember(block, parsed)
+            remembered.add(block, parsed)
         return parsed
 
     def read_fields(self, block: bytes) -> Fields | None:
@@ -115,17 +116,9 @@ class BlockReader(Generic[T]):
             raise _fault("a header block that is cut short, or an index beyond the table") from None
         except HPACKDecodingError:
             raise _fault("a bad Huffman code in a header block") from None
-        if self._changed:
-            self._remembered = None
+        if self._changed and self._remembered:
+            self._remembered.clear()
         return fields
-
-    def _remember(self, block: bytes, parsed: T) -> None:
-        remembered = self._remembered
-        if remembered is None:
-            remembered = self._remembered = {}
-        elif len(remembered) >= MAX_REMEMBERED:
-            del remembered[next(iter(remembered))]
-        remembered[block] = parsed
 
     def _decode(self, block: bytes) -> Fields | None:
         """Leaves the table right even if the list is too large."""

@@ -8,7 +8,8 @@ import torch
 
 from tests.support.errors import refusal
 from tfs_lite.adapters.cuda.graphs import Captured, StreamGraphs, graph_shapes, wants_graphs, why_no_graph
-from tfs_lite.adapters.exported.program import open_program
+from tfs_lite.adapters.exported.document import read_document
+from tfs_lite.adapters.exported.program import build_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.pytorch.tensors import CPU
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
@@ -49,7 +50,7 @@ def test_programs_that_cannot_be_recorded_are_told_before_anything_is_tried(modu
     data = io.BytesIO()
     torch.export.save(torch.export.export(module, (torch.ones(2, 2),)), data)
     with open_archive(data, "model.pt2") as archive:
-        found = why_no_graph(open_program(archive, CPU).operators)
+        found = why_no_graph(build_program(archive, read_document(archive, False), CPU).operators)
     assert bool(found) is bool(reason)
     if reason:
         assert any(word in found for word in reason.split("|"))

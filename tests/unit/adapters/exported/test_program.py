@@ -11,7 +11,7 @@ from tests.support.errors import refusal
 from tests.support.servers.platforms import rewrite_archive
 from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
-from tfs_lite.adapters.exported.program import open_program
+from tfs_lite.adapters.exported.program import build_program
 from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.core.status import StatusCode
@@ -55,7 +55,7 @@ def edited(path, member, change):
 
 def opened(path, trusted=False):
     with open_archive(str(path), "model.pt2") as found:
-        return open_program(found, CPU, trusted)
+        return build_program(found, read_document(found, trusted), CPU)
 
 
 def opened_by_torch(path):

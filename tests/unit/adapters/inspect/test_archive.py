@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tfs_lite.adapters.inspect.archive import MAX_MEMBERS, member_names, open_archive
+from tfs_lite.adapters.inspect.archive import MAX_MEMBERS, open_archive
 from tfs_lite.core.status import ServingError, StatusCode
 
 
@@ -44,8 +44,8 @@ def test_missing_or_oversized_member_is_damage():
 
 
 def test_archive_on_disk_that_is_gone_is_no_damage(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        member_names(str(tmp_path / "model.pt2"))
+    with pytest.raises(FileNotFoundError), open_archive(str(tmp_path / "model.pt2"), "model.pt2"):
+        pass
 
 
 @pytest.mark.parametrize("length", [0, 1, 21, 22, 60, len(SOUND) - 23, len(SOUND) - 22, len(SOUND) - 1])

@@ -13,7 +13,7 @@ from tfs_lite.cluster.replicas.engine import TOLD_TO_END, Strategy
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.reconciler import ReplicaPlace
 from tfs_lite.cluster.replicas.states import ReplicaEvent, ReplicaState, VersionReplicas
-from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 
 ONE_CPU = Requirements({"num_cpus": 1.0})
 S = ReplicaState
@@ -249,17 +249,11 @@ def test_version_without_room_waits_in_words_and_wakes_when_there_is_room() -> N
     assert not waiting.is_available
     assert waiting.group is not None
     assert story.status == "2/3 up, waits for 1 of 3 replicas: num_cpus 1; free 0 on a, 0 on b"
-    with pytest.raises(ServingError) as parked:
-        waiting.group.check_room()
-    assert parked.value.status == Status(
-        StatusCode.UNAVAILABLE,
-        "m version 1 waits for 1 of 3 replicas: num_cpus 1; free 0 on a, 0 on b",
-        Reason.WAITS_FOR_PLACE,
-    )
+    assert waiting.group.status().waits
     story.cluster.add_node("c", {"num_cpus": 1})
     story.advance(5.0)
     assert waiting.is_available
-    waiting.group.check_room()
+    assert not waiting.group.status().waits
 
 
 def test_room_that_a_version_leaves_goes_to_the_one_that_waits() -> None:

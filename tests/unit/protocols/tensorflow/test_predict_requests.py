@@ -22,7 +22,7 @@ from tfs_lite.protocols.tensorflow.predict_requests import Layout, Layouts
 from tfs_lite.protocols.tensorflow.serving import read_model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.varints import encode_varints
-from tfs_lite.protocols.wire_layouts import MAX_KNOWN_BYTES, MAX_LAYOUTS, MAX_OF_LENGTH
+from tfs_lite.protocols.wire_layouts import MAX_KNOWN_BYTES, MAX_LENGTHS, MAX_OF_LENGTH
 
 NUMBERS = [row.numpy for row in TABLE if row.dtype not in (DataType.STRING, DataType.BOOL)]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -365,21 +365,21 @@ def test_layouts_of_one_length_are_bounded_and_the_oldest_goes() -> None:
 
 def test_layouts_of_many_lengths_are_bounded() -> None:
     layouts = Layouts()
-    messages = [message(X, head=spec("m" * length)) for length in range(1, MAX_LAYOUTS + 2)]
+    messages = [message(X, head=spec("m" * length)) for length in range(1, MAX_LENGTHS + 2)]
     for data in messages[:-1]:
         learn(layouts, data)
     assert all(layouts.find(data) for data in messages[:-1])
     learn(layouts, messages[-1])
-    assert [data for data in messages if layouts.find(data)] == messages[-1:]
+    assert [data for data in messages if layouts.find(data)] == messages[1:], "the oldest goes"
 
 
 def test_layouts_that_push_one_another_out_do_not_use_up_the_bound() -> None:
     layouts = Layouts()
-    for name in range(100_000, 100_000 + 2 * MAX_LAYOUTS):
+    for name in range(100_000, 100_000 + 2 * MAX_LENGTHS):
         learn(layouts, message(X, head=spec(str(name))))
     other = message(X, head=spec("other length"))
     learn(layouts, other)
-    assert layouts.find(message(X, head=spec(str(100_000 + 2 * MAX_LAYOUTS - 1)))) is not None
+    assert layouts.find(message(X, head=spec(str(100_000 + 2 * MAX_LENGTHS - 1)))) is not None
     assert layouts.find(other) is not None
 
 

@@ -15,7 +15,7 @@ from tests.support import errors
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.v2.grpc_answer import answer_bytes, stream_bytes, stream_error
-from tfs_lite.protocols.v2.grpc_request import MAX_SPLIT_FIELDS, SPLIT_BYTES, parse_version, read_message, read_request
+from tfs_lite.protocols.v2.grpc_request import MAX_SPLIT_FIELDS, SPLIT_BYTES, read_message, read_request, read_version
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import decode, encode_raw
@@ -200,10 +200,10 @@ def test_requests_of_more_entries_than_any_model_has_are_refused(field: str) -> 
 
 @pytest.mark.parametrize("text", ["1.0", " 1", "x", "-1", "+1", "9" * 19, "1" * 5000, "²"])
 def test_versions_are_whole_numbers(text: str) -> None:
-    assert "model version" in errors.refusal(parse_version, text)
-    assert parse_version("") is None
-    assert parse_version("0") == 0
-    assert parse_version(str(2**63 - 1)) == 2**63 - 1
+    assert "model version" in errors.refusal(read_version, text)
+    assert read_version("") is None
+    assert read_version("0") == 0
+    assert read_version(str(2**63 - 1)) == 2**63 - 1
 
 
 ARRAYS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfs_lite.protocols.descriptors import message_class
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.protocols.v2.message_json import message_json
 
@@ -9,7 +10,9 @@ LARGEST = 2**64 - 1
 
 
 def test_fields_are_in_the_order_of_the_message_with_defaults_and_large_numbers() -> None:
-    batch = v2.InferBatchStatistics(batch_size=4, compute_infer=v2.StatisticDuration(count=1, ns=LARGEST))
+    batch = message_class("inference.InferBatchStatistics")(
+        batch_size=4, compute_infer=v2.StatisticDuration(count=1, ns=LARGEST)
+    )
     found = message_json(v2.ModelStatistics(name="m", last_inference=LARGEST, batch_stats=[batch]))
     assert list(found.items()) == [
         ("name", "m"),

@@ -64,7 +64,7 @@ def test_jobs_whose_run_would_end_after_their_deadline_make_room_for_those_behin
     assert [job for job, _ in shed] == [late, later]
     assert {status.code for _, status in shed} == {StatusCode.UNAVAILABLE}
     assert "would not be answered before its deadline" in shed[0][1].message
-    assert list(queue.jobs) == [good, *behind]
+    assert list(queue) == [good, *behind]
 
 
 def test_no_job_is_shed_that_leaves_room_in_the_run() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.servers.process import wait_until
 from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
-from tfs_lite.server.http.connection import MAX_DISCARDED, MAX_UNPARSED_BYTES
+from tfs_lite.server.http.connection import MAX_DISCARDED
 from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS
+from tfs_lite.server.http.request_reader import MAX_UNPARSED_BYTES
 
 BODY = orjson.dumps(ROW)
 BROKEN = b'{"error":"Invalid HTTP request received."}'
@@ -53,8 +54,8 @@ def test_requests_that_wait_for_one_inside_are_few(shared: RestFixture) -> None:
         assert servable.arrived.acquire(timeout=TIMEOUT)
         (inside,) = [item for item in shared.server.connections if item.busy]
         wait_until(lambda: inside.reading_paused, "no more is read", TIMEOUT)
-        assert len(inside._queue) < 200
-        assert len(inside._unparsed) < MAX_UNPARSED_BYTES + (1 << 18)
+        assert len(inside._reader.waiting) < 200
+        assert len(inside._reader.unparsed) < MAX_UNPARSED_BYTES + (1 << 18)
         servable.open()
         received = b""
         while received.count(b"ok\n") < 50_000:

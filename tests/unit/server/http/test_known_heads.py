@@ -115,6 +115,6 @@ def test_client_that_goes_in_the_middle_of_a_body_leaves_nothing(shared: RestFix
 def test_number_of_known_heads_is_bounded() -> None:
     heads = KnownHeads()
     for number in range(3 * MAX_HEADS):
-        heads.add(b"%d" % number, RequestHead("GET", "/", Headers()))
+        heads.learn(b"%d" % number, RequestHead("GET", "/", Headers()))
         assert len(heads) <= MAX_HEADS
     assert len(heads) > 0

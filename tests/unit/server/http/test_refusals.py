@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import orjson
 import pytest
@@ -133,9 +134,9 @@ def test_predictions_that_a_client_has_pipelined_are_refused_in_their_order(
 
 
 def test_only_predictions_can_be_refused() -> None:
-    def refusable(routes: tuple[Route[object, object], ...]) -> set[str]:
+    def refusable(routes: Sequence[Route[Any]]) -> set[str]:
         return {route.path.rpartition("}")[2] for route in routes if route.refused_as}
 
-    assert refusable(RestApi.routes) == {":predict", ":classify", ":regress"}
-    assert refusable(V2HttpApp.routes) == {"/infer"}
-    assert refusable(Pages.routes) == set()
+    assert refusable(RestApi.described()) == {":predict", ":classify", ":regress"}
+    assert refusable(V2HttpApp.described()) == {"/infer"}
+    assert refusable(Pages.described()) == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -35,22 +36,22 @@ Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
 class Shop(Api[str]):
     """An API below ``/shop`` with a few things."""
 
-    routes = (
-        Route("/shop", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
-        Route("/shop/{thing}", HEAD_TOO, lambda shop: shop.show, packs=True, scope=Scope.PREDICT),
-        Route("/shop/{thing}", POST, lambda shop: shop.fail, scope=Scope.PREDICT),
-        Route("/shop/{other}", ("PATCH",), lambda shop: shop.show, scope=Scope.PREDICT),
-        Route("/shop/{thing}/buy", POST, lambda shop: shop.fail, scope=Scope.PREDICT),
-        Route("/shop/{thing}/large", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
-        Route("/shop/{thing}/stream", HEAD_TOO, lambda shop: shop.stream, packs=True, scope=Scope.PREDICT),
-        Route("/shop/{thing}/stock", HEAD_TOO, lambda shop: shop.show, scope=Scope.READ),
-        Route("/shop/{thing}/price", HEAD_TOO, lambda shop: shop.show, scope=Scope.PREDICT),
-        Route("/shop/{thing}/price", POST, lambda shop: shop.show),
-    )
     names: Mapping[str, str] = {"thing": "[a-z%0-9]+", "other": "[a-z%0-9]+"}
 
     def __init__(self) -> None:
         self.read: list[str] = []
+
+    def routes(self) -> Iterator[Route[str]]:
+        yield Route("/shop", HEAD_TOO, self.show, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}", HEAD_TOO, self.show, packs=True, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}", POST, self.fail, scope=Scope.PREDICT)
+        yield Route("/shop/{other}", ("PATCH",), self.show, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}/buy", POST, self.fail_at_once, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}/large", HEAD_TOO, self.show, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}/stream", HEAD_TOO, self.stream, packs=True, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}/stock", HEAD_TOO, self.show, scope=Scope.READ)
+        yield Route("/shop/{thing}/price", HEAD_TOO, self.show_at_once, packs=True, scope=Scope.PREDICT)
+        yield Route("/shop/{thing}/price", POST, self.show)
 
     def owns(self, path: str) -> bool:
         return path.startswith("/shop")
@@ -71,7 +72,13 @@ class Shop(Api[str]):
     async def show(self, request: Request, thing: str) -> Response:
         return Response(LARGE if "large" in request.head.path else thing.encode())
 
+    def show_at_once(self, request: Request, thing: str) -> Response:
+        return Response(LARGE)
+
     async def fail(self, request: Request, thing: str) -> Response:
+        return self.fail_at_once(request, thing)
+
+    def fail_at_once(self, request: Request, thing: str) -> Response:
         if thing == "crash":
             raise RuntimeError("the secret")
         raise HttpError(StatusCode.ABORTED, "sold out", 410, {"x-why": "popular"})
@@ -86,11 +93,13 @@ class Shop(Api[str]):
 class Rest(Shop):
     """Everything else: the query is part of the path, and there is nothing for other origins."""
 
-    routes = (Route("/rest{thing}", EVERY_METHOD, lambda rest: rest.show),)
     names: Mapping[str, str] = {"thing": ".*"}
     query_in_path = True
     cross_origin = False
     always_preflight = True
+
+    def routes(self) -> Iterator[Route[str]]:
+        yield Route("/rest{thing}", EVERY_METHOD, self.show)
 
     def owns(self, path: str) -> bool:
         return True
@@ -243,7 +252,8 @@ async def test_page_without_an_origin_of_its_own_is_one_of_every_origin(make: Ca
 
 
 @pytest.mark.parametrize(
-    ("target", "packed"), [("/shop/large", True), ("/shop/hat", False), ("/shop/hat/large", False)]
+    ("target", "packed"),
+    [("/shop/large", True), ("/shop/hat/price", True), ("/shop/hat", False), ("/shop/hat/large", False)],
 )
 async def test_large_answers_of_routes_that_pack_are_packed(
     make: Callable[..., Ask], target: str, packed: bool
@@ -259,3 +269,19 @@ async def test_streams_are_not_packed(make: Callable[..., Ask]) -> None:
     answer = await make()("GET", "/shop/hat/stream", accept_encoding="gzip")
     assert isinstance(answer, Stream)
     assert "content-encoding" not in answer.headers
+
+
+@pytest.mark.filterwarnings("error")
+async def test_answer_that_nobody_has_waited_for_leaves_nothing_behind(shop: Shop) -> None:
+    bodies: Any = None
+    request = Request(RequestHead("GET", "/shop/hat", Headers()), IncomingBody(), 0.0)
+    answer: Any = Router([shop], bodies)(request)
+    answer.close()
+    del answer
+    gc.collect()
+
+
+def test_routes_of_an_api_that_is_not_there_say_what_they_are() -> None:
+    assert [(route.path, route.scope) for route in Shop.described()] == [
+        (route.path, route.scope) for route in Shop().routes()
+    ]

@@ -266,7 +266,7 @@ def test_idle_connection_stays_for_as_long_as_its_answers_say(
     assert b"keep-alive" not in read_all(one.client).lower()
     wait_until(lambda: not len(start.server.connections), "it has gone", 20)
     one = OneConnection(start, connect, b"", port)
-    assert one.check(one.connection._since + 75.1) == {"idle": 1}
+    assert one.check(one.connection._reader.since + 75.1) == {"idle": 1}
     assert read_all(one.client) == b""
     assert caplog.records == []
 
@@ -276,8 +276,8 @@ def test_head_has_its_time_from_its_first_byte(start: Start, connect: Any, caplo
     assert one.client.recv(65536)
     one.wait(lambda connection: connection.used_at, "it is idle")
     one.client.sendall(b"GET /pa")
-    one.wait(lambda connection: connection._in_message, "a head has begun")
-    begun = one.connection._since
+    one.wait(lambda connection: connection._reader.in_message, "a head has begun")
+    begun = one.connection._reader.since
     assert begun > one.connection.used_at
     one.client.sendall(b"ge HTTP/1.1\r\nx: ")
     assert one.check(begun + 59.9) == {}
@@ -313,11 +313,11 @@ def test_rest_of_a_body_that_nobody_wants_may_take_any_time_too(start: Start, co
         one.client.sendall(b"123456789" + head)
         assert one.client.recv(65536).startswith(b"HTTP/1.1 413 ")
     for byte in b"12345678":
-        before = one.connection._since
+        before = one.connection._reader.since
         assert one.check(before + 59.9) == {}
         one.client.sendall(b"%c" % byte)
-        one.wait(lambda connection, before=before: connection._since > before, "it has come")
-    assert one.check(one.connection._since + 60.1) == {"slow_body": 1}
+        one.wait(lambda connection, before=before: connection._reader.since > before, "it has come")
+    assert one.check(one.connection._reader.since + 60.1) == {"slow_body": 1}
 
 
 def test_reader_is_silent_only_when_its_system_takes_nothing(
@@ -325,7 +325,7 @@ def test_reader_is_silent_only_when_its_system_takes_nothing(
 ) -> None:
     """A socket holds megabytes: a client that reads kilobytes takes nothing out of the server's own buffer."""
     one = OneConnection(start, connect, GET % (b"/large", b""))
-    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    one.wait(lambda connection: connection._writer.paused, "the client does not read")
     transport = one.connection._transport
     seen = [bytes_on_their_way(transport)]
     wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
@@ -346,15 +346,15 @@ def test_reader_is_silent_only_when_its_system_takes_nothing(
 def test_reader_that_is_slower_than_a_stream_is_not_silent(start: Start, connect: Any) -> None:
     """What it reads is replaced at once, so that what waits for it does not become less."""
     one = OneConnection(start, connect, GET % (b"/flood", b""))
-    one.wait(lambda connection: connection.writing_paused, "the client does not read")
+    one.wait(lambda connection: connection._writer.paused, "the client does not read")
     transport = one.connection._transport
     seen = [bytes_on_their_way(transport)]
     wait_until(lambda: seen.append(bytes_on_their_way(transport)) or seen[-1] == seen[-2], "it is still", 20, 0.05)
     now = time.monotonic()
     assert one.check(now) == {}
     for round in range(1, 5):
-        written = one.connection._written
-        while one.connection._written == written:
+        written = one.connection._writer._written
+        while one.connection._writer._written == written:
             one.client.recv(1 << 16)
         assert one.check(now + 59 * round) == {}
     assert one.check(now + 59 * 4 + 60.1) == {"slow_reader": 1}
@@ -454,7 +454,7 @@ def test_stream_that_is_given_up_while_its_client_does_not_read_may_say_why(star
     client = connect(start(handler=stream), GET % (b"/", CLOSE))
     assert begun.wait(20)
     (connection,) = start.server.connections
-    wait_until(lambda: connection.writing_paused, "the client does not read", 20)
+    wait_until(lambda: connection._writer.paused, "the client does not read", 20)
     (task,) = inside
     assert task is not None
     task.get_loop().call_soon_threadsafe(task.cancel)

@@ -63,7 +63,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture(scope="module")
 def find(registry: CollectorRegistry) -> Iterator[Callable[[str, str], tuple[Any, ModelRef]]]:
     """The handler of a request, which here is its name, and the model."""
-    service: Any = SimpleNamespace(predict=PREDICT, begin_predict=None, classify=CLASSIFY, regress=REGRESS)
+    service: Any = SimpleNamespace(predict=PREDICT, classify=CLASSIFY, regress=REGRESS)
     models: Any = SimpleNamespace(list=LIST, status=STATUS, metadata=METADATA)
     background = BackgroundRunner("test", 1, 1)
     bodies = HttpResources(HttpLimits(), background).bodies
@@ -71,7 +71,7 @@ def find(registry: CollectorRegistry) -> Iterator[Callable[[str, str], tuple[Any
 
     def of(method: str, target: str) -> tuple[Any, ModelRef]:
         found = router.find(method, target)
-        return found.handler, found.target
+        return found.route.handler, found.target
 
     yield of
     background.close()

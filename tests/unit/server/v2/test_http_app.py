@@ -69,7 +69,7 @@ def find(app: V2HttpApp) -> Callable[[str, str], tuple[str, Target]]:
 
     def of(method: str, path: str) -> tuple[str, Target]:
         found = router.find(method, path)
-        handler: Any = found.handler
+        handler: Any = found.route.handler
         return handler.__name__, found.target
 
     return of
