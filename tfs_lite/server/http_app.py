@@ -14,7 +14,7 @@ from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.http.router import ABSENT, EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
+from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
@@ -46,10 +46,6 @@ class TensorflowPage(_PlainPages):
     def routes(self) -> Iterator[Route[None]]:
         about = About("prometheusMetrics", "Metrics.", "Metrics", ("400", "405", "429"))
         yield Route(self._path, EVERY_METHOD, self._metrics.tensorflow, packs=True, about=about, scope=Scope.READ)
-
-    @classmethod
-    def described(cls) -> Sequence[Route[None]]:
-        return tuple(cls(ABSENT, DEFAULT_PATH).routes())
 
     def owns(self, path: str) -> bool:
         return path == self._path

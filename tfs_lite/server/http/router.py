@@ -148,19 +148,6 @@ class Api(Generic[P]):
         return _NAME.sub(lambda found: f"(?P<{found[1]}>{self.names[found[1]]})", re.escape(path))
 
 
-class _Absent:
-    """Stands for everything that an API is made of."""
-
-    def __getattr__(self, name: str) -> _Absent:
-        return self
-
-    def __call__(self, *given: Any) -> Any:
-        raise NotImplementedError
-
-
-ABSENT: Any = _Absent()
-
-
 def model_in_path(names: Mapping[str, str]) -> ModelRef:
     """The model that the names in a path mean, still percent-encoded; its name is empty where there is none.
     INVALID_ARGUMENT for a version that is too large."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import MagicMock
 
 import orjson
 import pytest
 
 from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
-from tfs_lite.server.http.router import Route
+from tfs_lite.server.http.router import Api
 from tfs_lite.server.http_app import Pages
 from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.v2.http_app import V2HttpApp
@@ -134,9 +135,9 @@ def test_predictions_that_a_client_has_pipelined_are_refused_in_their_order(
 
 
 def test_only_predictions_can_be_refused() -> None:
-    def refusable(routes: Sequence[Route[Any]]) -> set[str]:
-        return {route.path.rpartition("}")[2] for route in routes if route.refused_as}
+    def refusable(api: type[Api[Any]]) -> set[str]:
+        return {route.path.rpartition("}")[2] for route in api.routes(MagicMock()) if route.refused_as}
 
-    assert refusable(RestApi.described()) == {":predict", ":classify", ":regress"}
-    assert refusable(V2HttpApp.described()) == {"/infer"}
-    assert refusable(Pages.described()) == set()
+    assert refusable(RestApi) == {":predict", ":classify", ":regress"}
+    assert refusable(V2HttpApp) == {"/infer"}
+    assert refusable(Pages) == set()

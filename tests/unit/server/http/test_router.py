@@ -279,9 +279,3 @@ async def test_answer_that_nobody_has_waited_for_leaves_nothing_behind(shop: Sho
     answer.close()
     del answer
     gc.collect()
-
-
-def test_routes_of_an_api_that_is_not_there_say_what_they_are() -> None:
-    assert [(route.path, route.scope) for route in Shop.described()] == [
-        (route.path, route.scope) for route in Shop().routes()
-    ]
