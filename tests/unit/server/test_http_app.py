@@ -186,7 +186,7 @@ def test_list_has_the_processes_of_models_and_what_their_sandboxes_hold(server: 
             "pid": 41,
             "sandbox": {"holds": ["files", "programs", "network"], "lacks": ["signals"]},
         },
-        {"version": "7", "instance": 1, "pid": None, "sandbox": None},
+        {"version": "7", "instance": 1, "pid": None, "drains": False, "sandbox": None},
     ]
     assert "process_status" not in second
     assert "process_status" not in server.client.get("/v1/models/m").json()  # TensorFlow Serving's own

@@ -129,7 +129,8 @@ def test_log_tells_a_config_in_force_from_a_refused_one(
 ) -> None:
     refused(fixture, entry("a"), entry("missing"))
     refused(fixture, entry("a", STABLE.format(9)), code=StatusCode.FAILED_PRECONDITION)
-    applied, no = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.serving.server_core"]
+    of_reloads = [record for record in caplog.records if record.name == "tfs_lite.serving.reload"]
+    applied, no = [record.getMessage() for record in of_reloads if record.levelname == "WARNING"]
     assert applied.startswith("config applied; 1 model(s) did not become available: {{{name: missing} due to error: ")
     assert no.startswith("config refused, nothing changed: ")
     assert [report.name for report in fixture.server.core.states.reports()] == ["a", "missing"]
