@@ -33,7 +33,7 @@ class AspiredVersionsManagerOptions(BasicManagerOptions):
     """``tick_interval`` in seconds; None or not positive: no thread, the owner calls ``tick``."""
 
     policy: Policy
-    tick_interval: float | None = 0.1
+    tick_interval: float | None = 1.0
 
 
 class AspiredVersionsManager(TargetBase[Loader]):
