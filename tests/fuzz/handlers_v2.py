@@ -181,9 +181,10 @@ class LoadChecks(RepositoryControl):
             clock=SystemClock(),
             model_configs=ModelConfigs(),
             is_idle=lambda name: True,
-            live_versions=lambda name: set(),
-            available_versions=lambda name: set(),
-            config_refused=ignore,
+            view=SimpleNamespace(live_versions=lambda name: set()),
+            manager=SimpleNamespace(available_versions=lambda name: set()),
+            reloader=SimpleNamespace(refused=ignore),
+            waiter=SimpleNamespace(closed=False),
             disk_calls=BoundedCalls(60.0),
         )
         super().__init__(cast("ServerCore", core), ModelLocator(options))

@@ -20,6 +20,7 @@ from tfs_lite.cli.main import main
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
+from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.protocols.messages import AdminRequest, AdminResponse
 
 AVAILABLE = VersionState.AVAILABLE
@@ -169,7 +170,7 @@ def test_metrics_count_events_and_memory(root):
     with serving(root, model_name="m", model_base_path=str(root / "m")) as served:
         with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as answer:
             page = answer.read().decode()
-        (memory,) = served.server.core.memory("m")
+        (memory,) = memory_of(served.server.core, "m")
     assert 'tfs_lite_events_total{kind="AVAILABLE",model="m"} 1.0' in page
     assert 'tfs_lite_events_total{kind="LEAK",model="m"} 0.0' in page
     assert 'tfs_lite_version_memory_bytes{device="main",kind="measured",model="m",version="1"} 4.0' in page
@@ -244,7 +245,7 @@ def test_a_process_that_was_killed_is_told_with_its_signal(tmp_path):
         worker="process",
         trusted_model_base_paths=(str(tmp_path / "m"),),
     ) as served:
-        (memory,) = served.server.core.memory("m")
+        (memory,) = memory_of(served.server.core, "m")
         assert memory.workers[0] > 1 << 20
         with pytest.raises(ServingError):
             served.client.predict("m", {"x": [[-1.0, 0.0, 0.0]]})

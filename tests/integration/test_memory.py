@@ -18,6 +18,7 @@ from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import VersionState
 from tfs_lite.managers.resource_tracker import LEAST_RESERVE
+from tfs_lite.operations.history.feature import memory_of
 
 MEGABYTES = 200 if is_soak() else 60
 CYCLES = scaled(50)
@@ -68,14 +69,14 @@ def test_second_version_is_admitted_by_what_the_first_took_and_shown_as_measured
     config.write_text(config_text(tmp_path, entry("m", "model_version_policy { all {} }")))
     with serving(tmp_path, model_config_file=str(config), file_system_poll_wait_seconds=1, **limits) as served:
         assert served.version() == 1
-        (first,) = served.server.core.memory("m")
+        (first,) = memory_of(served.server.core, "m")
         weights = first.held["main"]["weights"]
         assert 20_000_000 < weights < first.reserved["main"]
         assert weights + first.reserved["main"] > BETWEEN
         archives.write_version(2, tmp_path / "m")
         wait_until(lambda: served.status().get(2) is not None, "version 2 is known")
         served.wait_states({1: VersionState.AVAILABLE, 2: VersionState.AVAILABLE})
-        second, _ = served.server.core.memory("m")
+        second, _ = memory_of(served.server.core, "m")
         assert second.reserved["main"] <= 1.02 * weights + FIXED_BYTES
         page = urllib.request.urlopen(f"{served.url}/metrics").read().decode()
         name = 'tfs_lite_memory_measured_bytes{device="main",kind="weights",model="m",version="2"} '
@@ -88,7 +89,7 @@ def test_process_of_a_version_is_measured_from_outside(tmp_path):
     config.write_text(config_text(tmp_path, entry("m")))
     with serving(tmp_path, model_config_file=str(config), worker="process") as served:
         assert served.version() == 1
-        (account,) = served.server.core.memory("m")
+        (account,) = memory_of(served.server.core, "m")
         assert 20_000_000 < account.held["main"]["process"] <= max(account.workers) + 20_000_000
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.servers import thief
 from tests.support.servers.probe import Probe
 from tests.support.servers.process import ServerProcess
 from tests.support.servers.thief import DONE, REFUSED
@@ -20,10 +21,12 @@ pytestmark = pytest.mark.skipif(
     not {"files", "programs", "network"}.issubset(STATUS.holds), reason="the kernel has no whole sandbox"
 )
 
-THIEF = """
+THIEF = (
+    Path(thief.__file__).read_text()
+    + """
 import json
+
 import numpy as np
-from tests.support.servers.thief import attempts, needs, outcomes
 
 
 class Model:
@@ -35,6 +38,7 @@ class Model:
     def predict(self, inputs):
         return {"y": np.array([json.dumps(self.found).encode()], object)}
 """
+)
 CONFIG = """
 platform: "python"
 input { name: "x" data_type: TYPE_FP32 dims: 1 }

@@ -39,13 +39,26 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        name = module.__name__
-        if sys.modules.get(name, module) is not module:
+        if sys.modules.get(module.__name__, module) is not module:
+            vars(module).setdefault("__getattr__", _door(module.__name__))
 
-            def ask_the_other(attribute: str) -> Any:
-                return getattr(sys.modules[name], attribute)
 
-            vars(module).setdefault("__getattr__", ask_the_other)
+def _door(name: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose place another one has taken. That one may ask the first in its turn for what
+    it lacks itself, as those of ``cryptography`` do; then nobody has it."""
+    asking = threading.local()
+
+    def ask_the_other(attribute: str) -> Any:
+        asked = vars(asking)
+        if attribute in asked:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        asked[attribute] = True
+        try:
+            return getattr(sys.modules[name], attribute)
+        finally:
+            del asked[attribute]
+
+    return ask_the_other
 
 
 class _Finder:

@@ -32,6 +32,19 @@ other = Lazy(__name__)
 other.__spec__, other.__path__ = __spec__, __path__
 sys.modules[__name__] = other
 """
+ASKS_BACK = """
+import sys
+import types
+
+class Wrapper(types.ModuleType):
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+
+color = "red"
+wrapper = Wrapper(__name__)
+wrapper.__dict__["inner"] = sys.modules[__name__]
+sys.modules[__name__] = wrapper
+"""
 SLOW = "import gate\ngate.pass_through(__name__)\n"
 
 
@@ -182,3 +195,10 @@ def test_import_that_hangs_holds_the_others_up_for_a_bounded_time() -> None:
         with turns:
             assert turns._holder == threading.get_ident()
     assert turns._holder is None
+
+
+def test_package_that_takes_its_own_place_and_asks_the_first_module_is_imported(gate: Gate, tmp_path: Path) -> None:
+    """As those of ``cryptography`` do: what neither has, nobody has."""
+    write(tmp_path, "asks_back", ASKS_BACK)
+    assert Importer(run("from asks_back import color", "color")).result() == "red"
+    assert isinstance(Importer(run("from asks_back import shape", "shape")).result(), ImportError)
