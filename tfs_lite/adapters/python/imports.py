@@ -44,8 +44,8 @@ class _Loader(SourceFileLoader):
 
 
 def _door(name: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module whose place another one has taken. That one may ask the first in its turn for what
-    it lacks itself, as those of ``cryptography`` do; then nobody has it."""
+    """The ``__getattr__`` of a module whose place another one has taken. That one may ask the first for what it lacks
+    itself, as those of ``cryptography`` do; then nobody has it."""
     asking = threading.local()
 
     def ask_the_other(attribute: str) -> Any:
