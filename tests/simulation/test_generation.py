@@ -18,11 +18,11 @@ from tests.support.language.generation_checker import GenerationChecker
 from tests.support.profiles import CountedMachine, SeededRuns
 from tfs_lite.schedulers.generation import planner
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
-from tfs_lite.schedulers.generation.generation_state import GenerationState
-from tfs_lite.schedulers.generation.generation_state import Phase as TextPhase
-from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, ScheduledTokens
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase as TextPhase
+from tfs_lite.schedulers.generation.text import ScheduledTokens, Text
 
 STEMS = [[stem * 100 + n % 7 for n in range(80)] for stem in range(2)]
 
@@ -85,7 +85,7 @@ class Engine(CountedMachine):
     def submit_urgent(self, levels: int, length: int) -> None:
         """More so than a text that runs."""
         self.count_step()
-        most = max(text.priority for text in self.checker.scheduler.running)
+        most = max(text.wanted.priority for text in self.checker.scheduler.running)
         self.checker.submit(STEMS[0][:length], 5, most - levels, None, True)
 
     @rule(count=st.sampled_from([1, 1, 2, 3]), mode=st.sampled_from(["together", "alone"]))
@@ -142,11 +142,11 @@ def _forgets_to_copy(self: Any, tokens: Any, kept: Any = ()) -> Any:
     return assignment and SlotAssignment(assignment.slot, assignment.count)
 
 
-def _never_gives_way(self: Any, text: GenerationState) -> None:
+def _never_gives_way(self: Any, text: Text) -> None:
     return None
 
 
-def _any_victim(self: Any, text: GenerationState) -> GenerationState | None:
+def _any_victim(self: Any, text: Text) -> Text | None:
     lower = [other for other in self._now.running if other not in self._preempted and other.number > text.number]
     return lower[0] if lower else None
 
@@ -161,7 +161,7 @@ def _looks_behind(self: Any, before: Any = None) -> None:
     admit(self, before)
 
 
-def _ignores_rows(self: Any, text: GenerationState, start: int, least: int) -> None:
+def _ignores_rows(self: Any, text: Text, start: int, least: int) -> None:
     self._schedule.append(ScheduledTokens(text, start, len(text.tokens) - start, text.output < text.limit))
 
 

@@ -9,13 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.generation import Generation
 from tfs_lite.core.status import Reason, StatusCode
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
-from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan, ScheduledTokens
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, ScheduledTokens, Text
 
 GARBAGE = -1
+
+
+def scheduled_text(
+    number: int,
+    tokens: list[int],
+    limit: int,
+    arrived: float,
+    *,
+    priority: int = 0,
+    deadline: float | None = None,
+    score_prompt: bool = False,
+) -> Text:
+    """A text as the scheduler gets it. It has no detokenizer, and cannot be in a step of an engine."""
+    wanted = Generation((), priority=priority, score_prompt=score_prompt)
+    return Text(wanted, tokens, limit, 0, deadline, 0, ignore, number, arrived)
+
+
+def behind(text: Text) -> int:
+    """The number of tokens that have yet to go through the network."""
+    return len(text.tokens) - text.done
 
 
 class GenerationChecker:
@@ -27,9 +49,9 @@ class GenerationChecker:
         self.scheduler = SchedulerState(wanted)
         self.now = 0.0
         self.number = 0
-        self.live: list[GenerationState] = []
+        self.live: list[Text] = []
         self.contents = [[GARBAGE] * wanted.length for _ in range(wanted.slots)]
-        self.took: set[tuple[GenerationState, GenerationState]] = set()
+        self.took: set[tuple[Text, Text]] = set()
         self.counts = dict.fromkeys(("plans", "ended", "preempted", "copies", "reused", "late", "refused"), 0)
 
     # Requests.
@@ -46,11 +68,13 @@ class GenerationChecker:
             return
         deadline = None if patience is None else self.now + patience
         self.number += 1
-        text = GenerationState(self.number, prompt, len(prompt), limit, priority, self.now, deadline, reusable)
+        text = scheduled_text(
+            self.number, prompt, limit, self.now, priority=priority, deadline=deadline, score_prompt=not reusable
+        )
         self.live.append(text)
         self.scheduler.add(text)
 
-    def drop(self, text: GenerationState, valid: bool = True) -> None:
+    def drop(self, text: Text, valid: bool = True) -> None:
         self.scheduler.remove(text, valid=valid)
         self.scheduler.remove(text)
         assert text.phase is Phase.ENDED
@@ -129,29 +153,29 @@ class GenerationChecker:
             assert text.done == scheduled.start + scheduled.count
             if scheduled.draws:
                 self.scheduler.append(text, sum(text.tokens[-5:]) % 11)
-            if text.behind == 0 or (scheduled.draws and text.output == text.limit):
+            if behind(text) == 0 or (scheduled.draws and text.output == text.limit):
                 assert text.output == text.limit
                 self.drop(text)
             else:
-                assert (text.phase is Phase.DECODE) == (text.output > 0 and text.behind == 1 and scheduled.draws)
+                assert (text.phase is Phase.DECODE) == (text.output > 0 and behind(text) == 1 and scheduled.draws)
 
     # Invariants.
 
-    def rank(self, text: GenerationState) -> tuple[float, ...]:
+    def rank(self, text: Text) -> tuple[float, ...]:
         """Lower is sooner."""
         if self.settings.policy == "fifo":
-            return (text.arrived + LEVEL_SECONDS * text.priority, text.number)
-        return (text.priority, text.limit * (-1 if self.settings.policy == "longest_first" else 1), text.number)
+            return (text.arrived + LEVEL_SECONDS * text.wanted.priority, text.number)
+        return (text.wanted.priority, text.limit * (-1 if self.settings.policy == "longest_first" else 1), text.number)
 
-    def order(self) -> list[GenerationState]:
+    def order(self) -> list[Text]:
         waiting = sorted((text for text in self.live if text.slot is None), key=self.rank)
         assert list(self.scheduler.waiting) == waiting
         return waiting
 
-    def outranks(self, text: GenerationState, other: GenerationState) -> bool:
-        return text.priority < other.priority and self.rank(text) < self.rank(other)
+    def outranks(self, text: Text, other: Text) -> bool:
+        return text.wanted.priority < other.wanted.priority and self.rank(text) < self.rank(other)
 
-    def check_shares(self, plan: Plan, were: dict[GenerationState, Any]) -> None:
+    def check_shares(self, plan: Plan, were: dict[Text, Any]) -> None:
         assert sum(scheduled.count for scheduled in plan.schedule) <= self.settings.rows
         assert len({scheduled.text for scheduled in plan.schedule}) == len(plan.schedule), "a text has two shares"
         running = self.scheduler.running
@@ -168,17 +192,11 @@ class GenerationChecker:
                 assert text not in schedule or schedule[text].start == done
             assert phase is not Phase.DECODE or text in plan.preempted or schedule[text].count == 1, "starved"
         for text, scheduled in schedule.items():
-            assert 1 <= scheduled.count <= min(self.settings.chunk, text.behind)
+            assert 1 <= scheduled.count <= min(self.settings.chunk, behind(text))
             complete = scheduled.start + scheduled.count == len(text.tokens)
             assert scheduled.draws == (complete and text.output < text.limit)
 
-    def check_admissions(
-        self,
-        plan: Plan,
-        running: list[GenerationState],
-        waiting: list[GenerationState],
-        were: dict[GenerationState, Any],
-    ) -> None:
+    def check_admissions(self, plan: Plan, running: list[Text], waiting: list[Text], were: dict[Text, Any]) -> None:
         admitted, preempted = list(plan.admitted), list(plan.preempted)
         assert admitted == waiting[: len(admitted)], "a text was passed over"
         free = self.settings.slots - len(running)
@@ -197,18 +215,18 @@ class GenerationChecker:
         self.counts["preempted"] += len(preempted)
         self.counts["copies"] += len(plan.copies)
 
-    def check_reuse(self, plan: Plan, text: GenerationState) -> None:
+    def check_reuse(self, plan: Plan, text: Text) -> None:
         assert text.done <= len(text.tokens) - 1
         assert text.done == 0 or text.done >= 16
-        assert text.done == 0 or (self.settings.prefix_reuse and text.reusable)
+        assert text.done == 0 or (self.settings.prefix_reuse and not text.wanted.score_prompt)
         if text.preemptions == 0:
             assert text.cached == text.done
-            assert text.cached_asked == (text.prompt_length if self.settings.prefix_reuse and text.reusable else 0)
+            assert text.cached_asked == (
+                text.prompt_length if self.settings.prefix_reuse and not text.wanted.score_prompt else 0
+            )
         self.counts["reused"] += text.done > 0
 
-    def check_head(
-        self, plan: Plan, running: list[GenerationState], waiting: list[GenerationState], schedule: set[GenerationState]
-    ) -> None:
+    def check_head(self, plan: Plan, running: list[Text], waiting: list[Text], schedule: set[Text]) -> None:
         """The first waiting text waits for a reason."""
         rest = waiting[len(plan.admitted) :]
         read = {copy.source for copy in plan.copies}
@@ -236,6 +254,6 @@ class GenerationChecker:
         assert not self.live
         for _ in range(self.settings.slots):
             self.number += 1
-            self.live.append(GenerationState(self.number, [1], 1, 1, 0, self.now, None))
+            self.live.append(scheduled_text(self.number, [1], 1, self.now))
             self.scheduler.add(self.live[-1])
         assert len(self.scheduler.plan(self.now).admitted) == self.settings.slots

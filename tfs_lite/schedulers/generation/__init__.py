@@ -1,6 +1,6 @@
 """Continuous batching: language models whose running texts share every step.
 
-    servable            a call becomes jobs of the engine; the pieces of its texts become the answer
+    servable            the texts of a call go to the engine; their pieces become the answer
     generation_task     one call: its phase, and which of its texts still run
     tokenizing          checks the texts of a call and tokenizes their prompts
     engine              the effect: one lock, one step after the other
@@ -8,7 +8,7 @@
     scheduler_state     the waiting and the running texts; it carries a plan out
     cache_slots         what each slot of the key-value cache holds, and which slot a new text gets
     prefill_budget      how many rows of prompts may go beside texts that decode
-    job, generation_state   one text: what was asked for, and how far it is
+    text                one text: what was asked for, and how far it is
     step_runner         runs the steps of the model, and finds the text that makes one fail
     detokenizer         tokens to characters, stop strings, the end of a text
     loop                the thread on which engines take turns

@@ -29,16 +29,13 @@ from tfs_lite.core.generation import (
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.detokenizer import Detokenizer
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
-from tfs_lite.schedulers.generation.job import Job, JobState, StepOutput
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.planner import Plan, ScheduledTokens
+from tfs_lite.schedulers.generation.planner import Plan
 from tfs_lite.schedulers.generation.prefill_budget import PrefillBudget
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.step_runner import StepRunner
-
-__all__ = ["Engine", "Job"]
+from tfs_lite.schedulers.generation.text import Phase, ScheduledTokens, StepOutput, Text
 
 CANCELLED = Status(StatusCode.CANCELLED, "the text was cancelled")
 _OUTCOMES = {StatusCode.CANCELLED: "cancelled", StatusCode.DEADLINE_EXCEEDED: "deadline"}
@@ -49,7 +46,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Gets its turns from ``loop`` until ``close``. It does not close the model.
 
-    Each job that was accepted gets exactly one event that ends it: a last piece, or a status, which is CANCELLED,
+    Each text that was accepted gets exactly one event that ends it: a last piece, or a status, which is CANCELLED,
     DEADLINE_EXCEEDED, UNAVAILABLE (it waited too long, or the engine was closed) or INTERNAL (the model fails on this
     text). The failure of one text does not affect the others.
     """
@@ -81,30 +78,31 @@ class Engine:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the fields below; texts are changed by the loop's thread only
         self._scheduler = SchedulerState(settings)
-        self._states: dict[Job, JobState] = {}  # of those that have not ended
-        self._cancelled: list[Job] = []
+        self._texts: set[Text] = set()  # that have not ended
+        self._cancelled: list[Text] = []
         self._closed = False
         loop.join(self)
 
-    def submit(self, jobs: Sequence[Job]) -> Status | None:
-        """Accepts all jobs or none. A refusal is returned: UNAVAILABLE, with QUEUE_FULL if too many texts wait; nothing
-        is delivered then. ValueError for a job that does not fit into a slot. Any thread."""
-        states = [self._new_state(job) for job in jobs]
+    def submit(self, texts: Sequence[Text]) -> Status | None:
+        """Accepts all texts or none. A refusal is returned: UNAVAILABLE, with QUEUE_FULL if too many texts wait;
+        nothing is delivered then. ValueError for a text that does not fit into a slot. Any thread."""
+        for text in texts:
+            self._receive(text)
         with self._lock:
-            refusal = self._refusal(jobs)
+            refusal = self._refusal(texts)
             if refusal is not None:
                 return refusal
-            for state in states:
-                state.text.number = next(self._numbers)
-                self._states[state.job] = state
-                self._scheduler.add(state.text)
+            for text in texts:
+                text.number = next(self._numbers)
+                self._texts.add(text)
+                self._scheduler.add(text)
         self._loop.wake()
         return None
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
-        """Ends those jobs with CANCELLED before the next step that have not ended yet. Any thread."""
+    def cancel(self, texts: Sequence[Text]) -> None:
+        """Ends those texts with CANCELLED before the next step that have not ended yet. Any thread."""
         with self._lock:
-            cancelled = [job for job in jobs if job in self._states]
+            cancelled = [text for text in texts if text in self._texts]
             self._cancelled += cancelled
         if cancelled:
             self._loop.wake()
@@ -115,7 +113,7 @@ class Engine:
             return self._scheduler.state()
 
     def close(self) -> None:
-        """Ends all jobs with UNAVAILABLE, and returns when no turn is under way and none will come. Any thread but the
+        """Ends all texts with UNAVAILABLE, and returns when no turn is under way and none will come. Any thread but the
         loop's; it may be called again."""
         with self._lock:
             self._closed = True
@@ -132,26 +130,17 @@ class Engine:
             self._end_all(Status(StatusCode.INTERNAL, f"the engine of {self._name} failed"))
             return True
 
-    def _new_state(self, job: Job) -> JobState:
-        length, wanted = len(job.tokens), job.wanted
-        if not length or job.limit < 0 or length + job.limit > self._settings.length:
-            raise ValueError(f"{length} + {job.limit} tokens do not fit into a place of {self._settings.length}")
-        text = GenerationState(
-            number=-1,
-            tokens=list(job.tokens),  # it grows
-            prompt_length=length,
-            limit=job.limit,
-            priority=wanted.priority,
-            arrived=self._clock.monotonic(),
-            deadline=job.deadline,
-            reusable=not wanted.score_prompt,
-        )
-        return JobState(job, text, Detokenizer(wanted, job.tokens, job.limit, self._eos, self._codec))
+    def _receive(self, text: Text) -> None:
+        length, limit = text.prompt_length, text.limit
+        if not length or limit < 0 or length + limit > self._settings.length:
+            raise ValueError(f"{length} + {limit} tokens do not fit into a place of {self._settings.length}")
+        text.arrived = self._clock.monotonic()
+        text.detokenizer = Detokenizer(text.wanted, text.tokens, limit, self._eos, self._codec)
 
-    def _refusal(self, jobs: Sequence[Job]) -> Status | None:
+    def _refusal(self, texts: Sequence[Text]) -> Status | None:
         if self._closed:
             return self._unavailable()
-        return self._scheduler.refusal([len(job.tokens) for job in jobs])
+        return self._scheduler.refusal([text.prompt_length for text in texts])
 
     def _unavailable(self) -> Status:
         return Status(StatusCode.UNAVAILABLE, f"{self._name} is being unloaded")
@@ -169,20 +158,20 @@ class Engine:
 
     def _end_late_and_cancelled(self, now: float) -> list[StepOutput]:
         """Ends these texts before the next step. The caller holds the lock."""
-        ending = [(self._states[job], CANCELLED) for job in self._cancelled if job in self._states]
+        ending = [*((text, CANCELLED) for text in self._cancelled), *self._scheduler.late(now)]
         self._cancelled.clear()
-        ending += [(text.job_state, status) for text, status in self._scheduler.late(now)]
         ended = []
-        for state, status in ending:
-            if self._states.pop(state.job, None) is not None:
-                self._scheduler.remove(state.text)
-                ended.append(StepOutput(state, None, status))
+        for text, status in ending:
+            if text in self._texts:
+                self._texts.remove(text)
+                self._scheduler.remove(text)
+                ended.append(StepOutput(text, None, status))
         return ended
 
     def _step(self, plan: Plan) -> None:
         failures = self._step_runner.failures
         began = self._clock.monotonic()
-        rows = [scheduled.text.job_state.rows(scheduled) for scheduled in plan.schedule]
+        rows = [scheduled.text.rows(scheduled) for scheduled in plan.schedule]
         sampled = self._step_runner.run(Step(rows, plan.copies))
         now = self._clock.monotonic()
         report = step_report(self._id, plan, began, now, failures == self._step_runner.failures)
@@ -200,57 +189,57 @@ class Engine:
         self._prefill_budget.record(decoding, sum(scheduled.count for scheduled in plan.schedule) - decoding, seconds)
 
     def _process_output(self, scheduled: ScheduledTokens, sampled: SampledToken | None, now: float) -> StepOutput:
-        state: JobState = scheduled.text.job_state
+        text = scheduled.text
         if sampled is None:
-            return self._failure(state, "failed on this text")
+            return self._failure(text, "failed on this text")
         if sampled.broken or (scheduled.draws and sampled.token is None):
-            return self._failure(state, "failed on this text: its logits are no numbers")
+            return self._failure(text, "failed on this text: its logits are no numbers")
         try:
-            return state.process_output(scheduled, sampled, now)
+            return text.process_output(scheduled, sampled, now)
         except Exception:
             logger.exception("the tokenizer of %s failed on a text", self._name)
-            return self._failure(state, "cannot turn this text's tokens into words")
+            return self._failure(text, "cannot turn this text's tokens into words")
 
-    def _failure(self, state: JobState, what: str) -> StepOutput:
-        return StepOutput(state, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
+    def _failure(self, text: Text, what: str) -> StepOutput:
+        return StepOutput(text, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
 
     def _apply(self, plan: Plan, outputs: Sequence[StepOutput]) -> None:
-        """Updates the scheduler; the caller holds the lock. Slots of failed texts hold unknown rows. Jobs are forgotten
-        last, so that all of them are still known if something raises."""
+        """Updates the scheduler; the caller holds the lock. Slots of failed texts hold unknown rows. Texts are
+        forgotten last, so that all of them are still known if something raises."""
         for one in outputs:
             if isinstance(one.event, Status):
-                self._scheduler.remove(one.state.text, valid=False)
+                self._scheduler.remove(one.text, valid=False)
         self._scheduler.complete(plan)
         for one in outputs:
             if one.token is not None:
-                self._scheduler.append(one.state.text, one.token)
+                self._scheduler.append(one.text, one.token)
             if one.is_over:
-                self._scheduler.remove(one.state.text)
+                self._scheduler.remove(one.text)
         for one in outputs:
             if one.is_over:
-                self._states.pop(one.state.job, None)
+                self._texts.discard(one.text)
 
     def _deliver(self, outputs: Sequence[StepOutput], now: float) -> None:
         for one in outputs:
             if one.event is None:
                 continue
             if one.is_over:
-                self._report_text(one.state, one.event, now)
+                self._report_text(one.text, one.event, now)
             try:
-                one.state.job.deliver(one.state.job, one.event)
+                one.text.deliver(one.text, one.event)
             except Exception:
                 logger.exception("a caller of %s broke its contract: deliver must not raise", self._name)
             if one.is_over:
-                one.state.text.job_state = None  # breaks the reference cycle
+                one.text.deliver = ignore  # timeouts may keep the text, and it must not keep its caller
 
     def _end_all(self, status: Status) -> None:
         """Starts a new scheduler as well, because the state of the old one may be inconsistent."""
         with self._lock:
-            left = list(self._states.values())
-            self._states.clear()
+            left = sorted(self._texts, key=lambda text: text.number)
+            self._texts.clear()
             self._cancelled.clear()
             self._scheduler = SchedulerState(self._settings)
-        self._deliver([StepOutput(state, None, status) for state in left], self._clock.monotonic())
+        self._deliver([StepOutput(text, None, status) for text in left], self._clock.monotonic())
 
     def _report_step(self, report: StepReport) -> None:
         try:
@@ -258,9 +247,9 @@ class Engine:
         except Exception:
             logger.exception("a step of %s could not be counted", self._name)
 
-    def _report_text(self, state: JobState, event: Piece | Status, now: float) -> None:
+    def _report_text(self, text: Text, event: Piece | Status, now: float) -> None:
         try:
-            self._on_text(text_report(self._id, state, event, now))
+            self._on_text(text_report(self._id, text, event, now))
         except Exception:
             logger.exception("the end of a text of %s could not be counted", self._name)
 
@@ -278,25 +267,24 @@ def step_report(servable_id: ServableId, plan: Plan, began: float, now: float, o
         gaps=tuple(
             now - last
             for scheduled in plan.schedule
-            if scheduled.draws and (last := scheduled.text.job_state.last_token_at) is not None
+            if scheduled.draws and (last := scheduled.text.last_token_at) is not None
         ),
         preempted=len(plan.preempted),
         ok=ok,
     )
 
 
-def text_report(servable_id: ServableId, state: JobState, event: Piece | Status, now: float) -> TextReport:
+def text_report(servable_id: ServableId, text: Text, event: Piece | Status, now: float) -> TextReport:
     """``event`` is the one that ended the text."""
-    text = state.text
     arrived = text.arrived
     return TextReport(
         id=servable_id,
         outcome=_outcome(event),
-        usage=state.usage,
+        usage=text.usage,
         cached_asked=text.cached_asked,
         queue_seconds=_since(arrived, text.started),
-        first_seconds=_since(arrived, state.first_token_at),
-        last_seconds=_since(arrived, state.last_token_at),
+        first_seconds=_since(arrived, text.first_token_at),
+        last_seconds=_since(arrived, text.last_token_at),
         seconds=now - arrived,
         preemptions=text.preemptions,
     )

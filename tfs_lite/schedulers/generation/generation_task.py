@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tfs_lite.core.generation import GenerationCall, Piece
 from tfs_lite.core.status import Status
-from tfs_lite.schedulers.generation.job import Job
+from tfs_lite.schedulers.generation.text import Text
 from tfs_lite.schedulers.generation.tokenizing import Work
 
 
@@ -31,7 +31,7 @@ class EventOutcome(NamedTuple):
     to be cancelled. ``finished``: all texts have ended."""
 
     piece: bool
-    cancel: Sequence[Job]
+    cancel: Sequence[Text]
     finished: bool
 
 
@@ -47,7 +47,7 @@ class GenerationTask:
         self._lock = threading.Lock()  # guards all below
         self._phase = TaskPhase.PREPARING
         self._cancelled = False
-        self._jobs: Sequence[Job] = ()
+        self._texts: Sequence[Text] = ()
         self._left: set[int] = set()  # indices of the texts that have not ended
         self._pieces: Sequence[list[Piece]] = ()
         self._failure: Status | None = None
@@ -71,33 +71,33 @@ class GenerationTask:
         with self._lock:
             return self._started
 
-    def begin_submit(self, jobs: Sequence[Job]) -> bool:
+    def begin_submit(self, texts: Sequence[Text]) -> bool:
         """Goes from PREPARING to SUBMITTING. False if the call is done; it must not be submitted then."""
         with self._lock:
             if self._phase is not TaskPhase.PREPARING:
                 return False
             self._phase = TaskPhase.SUBMITTING
-            self._jobs, self._left = jobs, {job.index for job in jobs}
-            self._pieces = [[] for _ in jobs]
+            self._texts, self._left = texts, {text.index for text in texts}
+            self._pieces = [[] for _ in texts]
             return True
 
-    def end_submit(self) -> Sequence[Job]:
-        """Goes from SUBMITTING to SUBMITTED, unless the call is done. Returns the jobs to cancel, if the call was
+    def end_submit(self) -> Sequence[Text]:
+        """Goes from SUBMITTING to SUBMITTED, unless the call is done. Returns the texts to cancel, if the call was
         cancelled meanwhile."""
         with self._lock:
             if self._phase is TaskPhase.SUBMITTING:
                 self._phase = TaskPhase.SUBMITTED
-            return self._jobs if self._cancelled else ()
+            return self._texts if self._cancelled else ()
 
-    def cancel(self) -> tuple[bool, Sequence[Job]]:
+    def cancel(self) -> tuple[bool, Sequence[Text]]:
         """Cancels the call. Returns (True, ()) if it is DONE by this, and the caller has to answer it; else False and
-        the jobs to cancel."""
+        the texts to cancel."""
         with self._lock:
             before, self._cancelled = self._phase, True
             if before is TaskPhase.PREPARING:
                 self._phase = TaskPhase.DONE
                 return True, ()
-            return False, self._jobs if before is TaskPhase.SUBMITTED else ()
+            return False, self._texts if before is TaskPhase.SUBMITTED else ()
 
     def end(self) -> bool:
         """Goes to DONE. True if the caller has to answer the call."""
@@ -105,17 +105,17 @@ class GenerationTask:
             before, self._phase = self._phase, TaskPhase.DONE
             return before is not TaskPhase.DONE
 
-    def on_event(self, job: Job, event: Piece | Status, started: float | None) -> EventOutcome:
+    def on_event(self, text: Text, event: Piece | Status, started: float | None) -> EventOutcome:
         """Takes an event of a text. ``started``, with its last event, is when it got its slot."""
         with self._lock:
             is_first_failure = isinstance(event, Status) and self._failure is None
             if isinstance(event, Status) or event.finish is not None:
-                self._left.discard(job.index)
+                self._left.discard(text.index)
                 if started is not None and (self._started is None or started < self._started):
                     self._started = started
             if isinstance(event, Status) and is_first_failure:
                 self._failure = event
-            cancel = [each for each in self._jobs if each.index in self._left] if is_first_failure else []
+            cancel = [each for each in self._texts if each.index in self._left] if is_first_failure else []
             return EventOutcome(isinstance(event, Piece) and self._failure is None, cancel, not self._left)
 
     def add_piece(self, index: int, piece: Piece) -> None:
@@ -125,5 +125,5 @@ class GenerationTask:
     def release(self) -> Sequence[Sequence[Piece]]:
         """Returns the pieces of each text, and keeps nothing."""
         with self._lock:
-            pieces, self._pieces, self._jobs, self.work = self._pieces, (), (), None
+            pieces, self._pieces, self._texts, self.work = self._pieces, (), (), None
             return pieces

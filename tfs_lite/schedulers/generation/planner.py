@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from tfs_lite.core.generation import Copy
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, ScheduledTokens, Text
 
 SHORT_ROWS = 64
 """Rows of prompts that end in a step, which any step may have: they delay decoding texts once, and not step after step,
@@ -31,17 +31,6 @@ Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledTokens:
-    """The rows of one text in a step: ``count`` tokens from ``start`` on. ``draws``: the last row is that of its last
-    token, and the next token is wanted."""
-
-    text: GenerationState
-    start: int
-    count: int
-    draws: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """One step; nothing is to be done if ``schedule`` is empty. The ``preempted`` texts wait again.
 
@@ -50,8 +39,8 @@ class Plan:
 
     schedule: tuple[ScheduledTokens, ...]
     copies: tuple[Copy, ...] = ()
-    admitted: tuple[GenerationState, ...] = ()
-    preempted: tuple[GenerationState, ...] = ()
+    admitted: tuple[Text, ...] = ()
+    preempted: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +49,8 @@ class Snapshot:
     decoding texts; None means no such limit."""
 
     settings: EngineSettings
-    running: Sequence[GenerationState]
-    waiting: Sequence[GenerationState]
+    running: Sequence[Text]
+    waiting: Sequence[Text]
     slots: CacheSlots
     prefill_rows: int | None = None
 
@@ -72,21 +61,21 @@ class Decision:
     is in the schedule."""
 
     schedule: Sequence[ScheduledTokens]
-    preempted: Sequence[GenerationState] = ()
-    admitted: Sequence[tuple[GenerationState, SlotAssignment]] = ()
+    preempted: Sequence[Text] = ()
+    admitted: Sequence[tuple[Text, SlotAssignment]] = ()
 
 
-def ranking(policy: str) -> Callable[[GenerationState], Rank]:
+def ranking(policy: str) -> Callable[[Text], Rank]:
     if policy == "longest_first":
-        return lambda text: (text.priority, -text.limit, text.number)
+        return lambda text: (text.wanted.priority, -text.limit, text.number)
     if policy == "shortest_first":
-        return lambda text: (text.priority, text.limit, text.number)
-    return lambda text: (text.arrived + LEVEL_SECONDS * text.priority, text.number)
+        return lambda text: (text.wanted.priority, text.limit, text.number)
+    return lambda text: (text.arrived + LEVEL_SECONDS * text.wanted.priority, text.number)
 
 
 def decide(now: Snapshot) -> Decision:
     schedule: list[ScheduledTokens] = []
-    prompts: list[GenerationState] = []
+    prompts: list[Text] = []
     decoding = Phase.DECODE
     for text in now.running:
         if text.phase is decoding:
@@ -119,10 +108,10 @@ class _Draft:
         self._slots: CacheSlots | None = None
         self._copied_from: set[int] = set()
         """Slots that the step copies from; it must not write to them."""
-        self._preempted: list[GenerationState] = []
-        self._admitted: list[tuple[GenerationState, SlotAssignment]] = []
+        self._preempted: list[Text] = []
+        self._admitted: list[tuple[Text, SlotAssignment]] = []
 
-    def complete(self, prompts: list[GenerationState]) -> Decision:
+    def complete(self, prompts: list[Text]) -> Decision:
         if len(prompts) > 1:
             prompts.sort(key=self._rank)
         for text in prompts:
@@ -132,7 +121,7 @@ class _Draft:
         self._admit()
         return Decision(self._schedule, self._preempted, self._admitted)
 
-    def _schedule_rows(self, text: GenerationState, start: int, least: int) -> None:
+    def _schedule_rows(self, text: Text, start: int, least: int) -> None:
         """``least``: rows that the text gets beyond the limit for long prompts."""
         end = len(text.tokens)
         count = min(end - start, self._now.settings.chunk, self._rows_left)
@@ -145,7 +134,7 @@ class _Draft:
             self._prefill_rows = max(self._prefill_rows - count, 0)
             self._short_rows = max(self._short_rows - count, 0)
 
-    def _admit(self, before: GenerationState | None = None) -> None:
+    def _admit(self, before: Text | None = None) -> None:
         """Admits as many texts as there is room for; with ``before``, only those that outrank that text."""
         waiting = self._now.waiting
         while len(self._admitted) < len(waiting):
@@ -161,10 +150,10 @@ class _Draft:
             self._admitted.append((text, assignment))
             self._schedule_rows(text, assignment.count, 1)
 
-    def _assign_slot(self, text: GenerationState) -> SlotAssignment | None:
+    def _assign_slot(self, text: Text) -> SlotAssignment | None:
         """A slot for the text if there is also a row for it; another text may be preempted."""
         slots = self._slots or self._now.slots
-        tokens = text.tokens if text.reusable else None
+        tokens = None if text.wanted.score_prompt else text.tokens
         if slots.free:
             return slots.find(tokens, self._copied_from) if self._rows_left else None
         victim = self._victim(text)
@@ -172,13 +161,13 @@ class _Draft:
             return None
         return self._trial().find(tokens)
 
-    def _victim(self, text: GenerationState) -> GenerationState | None:
+    def _victim(self, text: Text) -> Text | None:
         """The least urgent running text that this text may preempt."""
-        lower = [other for other in self._now.running if other.priority > text.priority]
+        lower = [other for other in self._now.running if other.wanted.priority > text.wanted.priority]
         lower = [other for other in lower if other not in self._preempted and self._outranks(text, other)]
         return max(lower, key=self._rank, default=None)
 
-    def _preempt(self, victim: GenerationState) -> bool:
+    def _preempt(self, victim: Text) -> bool:
         """False, with nothing done, if that yields no row, or if this step copies from its slot."""
         assert victim.slot is not None
         scheduled = next((scheduled for scheduled in self._schedule if scheduled.text is victim), None)
@@ -196,5 +185,5 @@ class _Draft:
             self._slots = self._now.slots.copy()
         return self._slots
 
-    def _outranks(self, text: GenerationState, other: GenerationState) -> bool:
-        return text.priority < other.priority and self._rank(text) < self._rank(other)
+    def _outranks(self, text: Text, other: Text) -> bool:
+        return text.wanted.priority < other.wanted.priority and self._rank(text) < self._rank(other)

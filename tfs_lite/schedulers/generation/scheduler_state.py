@@ -15,9 +15,9 @@ from itertools import islice
 from tfs_lite.core.generation import Copy, EngineState
 from tfs_lite.core.status import Reason, Status, StatusCode, queue_full
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase, change_phase
 from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, Text, change_phase
 
 __all__ = ["Plan", "SchedulerState"]
 
@@ -30,18 +30,18 @@ class _WaitingQueue:
     def __init__(self, policy: str) -> None:
         self._rank = ranking(policy)
         self._ranks: list[Rank] = []
-        self.texts: list[GenerationState] = []
+        self.texts: list[Text] = []
         self.tokens = 0
         """The tokens of their prompts."""
 
-    def add(self, text: GenerationState) -> None:
+    def add(self, text: Text) -> None:
         rank = self._rank(text)
         index = bisect_left(self._ranks, rank)
         self._ranks.insert(index, rank)
         self.texts.insert(index, text)
         self.tokens += text.prompt_length
 
-    def remove(self, text: GenerationState) -> None:
+    def remove(self, text: Text) -> None:
         index = bisect_left(self._ranks, self._rank(text))
         if index < len(self.texts) and self.texts[index] is text:
             del self._ranks[index], self.texts[index]
@@ -55,9 +55,9 @@ class _Timeouts:
 
     def __init__(self, queue_timeout: float) -> None:
         self._queue_timeout = queue_timeout
-        self._entries: list[tuple[float, int, GenerationState]] = []
+        self._entries: list[tuple[float, int, Text]] = []
 
-    def add(self, text: GenerationState, texts: int) -> None:
+    def add(self, text: Text, texts: int) -> None:
         """``texts``: how many texts there are, which bounds the entries."""
         if len(self._entries) > 4 * texts + 64:
             self._entries = [entry for entry in self._entries if self._status(entry[2], entry[0]) is not None]
@@ -66,9 +66,9 @@ class _Timeouts:
         if text.deadline is not None:
             heapq.heappush(self._entries, (text.deadline, text.number, text))
 
-    def due(self, now: float) -> list[tuple[GenerationState, Status]]:
+    def due(self, now: float) -> list[tuple[Text, Status]]:
         """The texts that are late now. They are returned again next time, unless they have ended."""
-        late: dict[GenerationState, Status] = {}
+        late: dict[Text, Status] = {}
         again = []
         while self._entries and self._entries[0][0] <= now:
             entry = heapq.heappop(self._entries)
@@ -80,7 +80,7 @@ class _Timeouts:
             heapq.heappush(self._entries, entry)
         return list(late.items())
 
-    def _status(self, text: GenerationState, now: float) -> Status | None:
+    def _status(self, text: Text, now: float) -> Status | None:
         if text.phase is Phase.ENDED:
             return None
         if text.deadline is not None and text.deadline <= now:
@@ -90,7 +90,7 @@ class _Timeouts:
         return None
 
 
-def _past_deadline(text: GenerationState) -> Status:
+def _past_deadline(text: Text) -> Status:
     if text.started is None:
         message = "the deadline passed while the text waited for a place"
     else:
@@ -110,16 +110,16 @@ class SchedulerState:
         self._settings = settings
         self._slots = CacheSlots(settings.slots, settings.prefix_reuse)
         self._waiting = _WaitingQueue(settings.policy)
-        self._running: list[GenerationState] = []
+        self._running: list[Text] = []
         self._timeouts = _Timeouts(settings.queue_timeout)
 
     @property
-    def running(self) -> Sequence[GenerationState]:
+    def running(self) -> Sequence[Text]:
         """The texts with a slot, in the order in which they got it."""
         return self._running
 
     @property
-    def waiting(self) -> Sequence[GenerationState]:
+    def waiting(self) -> Sequence[Text]:
         """The waiting texts, the next one first."""
         return self._waiting.texts
 
@@ -137,12 +137,12 @@ class SchedulerState:
             return _full(f"texts with {tokens} tokens would wait, at most {most} may (max_queued_tokens)")
         return None
 
-    def add(self, text: GenerationState) -> None:
+    def add(self, text: Text) -> None:
         """Adds a waiting text, which must fit into a slot."""
         self._waiting.add(text)
         self._timeouts.add(text, len(self._waiting.texts) + len(self._running))
 
-    def remove(self, text: GenerationState, valid: bool = True) -> None:
+    def remove(self, text: Text, valid: bool = True) -> None:
         """Ends the text and frees its slot; nothing happens if it has ended. ``valid`` False: its rows may be wrong,
         and are not reused."""
         if text.phase is Phase.ENDED:
@@ -150,7 +150,7 @@ class SchedulerState:
         self._release(text, valid)
         change_phase(text, Phase.ENDED)
 
-    def late(self, now: float) -> list[tuple[GenerationState, Status]]:
+    def late(self, now: float) -> list[tuple[Text, Status]]:
         """The texts that have to end: with DEADLINE_EXCEEDED, or with UNAVAILABLE and QUEUE_TIMEOUT if they have waited
         too long for their start. They are not removed."""
         return self._timeouts.due(now)
@@ -184,7 +184,7 @@ class SchedulerState:
             if text.phase is prefill and scheduled.draws and text.output + 1 < text.limit:
                 change_phase(text, Phase.DECODE)
 
-    def append(self, text: GenerationState, token: int) -> None:
+    def append(self, text: Text, token: int) -> None:
         """Adds the token that was drawn. RuntimeError if none was wanted."""
         if text.slot is None or text.done != len(text.tokens) or text.output >= text.limit:
             raise RuntimeError(f"text {text.number} wants no token")
@@ -199,7 +199,7 @@ class SchedulerState:
             capacity=self._settings.slots * self._settings.length,
         )
 
-    def _admit(self, text: GenerationState, assignment: SlotAssignment, now: float) -> Copy | None:
+    def _admit(self, text: Text, assignment: SlotAssignment, now: float) -> Copy | None:
         self._waiting.remove(text)
         self._slots.assign(assignment, text.tokens)
         self._running.append(text)
@@ -207,17 +207,17 @@ class SchedulerState:
         if text.started is None:
             text.started = now
             text.cached = assignment.count
-            text.cached_asked = text.prompt_length if self._settings.prefix_reuse and text.reusable else 0
+            text.cached_asked = 0 if text.wanted.score_prompt or not self._settings.prefix_reuse else text.prompt_length
         change_phase(text, Phase.PREFILL)
         return None if assignment.source is None else Copy(assignment.source, assignment.slot, assignment.count)
 
-    def _preempt(self, text: GenerationState) -> None:
+    def _preempt(self, text: Text) -> None:
         self._release(text, True)
         text.done = 0
         text.preemptions += 1
         change_phase(text, Phase.WAITING)
 
-    def _release(self, text: GenerationState, valid: bool) -> None:
+    def _release(self, text: Text, valid: bool) -> None:
         if text.slot is None:
             self._waiting.remove(text)
             return

@@ -1,4 +1,4 @@
-"""A language model as a servable: calls become jobs of its engine, and the pieces of the texts become the answer.
+"""A language model as a servable: the texts of a call go to its engine, and their pieces become the answer.
 
 submit -> [tokenizer thread] -> Engine.submit -> pieces, on the engine's thread -> on_piece, or collected -> on_done
 """
@@ -42,10 +42,11 @@ from tfs_lite.core.signature import (
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.generation_tensors import generation_signature, whole_outputs
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
-from tfs_lite.schedulers.generation.engine import Engine, Job
+from tfs_lite.schedulers.generation.engine import Engine
 from tfs_lite.schedulers.generation.generation_task import GenerationTask
 from tfs_lite.schedulers.generation.loop import StepLoop, shared_loop
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Text
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 60
@@ -164,13 +165,13 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         task = call.ticket
         if not isinstance(task, GenerationTask):
             return
-        finished, jobs = task.cancel()
+        finished, texts = task.cancel()
         if finished:
             if task.work is not None:
                 self._tokenizer.discard(task.work)
             self._answer(task, CANCELLED)
-        elif jobs:
-            self._engine.cancel(jobs)
+        elif texts:
+            self._engine.cancel(texts)
 
     def close(self) -> None:
         """Answers all calls that are left with UNAVAILABLE."""
@@ -206,38 +207,38 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         else:
             self._submit(task, texts)
 
-    def _submit(self, task: GenerationTask, texts: Sequence[Prepared]) -> None:
+    def _submit(self, task: GenerationTask, prepared: Sequence[Prepared]) -> None:
         deliver = partial(self._deliver, task)
         deadline = _deadline(task)
-        jobs = [
-            Job(text.wanted, text.tokens, text.limit, _seed(text), deadline, index, deliver)
-            for index, text in enumerate(texts)
+        texts = [
+            Text(each.wanted, each.tokens, each.limit, _seed(each), deadline, index, deliver)
+            for index, each in enumerate(prepared)
         ]
-        if not task.begin_submit(jobs):
+        if not task.begin_submit(texts):
             return
         task.call.admitted = True
-        refusal = self._submit_jobs(jobs)
+        refusal = self._submit_texts(texts)
         if refusal is not None:
             task.call.admitted = False
             self._end(task, refusal)
         elif cancelled := task.end_submit():
             self._engine.cancel(cancelled)
 
-    def _submit_jobs(self, jobs: Sequence[Job]) -> Status | None:
+    def _submit_texts(self, texts: Sequence[Text]) -> Status | None:
         try:
-            return self._engine.submit(jobs)
+            return self._engine.submit(texts)
         except Exception:
             logger.exception("the engine of %s could not take texts", self._name)
             return Status(StatusCode.INTERNAL, f"{self._name} failed to take the texts")
 
-    def _deliver(self, task: GenerationTask, job: Job, event: Piece | Status) -> None:
+    def _deliver(self, task: GenerationTask, text: Text, event: Piece | Status) -> None:
         """On the engine's thread, or on the one that closes it."""
         is_last = isinstance(event, Status) or event.finish is not None
-        outcome = task.on_event(job, event, self._started() if is_last else None)
+        outcome = task.on_event(text, event, self._started() if is_last else None)
         if is_last and task.call.trace is not None:
             self._trace_text(task.call.trace)
         if isinstance(event, Piece) and outcome.piece:
-            self._pass_on(task, job.index, event)
+            self._pass_on(task, text.index, event)
         if outcome.cancel:
             self._engine.cancel(outcome.cancel)
         if outcome.finished:

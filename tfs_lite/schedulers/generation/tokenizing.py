@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A text ready for the engine: the tokens of its prompt, and the most output tokens. Together they fit the
-    context."""
+    """A text ready for the engine: the tokens of its prompt, which several texts may share, and the most output
+    tokens. Together they fit the context."""
 
     wanted: Generation
     tokens: list[int]
@@ -66,7 +66,7 @@ def prepare(call: GenerationCall, codec: TextCodec | None, limits: Limits) -> li
         try:
             if id(wanted.prompt) not in known:
                 known[id(wanted.prompt)] = _tokens(wanted.prompt, codec, limits)
-            tokens = list(known[id(wanted.prompt)])
+            tokens = known[id(wanted.prompt)]
             own = replace(wanted, priority=call.priority) if call.priority and not wanted.priority else wanted
             found.append(Prepared(own, tokens, _room(wanted, len(tokens), codec, limits)))
         except ServingError as error:

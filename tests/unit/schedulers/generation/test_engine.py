@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -29,10 +30,11 @@ from tfs_lite.core.generation import (
 )
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.generation.engine import Engine, Job
+from tfs_lite.schedulers.generation.engine import Engine
 from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Text
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 30
@@ -54,19 +56,19 @@ class ManualLoop(StepLoop):
 
 
 class Request:
-    """A job, and its events."""
+    """A text for the engine, and its events."""
 
-    def __init__(self, prompt: Sequence[int], limit: int = 8, *, seed: int = 0, deadline=None, **wanted) -> None:
+    def __init__(self, prompt: list[int], limit: int = 8, *, seed: int = 0, deadline=None, **wanted) -> None:
         wanted.setdefault("sampling", GREEDY)
         self.pieces: list[Piece] = []
         self.ended = threading.Event()
         self.first = threading.Event()
         self.status: Status | None = None
         generation = Generation(tuple(prompt), limit, **wanted)
-        self.job = Job(generation, list(prompt), limit, seed, deadline, 0, self._take)
+        self.asked = Text(generation, prompt, limit, seed, deadline, 0, self._take)
 
-    def _take(self, job: Job, event: Piece | Status) -> None:
-        assert job is self.job
+    def _take(self, text: Text, event: Piece | Status) -> None:
+        assert text is self.asked
         assert not self.ended.is_set(), "there is one end"
         if isinstance(event, Piece):
             self.pieces.append(event)
@@ -96,13 +98,13 @@ class Request:
 
     def alone(self, eos: frozenset[int] = EOS) -> list[int]:
         """The output of the model for this prompt alone."""
-        job, tokens = self.job, list(self.job.wanted.prompt)
-        for index in range(job.limit):
-            draw = SamplingRequest(job.wanted.sampling, job.seed, index, tokens, len(job.wanted.prompt))
+        asked, tokens = self.asked, list(self.asked.wanted.prompt)
+        for index in range(asked.limit):
+            draw = SamplingRequest(asked.wanted.sampling, asked.seed, index, tokens, len(asked.wanted.prompt))
             tokens.append(hashed(tokens, draw, VOCABULARY))
             if tokens[-1] in eos:
                 break
-        return tokens[len(job.wanted.prompt) :]
+        return tokens[len(asked.wanted.prompt) :]
 
 
 class SteppedEngine:
@@ -124,7 +126,7 @@ class SteppedEngine:
         )
 
     def submit(self, *requests: Request) -> None:
-        assert self.engine.submit([one.job for one in requests]) is None
+        assert self.engine.submit([one.asked for one in requests]) is None
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -166,7 +168,7 @@ def test_each_text_comes_out_as_if_it_were_alone(slots: int, chunk: int, reuse: 
     for one in requests:
         assert one.tokens == one.alone()
         assert one.last.usage is not None
-        assert (one.last.usage.prompt, one.last.usage.output) == (len(one.job.wanted.prompt), len(one.tokens))
+        assert (one.last.usage.prompt, one.last.usage.output) == (len(one.asked.wanted.prompt), len(one.tokens))
         assert [piece.usage is not None for piece in one.pieces] == [piece is one.last for piece in one.pieces]
 
 
@@ -177,7 +179,7 @@ def test_pieces_together_are_the_whole_decode() -> None:
     stepped.run(*requests)
     for one in requests:
         tokens = one.tokens if one.last.finish is Finish.LENGTH else one.tokens[:-1]
-        opening = CODEC.decode(one.job.wanted.prompt) if one.job.wanted.echo else ""
+        opening = CODEC.decode(one.asked.wanted.prompt) if one.asked.wanted.echo else ""
         assert one.text == opening + CODEC.decode(tokens)
     assert requests[0].text == said
     assert (requests[0].last.finish, requests[0].last.stop) == (Finish.STOP, END)
@@ -221,19 +223,17 @@ def test_context_may_be_exactly_full() -> None:
 
 
 @pytest.mark.parametrize(("length", "limit"), [(40, LENGTH - 39), (0, 1), (LENGTH + 1, 0), (1, -1)])
-def test_job_that_fits_no_slot_is_not_taken(length: int, limit: int) -> None:
+def test_text_that_fits_no_slot_is_not_taken(length: int, limit: int) -> None:
     stepped = SteppedEngine()
     with pytest.raises(ValueError, match="do not fit"):
-        stepped.engine.submit([Request([1] * length, limit).job])
+        stepped.engine.submit([Request([1] * length, limit).asked])
     stepped.run()
 
 
-def test_jobs_may_share_a_list_of_tokens_and_keep_it() -> None:
+def test_texts_may_be_made_of_one_list_of_tokens_and_keep_it() -> None:
     stepped = SteppedEngine()
     shared = prompt(1)
     requests = [Request(shared, 5, seed=seed, sampling=Sampling(temperature=1)) for seed in range(3)]
-    for one in requests:
-        one.job.tokens = shared
     stepped.run(*requests)
     assert shared == prompt(1)
     assert [one.tokens for one in requests] == [one.alone() for one in requests]
@@ -314,7 +314,7 @@ def test_slot_of_a_cancelled_text_is_taken_in_the_next_turn() -> None:
     stepped.turn(3)
     assert waiting.pieces == []
     outputs = len(running[0].pieces)
-    stepped.engine.cancel([running[0].job])
+    stepped.engine.cancel([running[0].asked])
     stepped.turn()
     assert running[0].code is StatusCode.CANCELLED
     assert len(running[0].pieces) == outputs, "nothing more came"
@@ -336,9 +336,9 @@ def test_cancelling_what_waits_or_has_ended_or_was_never_there() -> None:
     stepped = SteppedEngine(1)
     first, second, stranger = Request(prompt(1), 2), Request(prompt(2), 2), Request(prompt(3))
     stepped.submit(first, second)
-    stepped.engine.cancel([second.job, second.job, stranger.job])
+    stepped.engine.cancel([second.asked, second.asked, stranger.asked])
     stepped.run()
-    stepped.engine.cancel([first.job, second.job])
+    stepped.engine.cancel([first.asked, second.asked])
     stepped.run()
     assert (first.code, second.code, second.pieces) == (StatusCode.OK, StatusCode.CANCELLED, [])
     assert not stranger.ended.is_set()
@@ -374,7 +374,7 @@ def test_full_queue_refuses_all_of_them_at_once_and_delivers_nothing() -> None:
     first = Request(prompt(1), 2)
     too_many = [Request(prompt(n), 2) for n in range(3)]
     stepped.submit(first)
-    refusal = stepped.engine.submit([one.job for one in too_many])
+    refusal = stepped.engine.submit([one.asked for one in too_many])
     assert refusal is not None
     assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     stepped.run(too_many[0])
@@ -390,7 +390,7 @@ def test_prompt_that_begins_like_another_one_is_not_computed_again() -> None:
     stepped.turn(2)
     stepped.submit(second)  # copies from a slot that is in use
     stepped.turn(2)
-    stepped.engine.cancel([first.job])
+    stepped.engine.cancel([first.asked])
     stepped.run(third)
     for one in (second, third):
         assert one.tokens == one.alone(frozenset())
@@ -433,7 +433,7 @@ def test_step_that_raises_fails_only_the_culprit(caplog: pytest.LogCaptureFixtur
     stepped = SteppedEngine(4, before=refuses(255))
     good = [Request(prompt(n, 6), 5, ignore_eos=True) for n in (1, 2, 3)]
     for one in good:
-        assert 255 not in [*one.job.tokens, *one.alone(frozenset())]
+        assert 255 not in [*one.asked.tokens, *one.alone(frozenset())]
     bad = [Request([255, n], 5) for n in range(3)]
     with caplog.at_level(logging.ERROR):
         stepped.run(good[0], bad[0], good[1], bad[1], good[2], bad[2])
@@ -542,6 +542,15 @@ def test_engine_that_fails_itself_ends_every_text_and_goes_on(
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_texts_that_wait_for_their_timeouts_keep_no_caller() -> None:
+    stepped = SteppedEngine(queue_timeout=30.0)
+    one = Request(prompt(1), 2, ignore_eos=True)
+    stepped.run(one)
+    caller = weakref.ref(one)
+    del one
+    assert caller() is None
+
+
 def test_callers_that_raise_disturb_no_other_text(caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_) -> None:
         raise OSError("gone")
@@ -549,7 +558,7 @@ def test_callers_that_raise_disturb_no_other_text(caplog: pytest.LogCaptureFixtu
     stepped = SteppedEngine()
     stepped.engine._on_step = stepped.engine._on_text = fail
     rude, other = Request(prompt(1), 2, ignore_eos=True), Request(prompt(2), 2, ignore_eos=True)
-    rude.job.deliver = fail
+    rude.asked.deliver = fail
     stepped.run(rude, other)
     assert other.code is StatusCode.OK
     for words in ("deliver must not raise", "a step of model m version 3 could not", "the end of a text of"):
@@ -588,7 +597,7 @@ def test_closed_engine_has_ended_every_text_and_takes_none() -> None:
     stepped.engine.close()
     assert [one.code for one in requests] == [StatusCode.UNAVAILABLE] * 3
     assert len(requests[0].tokens) == 2
-    refusal = stepped.engine.submit([Request(prompt(1)).job])
+    refusal = stepped.engine.submit([Request(prompt(1)).asked])
     assert refusal == Status(StatusCode.UNAVAILABLE, "model m version 3 is being unloaded")
     assert stepped.engine.state().waiting == 0
 
@@ -604,10 +613,10 @@ def test_thousand_random_submits_and_cancels_leave_nothing_behind(seed: int) -> 
         action = random_.random()
         if action < 0.45:
             requests = [_random_text(random_, stepped.clock.monotonic()) for _ in range(random_.randint(1, 3))]
-            if stepped.engine.submit([one.job for one in requests]) is None:
+            if stepped.engine.submit([one.asked for one in requests]) is None:
                 taken += requests
         elif action < 0.7 and taken:
-            stepped.engine.cancel([one.job for one in random_.sample(taken[-20:], min(2, len(taken)))])
+            stepped.engine.cancel([one.asked for one in random_.sample(taken[-20:], min(2, len(taken)))])
         else:
             stepped.turn(random_.randint(1, 4))
         stepped.clock.advance(random_.random())
@@ -660,11 +669,11 @@ def test_many_threads_submit_and_cancel_while_the_engine_closes(loop: StepLoop) 
         random_ = random.Random(number)
         while True:
             one = _random_text(random_, 1e12)
-            if engines[number % 2].submit([one.job]) is not None:
+            if engines[number % 2].submit([one.asked]) is not None:
                 return  # it is closed
             taken[number].append(one)
             if random_.random() < 0.3:
-                engines[number % 2].cancel([random_.choice(taken[number]).job])
+                engines[number % 2].cancel([random_.choice(taken[number]).asked])
             else:
                 one.first.wait(0.001 if random_.random() < 0.5 else 0)
             if len(taken[number]) == 60:
@@ -702,7 +711,7 @@ def test_two_engines_on_one_loop_take_turns(loop: StepLoop) -> None:
     engines = [real(HashModel(limits, before=note(name)), loop) for name in "ab"]
     requests = [Request(prompt(n), 6, ignore_eos=True) for n in range(2)]
     for engine, one in zip(engines, requests, strict=True):
-        assert engine.submit([one.job]) is None
+        assert engine.submit([one.asked]) is None
     go.set()
     for one in requests:
         assert one.ended.wait(PATIENCE)
@@ -724,7 +733,7 @@ def test_closing_waits_for_the_step_that_is_under_way(loop: StepLoop) -> None:
     model = HashModel(before=before)
     engine = real(model, loop)
     one = Request(prompt(1), 9, ignore_eos=True)
-    assert engine.submit([one.job]) is None
+    assert engine.submit([one.asked]) is None
     assert inside.wait(PATIENCE)
     closed = threading.Event()
     closer = threading.Thread(target=lambda: (engine.close(), closed.set()))
@@ -742,7 +751,7 @@ def test_idle_engine_wakes_for_each_text(loop: StepLoop) -> None:
     engine = real(HashModel(), loop)
     for number in range(50):
         one = Request(prompt(number), 2, ignore_eos=True)
-        assert engine.submit([one.job]) is None
+        assert engine.submit([one.asked]) is None
         assert one.ended.wait(PATIENCE)
         assert one.tokens == one.alone(frozenset())
     engine.close()

@@ -8,14 +8,14 @@ from tfs_lite.core.generation import Finish, Generation, GenerationCall, Piece, 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.generation.generation_task import GenerationTask
-from tfs_lite.schedulers.generation.job import Job
+from tfs_lite.schedulers.generation.text import Text
 
 BROKEN = Status(StatusCode.INTERNAL, "broken")
 DROPPED = Status(StatusCode.CANCELLED, "dropped")
 
 
-def job(index: int) -> Job:
-    return Job(Generation([1], 2), [1], 2, 0, None, index, lambda *_: None)
+def text(index: int) -> Text:
+    return Text(Generation([1], 2), [1], 2, 0, None, index, lambda *_: None)
 
 
 def last(index: int) -> Piece:
@@ -31,29 +31,29 @@ def test_call_dropped_before_its_tokens_are_there_never_enters(task):
     assert task.is_wanted
     assert task.cancel() == (True, ())
     assert not task.is_wanted
-    assert not task.begin_submit([job(0)])
+    assert not task.begin_submit([text(0)])
     assert not task.end()
 
 
 def test_call_dropped_while_it_enters_is_cancelled_once_it_is_inside(task):
-    jobs = [job(0), job(1)]
-    assert task.begin_submit(jobs)
+    texts = [text(0), text(1)]
+    assert task.begin_submit(texts)
     assert task.cancel() == (False, ())
-    assert task.end_submit() == jobs
+    assert task.end_submit() == texts
     assert task.end()
 
 
 def test_call_dropped_inside_has_its_texts_cancelled(task):
-    jobs = [job(0)]
-    task.begin_submit(jobs)
+    texts = [text(0)]
+    task.begin_submit(texts)
     assert task.end_submit() == ()
-    assert task.cancel() == (False, jobs)
+    assert task.cancel() == (False, texts)
 
 
 def test_call_that_ends_while_it_enters_stays_over(task):
-    jobs = [job(0)]
-    task.begin_submit(jobs)
-    assert task.on_event(jobs[0], last(0), 1.0).finished
+    texts = [text(0)]
+    task.begin_submit(texts)
+    assert task.on_event(texts[0], last(0), 1.0).finished
     assert task.end()
     task.release()
     assert task.end_submit() == ()
@@ -62,26 +62,26 @@ def test_call_that_ends_while_it_enters_stays_over(task):
 
 
 def test_first_failure_counts_and_drops_the_texts_that_go_on(task):
-    jobs = [job(index) for index in range(3)]
-    task.begin_submit(jobs)
-    assert task.on_event(jobs[0], last(0), None) == (True, [], False)
-    assert task.on_event(jobs[1], BROKEN, None) == (False, [jobs[2]], False)
-    assert task.on_event(jobs[2], Piece(2, (1,)), None) == (False, [], False)
-    assert task.on_event(jobs[2], DROPPED, None) == (False, [], True)
+    texts = [text(index) for index in range(3)]
+    task.begin_submit(texts)
+    assert task.on_event(texts[0], last(0), None) == (True, [], False)
+    assert task.on_event(texts[1], BROKEN, None) == (False, [texts[2]], False)
+    assert task.on_event(texts[2], Piece(2, (1,)), None) == (False, [], False)
+    assert task.on_event(texts[2], DROPPED, None) == (False, [], True)
     assert task.failure == BROKEN
 
 
 @pytest.mark.parametrize("order", [(0.0, 3.0), (3.0, 0.0), (None, 0.0), (0.0, None)], ids=str)
 def test_call_begins_with_the_first_of_its_texts(task, order):
-    jobs = [job(index) for index in range(len(order))]
-    task.begin_submit(jobs)
-    for each, started in zip(jobs, order, strict=True):
+    texts = [text(index) for index in range(len(order))]
+    task.begin_submit(texts)
+    for each, started in zip(texts, order, strict=True):
         task.on_event(each, last(each.index), started)
     assert task.started == 0.0
 
 
 def test_pieces_are_given_up_once(task):
-    task.begin_submit([job(0), job(1)])
+    task.begin_submit([text(0), text(1)])
     task.add_piece(1, last(1))
     assert task.release() == [[], [last(1)]]
     assert task.release() == ()

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.language.generation_checker import scheduled_text
 from tfs_lite.core.generation import Copy
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase, change_phase
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
 from tfs_lite.schedulers.generation.scheduler_state import Plan, SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, Text, change_phase
 
 NUMBERS = iter(range(10**6))
 
@@ -22,15 +23,12 @@ def engine(**changes: Any) -> EngineSettings:
     return EngineSettings(**values | changes)
 
 
-def text(
-    length: int = 3, limit: int = 5, priority: int = 0, arrived: float = 0.0, tokens: list[int] | None = None
-) -> GenerationState:
+def text(length: int = 3, limit: int = 5, arrived: float = 0.0, tokens: list[int] | None = None, **wanted: Any) -> Text:
     number = next(NUMBERS)
-    tokens = tokens or [number] * length
-    return GenerationState(number, tokens, len(tokens), limit, priority, arrived, None)
+    return scheduled_text(number, tokens or [number] * length, limit, arrived, **wanted)
 
 
-def scheduler_of(settings: EngineSettings, *texts: GenerationState) -> SchedulerState:
+def scheduler_of(settings: EngineSettings, *texts: Text) -> SchedulerState:
     scheduler = SchedulerState(settings)
     for one in texts:
         scheduler.add(one)
@@ -46,7 +44,7 @@ def step(scheduler: SchedulerState, now: float = 0.0) -> Plan:
     return plan
 
 
-def rows(plan: Plan) -> list[tuple[GenerationState, int, int, bool]]:
+def rows(plan: Plan) -> list[tuple[Text, int, int, bool]]:
     return [(scheduled.text, scheduled.start, scheduled.count, scheduled.draws) for scheduled in plan.schedule]
 
 
@@ -167,8 +165,7 @@ def test_text_that_is_to_be_computed_reuses_nothing() -> None:
     stem = list(range(40))
     scheduler = scheduler_of(engine(), text(tokens=list(stem)))
     step(scheduler)
-    scored = text(tokens=list(stem))
-    scored.reusable = False
+    scored = text(tokens=list(stem), score_prompt=True)
     scheduler.add(scored)
     assert rows(step(scheduler))[-1] == (scored, 0, 32, False)
     assert (scored.cached, scored.cached_asked) == (0, 0)

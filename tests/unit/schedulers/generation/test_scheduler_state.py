@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.language.generation_checker import scheduled_text
 from tfs_lite.core.status import Reason, StatusCode
-from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, Text
 
 
 def scheduler(**changes: Any) -> SchedulerState:
@@ -25,8 +26,8 @@ def add(
     arrived: float = 0.0,
     deadline: float | None = None,
     token: int = 0,
-) -> GenerationState:
-    text = GenerationState(number, [token or number] * length, length, 10, 0, arrived, deadline)
+) -> Text:
+    text = scheduled_text(number, [token or number] * length, 10, arrived, deadline=deadline)
     to.add(text)
     return text
 
@@ -128,7 +129,7 @@ def test_text_that_waits_too_long_for_its_start_is_late() -> None:
 
 def test_preempted_text_is_not_late_for_its_start() -> None:
     busy = scheduler(slots=1)
-    low = GenerationState(1, [1, 2], 2, 10, 5, 0.0, None)
+    low = scheduled_text(1, [1, 2], 10, 0.0, priority=5)
     busy.add(low)
     step(busy)
     add(busy, 2)

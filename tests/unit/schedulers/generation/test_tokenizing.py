@@ -64,13 +64,6 @@ def test_parameters_of_the_call_count_with_its_tensors():
     assert (found.limit, found.wanted.sampling) == (3, Sampling(temperature=0))
 
 
-def test_texts_never_share_the_list_that_the_engine_writes_to():
-    prompt = [1, 2, 3]
-    found = prepare(call_for(Generation(prompt, 1), Generation(prompt, 1)), None, LIMITS)
-    found[0].tokens.append(9)
-    assert prompt == found[1].tokens == [1, 2, 3]
-
-
 def test_prompt_of_several_texts_is_tokenised_once():
     codec = CountingCodec()
     prompt = "ab" * 5
