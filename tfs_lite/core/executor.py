@@ -1,4 +1,4 @@
-"""Where loads, unloads and looks at disks run.
+"""The executors on which loads, unloads and looks at disks run.
 
 Work is handed over as a :class:`Task` of three parts, so that the decision to start (``begin``) and the result
 (``done``) are short and belong to the manager, while ``work`` is the slow effect in between. Nothing waits inside
@@ -82,8 +82,8 @@ class Executor(Protocol):
         is started while ``num_threads`` or more are running."""
 
     def run_pending(self) -> None:
-        """With zero threads: runs everything that is queued, on the caller's thread. Otherwise it only sees to it that
-        there are threads for what is queued, if the system has refused one before."""
+        """With zero threads it runs everything that is queued, on the caller's thread. Otherwise it only sees to it
+        that there are threads for what is queued, if the system has refused one before."""
 
     def renew(self) -> None:
         """Called by a task: it has come on, and the patience with it counts from now. One that is overdue stays so."""
@@ -190,7 +190,7 @@ class PoolExecutor:
 
     @property
     def _capacity(self) -> int:
-        """How many tasks may run now. Called with the lock held."""
+        """The number of tasks that may run now. Called with the lock held."""
         return self._size + (min(self._overdue, self._patience.most) if self._patience is not None else 0)
 
     def _serve(self) -> None:
@@ -239,7 +239,7 @@ class PoolExecutor:
                 self._changed.notify_all()
 
     def _review(self) -> None:
-        """On the clock's thread: finds the tasks that are overdue. One delayed call watches over all tasks."""
+        """Finds the tasks that are overdue, on the clock's thread. One delayed call watches over all tasks."""
         patience = self._patience
         assert patience is not None  # else it is never called
         with self._changed:

@@ -1,4 +1,4 @@
-"""How a version lies on disk: the name of its directory, which files count, their state, and the manifest.
+"""The layout of a version on disk: the name of its directory, the files that count, their state, and the manifest.
 
     BASE/3/                     read_tree -> Tree -> fingerprint ┐
       model.pt2                 counts                           ├-> state_of: path, files, what the config names beside
@@ -36,7 +36,8 @@ MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 """The names of a model's own config, in a version or beside its versions."""
 MAX_FILES = 10_000
 _LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "lost+found", "__pycache__", "@eadir", "$recycle.bin"})
-"""In small letters. Besides: hidden files, and what editors leave (``model.py~``, ``#model.py#``)."""
+"""File names in small letters. Hidden files are litter too, and so is what editors leave (``model.py~``,
+``#model.py#``)."""
 _LOGS = re.compile(r".+\.log|events\.out\.tfevents\..+")
 _ABOUT = re.compile(
     r"(.*/)?((readme|licen[sc]e|notice|copying|citation|authors|changelog|requirements)(\..*)?"
@@ -50,7 +51,7 @@ _ABOUT = re.compile(
 _COPYING_DIRECTORIES = frozenset({".~tmp~", ".rsync-partial", ".cache"})
 """Hidden directories in which rsync and the hub's client keep what has come so far."""
 _PARTIAL = re.compile(r".+\.(part|partial|tmp|filepart|crdownload|incomplete)|\.(?!_|nfs).+\.[A-Za-z0-9]{6}|\.in\..+\.")
-"""What copying tools call a file that is not whole: rsync's are ``.NAME.xxxxxx``."""
+"""Names that copying tools give to a file that is not whole: rsync's are ``.NAME.xxxxxx``."""
 
 
 def is_litter(name: str) -> bool:
@@ -305,8 +306,8 @@ class Manifest:
     files: Mapping[str, ManifestFile]
 
     def size_problem(self, sizes: Mapping[str, int]) -> str:
-        """Why files of these sizes are not what was published; empty when they are. More files do no harm, and what is
-        not looked at is not missed."""
+        """The reason why files of these sizes are not the published ones; empty when they are. More files do no harm,
+        and litter is not missed."""
         for name, listed in sorted(self.files.items()):
             if not is_looked_at(name):
                 continue
