@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, ``on_overdue`` on the
+    """The settings of the load flow. ``should_retry`` and ``on_parked`` run on executor threads, ``on_overdue`` on the
     clock's, all outside all locks."""
 
     clock: Clock
@@ -393,7 +393,7 @@ class LoadFlow:
         load.harness.error(status)
 
     def _refused(self, load: _Load) -> None:
-        """There is no room for it, and it may not wait for some."""
+        """Ends the load, for which there is no room and which may not wait for some."""
         logger.warning("loading %s failed: %s", load.harness.id, load.harness.status)
         self._report_end(load)
 

@@ -1,4 +1,4 @@
-"""What can be served right now, and who is using it.
+"""The versions that can be served right now, and the handles on them.
 
 Requests look versions up here and nowhere else, so this is kept tiny: one lookup takes one short lock, adds one to the
 version's handle count and returns. Managers add a version when it is loaded and withdraw it before it is unloaded;
@@ -77,7 +77,7 @@ class ServingMap:
         raise not_found(f"Servable not found for request: {request}")
 
     def add(self, servable_id: ServableId, servable: Any) -> None:
-        """From now on lookups find ``servable``. The version must not be in the map."""
+        """Lets lookups find ``servable`` from now on. The version must not be in the map."""
         with self._lock:
             versions = self._versions(servable_id.name)
             if servable_id.version in versions:
@@ -86,8 +86,8 @@ class ServingMap:
             self._streams[servable_id.name] = _Stream(versions)
 
     def replace(self, servable_id: ServableId, servable: Any, on_drained: Callable[[], None]) -> None:
-        """From now on lookups find ``servable`` for the version, which is in the map: no lookup fails meanwhile.
-        ``on_drained`` is called as by :meth:`withdraw`, for what was there before."""
+        """Lets lookups find ``servable`` from now on for the version, which is in the map: no lookup fails meanwhile.
+        ``on_drained`` is called as by :meth:`withdraw`, for the servable that was there before."""
         with self._lock:
             versions = self._versions(servable_id.name)
             entry = versions[servable_id.version]
@@ -98,8 +98,8 @@ class ServingMap:
             drained()
 
     def withdraw(self, servable_id: ServableId, on_drained: Callable[[], None]) -> None:
-        """From now on lookups do not find the version. ``on_drained`` is called exactly once, when the last handle is
-        gone: on the releasing thread (often a request's), or inside this call if none is live. It must be short."""
+        """Hides the version from lookups. ``on_drained`` is called exactly once, when the last handle is gone: on the
+        releasing thread (often a request's), or inside this call if none is live. It must be short."""
         with self._lock:
             versions = self._versions(servable_id.name)
             entry = versions.pop(servable_id.version)

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 FULL_LOOK_SECONDS = 60.0
 """A stream that seems to be at rest is looked at closely at least this often: not every file system keeps its times."""
 HASH_SECONDS, MOST_HASHES = 60.0, 4
-"""When the digests of one version take longer, another is hashed beside it; so many at most."""
+"""The seconds after which the digests of one version no longer hold up those of another, and the most versions that are
+hashed at once."""
 _Stamps = tuple[Stamp, ...]
 
 
@@ -189,13 +190,13 @@ class FileSystemStoragePathSource:
             self._look_at(names, forced=True)
 
     def found(self, name: str) -> FoundVersions:
-        """What the last look at the stream has found; nothing before the first. Any thread."""
+        """The findings of the last look at the stream; empty before the first. Any thread."""
         with self._lock:
             stream = self._streams.get(name)
         return stream.memory.found if stream is not None else FoundVersions()
 
     def on_state(self, state: ServableState) -> None:
-        """What has become of a version that was offered. Any thread; short."""
+        """Takes note of the state that an offered version has reached. Any thread; short."""
         if state.state is ManagerState.AVAILABLE:
             self._mark(state.id, failed=False)
         elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
@@ -206,8 +207,9 @@ class FileSystemStoragePathSource:
         self._mark(servable_id, failed=True)
 
     def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
-        """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
-        others stand in for it. Not one that this stream has not offered: what failed was another of the same number."""
+        """Marks a version that has failed: it takes no other version's place until it is available, and the next look,
+        which this causes, has others stand in for it. A version that this stream has not offered is not marked: the
+        failed one was another of the same number."""
         version = frozenset((servable_id.version,))
         with self._lock:
             stream = self._streams.get(servable_id.name)
@@ -220,7 +222,7 @@ class FileSystemStoragePathSource:
         self.wake({servable_id.name})
 
     def checking(self) -> dict[ServableId, LoadProgress]:
-        """How far the versions are whose digests are being checked before they are offered."""
+        """The progress of the versions whose digests are being checked before they are offered."""
         found = self._inspector.hashing
         if not found:
             return {}
@@ -249,9 +251,9 @@ class FileSystemStoragePathSource:
     def look_ahead(
         self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
     ) -> dict[str, Look]:
-        """By name, what a poll for ``config`` would find now, if the ``outcomes`` were that versions had become
-        available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember it.
-        ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
+        """The findings, by name, that a poll for ``config`` would have now, if the ``outcomes`` were that versions had
+        become available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember
+        it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
         inspector = self._inspector.copy(disk or self._disk)
         with self._lock:
             streams = dict(self._streams)
@@ -307,7 +309,7 @@ class FileSystemStoragePathSource:
         return changed
 
     def _sweep(self) -> None:
-        """What is done at each interval."""
+        """The work of each interval."""
         self._look_at(None)
         self._looks.run_pending()
         self._tidy()
