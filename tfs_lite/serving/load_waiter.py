@@ -27,7 +27,7 @@ SETTLING = 60.0
 
 
 class Outcome(enum.Enum):
-    """What has become of a model so far."""
+    """The fate of a model so far."""
 
     PENDING = "nothing yet"
     AVAILABLE = "a version answers requests"
@@ -37,8 +37,8 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known about one model at one moment. ``given_up``: versions whose failure the source knows, so that what
-    stands in for them is among the ``aspired``."""
+    """The state of one model at one moment. ``given_up``: versions whose failure the source knows, so that what stands
+    in for them is among the ``aspired``."""
 
     configured: bool
     aspired: tuple[ServableId, ...] = ()
@@ -72,7 +72,7 @@ class WaitRules:
 
 
 def outcome_of(name: str, snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
-    """What the snapshot says about the model."""
+    """The outcome that the snapshot shows for the model."""
     if not snapshot.configured:
         return ModelOutcome(Outcome.GONE)
     wanted = [(servable_id, snapshot.states.get(servable_id.version)) for servable_id in snapshot.aspired]
@@ -152,8 +152,8 @@ _UNDECIDED = Status(StatusCode.DEADLINE_EXCEEDED, "no version had been loaded, n
 
 
 class _Outcomes:
-    """What has become of each model, and since when. Of one waiting thread. While any model is pending, a look costs
-    as much as there are models that have changed."""
+    """The outcome of each model, and since when it has it. One waiting thread uses it. While any model is pending, a
+    look costs as much as there are models that have changed."""
 
     def __init__(self, names: Iterable[str], judge: Callable[[str], ModelOutcome]) -> None:
         self.found = dict.fromkeys(names, ModelOutcome(Outcome.PENDING))

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class GoneModels:
-    """What is known of models stays for a while after they are removed from the config. One thread at a time."""
+    """The models that were removed from the config: the facts about them stay for a while. One thread at a time."""
 
     def __init__(self, keep: int = KEPT_MODELS) -> None:
         self._keep = keep
@@ -73,7 +73,7 @@ class AppliedButIncomplete(ServingError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the config would be refused. ``model`` is empty if the reason is none of one model."""
+    """The reason why the config would be refused. ``model`` is empty if the reason is none of one model."""
 
     model: str
     status: Status
@@ -144,7 +144,7 @@ class Reloader:
         return [together] if together is not None else found
 
     def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> Refusal | None:
-        """Why ``config``, which is that of the model, would be refused; of all models if the name is empty."""
+        """The reason why ``config``, the model's own, would be refused; it concerns all models if the name is empty."""
         changed = tuple(change for change in difference.changed if name in ("", change.new.name))
         try:
             self.check(config)
@@ -185,7 +185,8 @@ class Reloader:
             raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _published(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool) -> T:
-        """With ``is_logged=False`` the caller logs a refusal: it tries again at each look, and logs each cause once."""
+        """Publishes the outcome of the block. With ``is_logged=False`` the caller logs a refusal: it tries again at
+        each look, and logs each cause once."""
         try:
             result = apply(config)
         except ServingError as error:
@@ -266,7 +267,7 @@ class Reloader:
         )
 
     def _loaded_platforms(self) -> Mapping[str, str]:
-        """By model."""
+        """The platforms of the loaded models, by model."""
         found = {}
         for servable_id, handle in self._manager.get_available_servable_handles().items():
             with handle:
@@ -277,7 +278,7 @@ class Reloader:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a config changed: the models to wait for, and a summary in words."""
+    """The effect of a config: the models to wait for, and a summary in words."""
 
     awaited: tuple[str, ...]
     summary: str

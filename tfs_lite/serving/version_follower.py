@@ -1,4 +1,4 @@
-"""A version that changes while it serves, in the control mode poll: it is loaded anew as it is now.
+"""The follower of versions that change while they serve, in the control mode poll: it loads them anew as they are now.
 
     list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
         -> the same files, and the config says the same   nothing happens
@@ -47,7 +47,7 @@ CHANGED_FILES = Status(
     StatusCode.UNAVAILABLE, "its files have changed; until they are loaded, it goes on with the files of before"
 )
 RECHECK_SECONDS = 1.0
-"""How soon a version is tried again that waits for other models, or for room."""
+"""The seconds after which a version is tried again that waits for other models, or for room."""
 logger = logging.getLogger(__name__)
 
 
@@ -64,7 +64,8 @@ class FollowerOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAs:
-    """What a servable was loaded with, and the state of the files that it was loaded from, its path included."""
+    """The settings that a servable was loaded with, and the state of the files that it was loaded from, its path
+    included."""
 
     settings: ModelSettings
     state: str
@@ -72,7 +73,8 @@ class LoadedAs:
 
 @dataclass(frozen=True, slots=True)
 class FollowerEffects:
-    """What the follower reads and does. Any thread may call any of them; ``resize`` and ``read`` may take a while.
+    """The functions by which the follower reads and acts. Any thread may call any of them; ``resize`` and ``read`` may
+    take a while.
 
     ``read``: the config of a version on disk, by directory and model. ``loaded_as``: what a servable was made of.
     ``state_of``: the state of the files in a directory, with the files that a config names. ServingError if they are
@@ -99,9 +101,9 @@ class FollowerEffects:
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """Of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be followed.
-    ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has changed:
-    ``config``, or ``files``."""
+    """The change of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be
+    followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has
+    changed: ``config``, or ``files``."""
 
     item: Item
     serves: str
@@ -133,7 +135,7 @@ class VersionFollower:
         self._thread = PeriodicThread("tfs-version-changes", self.poll, None)
 
     def start(self) -> None:
-        """From now on changes are followed, on a thread of the follower's own and on the manager's."""
+        """Starts to follow changes, on a thread of the follower's own and on the manager's."""
         self._thread.start()
 
     def close(self) -> None:
@@ -153,7 +155,8 @@ class VersionFollower:
         return look
 
     def on_event(self, event: ServableState) -> None:
-        """Of the manager. A version that is being unloaded, to be loaded in another state, is offered again."""
+        """Takes an event of the manager. A version that is being unloaded, to be loaded in another state, is offered
+        again."""
         with self._lock:
             change = self._changes.get(event.id)
             withheld = change is not None and change.withheld
@@ -183,7 +186,7 @@ class VersionFollower:
         return item
 
     def _note(self, item: Item, served: ServableStateSnapshot) -> None:
-        """The source has waited until the files were quiet, but not for configs beside the versions."""
+        """Notes a change. The source has waited until the files were quiet, but not for configs beside the versions."""
         delay = 0.0 if have_same_configs(item.revision, served.revision) else self._options.quiet_period
         with self._lock:
             self._changes[item.id] = _Change(item, served.revision, self._clock.monotonic() + delay)
@@ -274,7 +277,7 @@ class VersionFollower:
         self._manager.replace_servable(data, partial(self._replaced, change, old))
 
     def _replaced(self, change: _Change, old: Callable[[], Any], status: Status) -> None:
-        """On a thread of the manager."""
+        """Called on a thread of the manager when the version was replaced."""
         servable_id = change.item.id
         with self._lock:
             self._loading.discard(servable_id)
@@ -299,7 +302,7 @@ class VersionFollower:
         self._remark(change, None)
 
     def _fail(self, change: _Change, status: Status) -> None:
-        """What serves goes on."""
+        """Notes a failure; what serves goes on."""
         if not status.waits:
             self._effects.on_given_up(change.item.id)
         delay = self._next_delay(change, status)

@@ -111,7 +111,7 @@ class RepositoryControl:
 
     @property
     def refused(self) -> Mapping[str, Mapping[int, Status]]:
-        """Why versions were not even begun to load by the last call for their model: by name and version. Any
+        """The reasons why the last call for a model did not even begin to load versions, by name and version. Any
         thread."""
         return self._refused
 
@@ -158,7 +158,7 @@ class RepositoryControl:
             self._unload(name, unload_dependents)
 
     def close(self) -> None:
-        """After the core: removes the files that calls brought."""
+        """Removes the files that calls brought; called after the core is closed."""
         with self._busy:
             self._uploads.close()
             self._check.close()
@@ -267,7 +267,7 @@ class RepositoryControl:
     def _offers_of(
         self, name: str, plan: LoadPlan, found: Iterable[FoundVersion], offered: Mapping[int, OfferedVersion]
     ) -> dict[int, OfferedVersion]:
-        """What is kept as it was offered, the rest anew."""
+        """The offers: what is kept as it was offered, the rest anew."""
         return {
             item.version: replace(offered[item.version], instances=item.instances)
             if item.version in plan.kept
@@ -314,7 +314,7 @@ class RepositoryControl:
             logger.info("model %s stays as it is: %s", name, str(error))
 
     def _configure(self, model: ModelConfig | None, name: str = "") -> None:
-        """Serves this model, or none of that name, beside the others."""
+        """Serves this model, or none of that name, and all others as before."""
         name = model.name if model is not None else name
         models = [other.config for key, other in self._loaded.items() if key != name]
         if model is not None:

@@ -1,4 +1,4 @@
-"""Which version a sequence belongs to, while versions come and go.
+"""The routes from sequences to their versions, while versions come and go.
 
     START -> the version that the request names, or the newest one: a route is made
     later -> the route, although a newer version is available and the old one is no longer handed out
@@ -25,7 +25,7 @@ from tfs_lite.serving.sequences.tables import HandleShare, Route, SequenceId, Ta
 
 MAX_ROUTES = 65_536
 MAX_REMEMBERED = 10_000
-"""How many lost sequences are remembered, to tell their clients that the version is gone."""
+"""The most lost sequences that are remembered, to tell their clients that the version is gone."""
 SHOWN_ID = 128
 """The most characters of a correlation id in a message."""
 
@@ -145,8 +145,9 @@ class SequenceRoutes:
             given.release()
 
     def _drop_if_ended(self, route: Route) -> None:
-        """Not while a START is under way, which may yet be admitted; its answer comes back here. The servable knows
-        whether the sequence that ended has been followed by another with its id."""
+        """Drops the route of a sequence that has ended; not while a START is under way, which may yet be admitted; its
+        answer comes back here. The servable knows whether the sequence that ended has been followed by another with its
+        id."""
         with self._lock:
             starts = route.starts
             if route.gone or route.starting:
@@ -227,7 +228,7 @@ class SequenceRoutes:
             route.share.release()
 
     def draining(self) -> Mapping[ServableId, tuple[int, float]]:
-        """Of each version that was withdrawn: its sequences that have not ended, and until when it waits for them, in
+        """The sequences of each withdrawn version that have not ended, and the moment until which it waits for them, in
         seconds of ``monotonic``."""
         with self._lock:
             return {
@@ -243,7 +244,7 @@ class SequenceRoutes:
             return {servable_id: len(routes) for servable_id, routes in self._tables.routes.items()}
 
     def dropped(self) -> Mapping[str, int]:
-        """By model, the sequences whose version went before they had ended."""
+        """The number of sequences, by model, whose version went before they had ended."""
         with self._lock:
             return dict(self._tables.dropped)
 

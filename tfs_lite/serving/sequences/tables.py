@@ -16,12 +16,12 @@ from tfs_lite.core.servable import ModelRef, ServableId
 
 SequenceId: TypeAlias = int | str
 Address: TypeAlias = int | str | None
-"""How a START names its version: by number, by label, or (None) not at all."""
+"""The name that a START gives its version: by number, by label, or (None) not at all."""
 
 
 class SequenceKeeper(Protocol):
-    """What a servable promises whose ``keeps_sequences`` is true. It also tells :meth:`SequenceRoutes.forgotten` about
-    every sequence that it keeps no more, without a lock that ``knows`` needs."""
+    """The promises of a servable whose ``keeps_sequences`` is true. It also tells :meth:`SequenceRoutes.forgotten`
+    about every sequence that it keeps no more, without a lock that ``knows`` needs."""
 
     def knows(self, id: int | str) -> bool:
         """Whether the sequence is live: has a slot, or waits for one. Any thread, short."""

@@ -1,4 +1,5 @@
-"""What V2's statistics and Triton's ``nv_`` metrics say about each version: requests by their end, rows, runs, times.
+"""The counts behind V2's statistics and Triton's ``nv_`` metrics for each version: requests by their end, rows, runs,
+times.
 
 Requests are counted when they end (``on_call``), runs of the model when they end (``on_batch``). A request that was
 refused before it was let into a queue counts nowhere; each request of a batch is charged the whole time of its batch.
@@ -57,7 +58,7 @@ class _Duration:
 
 
 class _Compute:
-    """Of a run: putting the inputs together, the model, handing the outputs out."""
+    """The times of a run: putting the inputs together, the model, handing the outputs out."""
 
     __slots__ = ("infer", "input", "output")
 
@@ -72,7 +73,7 @@ class _Compute:
 
     @property
     def messages(self) -> dict[str, Message]:
-        """By field, of one request or one batch size."""
+        """The messages by field, for one request or one batch size."""
         return {
             "compute_input": self.input.message,
             "compute_infer": self.infer.message,
@@ -240,7 +241,7 @@ class InferenceStatistics:
             yield from lines
 
     def _add_up(self) -> None:
-        """With the lock held."""
+        """Adds up the counts; called with the lock held."""
         for version in self._versions.values():
             version.add_up()
 
@@ -252,7 +253,7 @@ class InferenceStatistics:
         moving: tuple[float, float],
         report: BatchReport | None = None,
     ) -> None:
-        """With the lock held."""
+        """Counts a run; called with the lock held."""
         version.runs += 1
         version.last = round(self._wall() * 1e3)
         if report is None or report.ok:
@@ -289,7 +290,7 @@ def reason_of(status: Status, ensemble: bool) -> str:
 
 
 def _texts(call: GenerationCall) -> int:
-    """Of a request to a language model."""
+    """The number of texts in a request to a language model."""
     if call.texts:
         return len(call.texts)
     prompts = call.inputs.get(TEXT_INPUT, call.inputs.get(INPUT_IDS))
