@@ -72,8 +72,9 @@ LAST_PAGES = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """What the options name by file or text, read and checked before the ports open. ``metrics_path`` is that of the
-    page with TensorFlow Serving's names; None: there is no such page. ``access_file`` None: there are no tokens."""
+    """The settings that the options name by file or text, read and checked before the ports open. ``metrics_path`` is
+    that of the page with TensorFlow Serving's names; None: there is no such page. ``access_file`` None: there are no
+    tokens."""
 
     grpc_arguments: tuple[tuple[str, int | str], ...]
     tls: TlsFile | None

@@ -32,7 +32,8 @@ from tfs_lite.transport.table import CallContext, Grant, Scope
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What listeners are told. ``caller`` is a name of the access file, else the peer's address."""
+    """The event that listeners get for a denied caller. ``caller`` is a name of the access file, else the peer's
+    address."""
 
     scope: Scope
     reason: Reason
@@ -49,7 +50,7 @@ class AccessDenied(ServingError):
 
 
 class Access:
-    """On the event loop. ``denials`` counts by scope and reason."""
+    """The check of every caller, on the event loop. ``denials`` counts by scope and reason."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class Access:
         return isinstance(decision, Grant) and decision.models is None
 
     def check(self, scope: Scope, caller: Caller) -> Grant:
-        """What the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED, UNAUTHENTICATED for
-        a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
+        """Returns what the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED,
+        UNAUTHENTICATED for a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
         caller, blocked = self._with_token(caller)
         decision = self._decide(scope, caller)
         if isinstance(decision, Grant):

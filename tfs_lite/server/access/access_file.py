@@ -33,7 +33,7 @@ MAX_NAME = 100
 MAX_SHOWN = 12
 """Characters of a wrong scope that a message repeats."""
 CHECK_SECONDS = 1.0
-"""Between two looks at the file."""
+"""The seconds between two looks at the file."""
 _HASHED, _CERTIFICATE, _MODELS = "sha256:", "tls:", "models="
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(rf"[A-Za-z0-9_.@/-]{{1,{MAX_NAME}}}")

@@ -1,4 +1,4 @@
-"""How many callers were denied."""
+"""The metric of denied callers."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ Header = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a decision needs to know of a request. ``forwarded``: a proxy says that it stands between. ``token`` is the
-    one that was sent, empty without. ``forged`` says why a web page of somebody else may have sent the request, empty
-    where none can have; ``rebound`` the same of the name by which the server was called."""
+    """The facts about a request that a decision needs. ``forwarded``: a proxy says that it stands between. ``token`` is
+    the one that was sent, empty without. ``forged`` says why a foreign web page may have sent the request, empty where
+    none can have; ``rebound`` the same of the name by which the server was called."""
 
     peer: Peer = UNKNOWN
     forwarded: bool = False
@@ -56,7 +56,7 @@ class Caller:
 
 
 class Reason(enum.Enum):
-    """Why a caller is denied; the values are labels of a metric."""
+    """The reasons to deny a caller; the values are labels of a metric."""
 
     NOT_LOCAL = "not_local"
     NO_TOKEN = "no_token"
@@ -113,12 +113,12 @@ class Policy:
 
 
 def grpc_caller(peer: Peer, metadata: Mapping[str, str]) -> Caller:
-    """Of a gRPC call. Browsers cannot make one."""
+    """The caller of a gRPC call. Browsers cannot make one."""
     return Caller(peer, _is_forwarded(metadata.get), token_of(metadata.get(HEADER)))
 
 
 def http_caller(peer: Peer, header: Header, allowed_hosts: Collection[str] = ()) -> Caller:
-    """Of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
+    """The caller of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
     return Caller(
         peer, _is_forwarded(header), token_of(header(HEADER)), _forged(header), _rebound(header("host"), allowed_hosts)
     )
@@ -152,7 +152,7 @@ def _is_of_a_browser(header: Header) -> bool:
 
 
 def _origins(host: str | None) -> tuple[str, ...]:
-    """Of web pages that come from the server itself."""
+    """The origins of web pages that come from the server itself."""
     return () if host is None else (f"http://{host.lower()}", f"https://{host.lower()}")
 
 

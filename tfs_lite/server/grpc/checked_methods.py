@@ -28,7 +28,7 @@ def _checked(method: Method, access: Access) -> Method:
 
 
 class _Check:
-    """Of the calls of one method. A call that is denied fails before its handler begins, and before a request that
+    """The check of one method's calls. A call that is denied fails before its handler begins, and before a request that
     comes in pieces is kept."""
 
     def __init__(self, method: Method, access: Access) -> None:

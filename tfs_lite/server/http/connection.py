@@ -40,7 +40,7 @@ MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 IDLE, READ, WRITE, HANDSHAKE = 75.0, 60.0, 60.0, 10.0
 CUTS = ("idle", "slow_head", "slow_body", "slow_reader", "lingering", "malformed", "handshake", "too_many")
-"""Why the server ends connections. ``lingering``: the client goes on sending what was refused."""
+"""The reasons for which the server ends connections. ``lingering``: the client goes on sending what was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Waits:
 
 
 class ConnectionOwner(AnsweringServer, Protocol):
-    """What a connection needs of its server. ``drained``: connections that are made now are too late for
+    """The functions that a connection needs of its server. ``drained``: connections that are made now are too late for
     predictions."""
 
     handler: Handler
@@ -76,7 +76,7 @@ class ConnectionOwner(AnsweringServer, Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """On the event loop; nothing here blocks."""
+    """One HTTP/1.1 connection, on the event loop; nothing here blocks."""
 
     __slots__ = (
         *("_left", "_lingering", "_loop", "_may_continue", "_owner", "_reader", "_transport", "_wanted_since", "_work"),
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._writer: ResponseWriter
         self._reader = RequestReader(owner.heads, owner.drained, self._want_body, self._check_reading)
         self.used_at = 0.0
-        """When the last request was answered; 0 before the first."""
+        """The moment when the last request was answered; 0 before the first."""
         self._wanted_since = 0.0  # when the handler began to wait for more of the body
         self.reading_paused = False
         self._may_continue = False  # the client waits for 100 before it sends the body
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             self._check_reading()
 
     def _refuse(self) -> None:
-        """What came last is malformed. Requests before it that are complete are answered first."""
+        """Refuses the last bytes, which are malformed. Requests before them that are complete are answered first."""
         reader = self._reader
         self._on_cut("malformed", reader.fault)
         if reader.incoming is not None and reader.incoming is reader.current:
@@ -213,7 +213,8 @@ class Connection(asyncio.Protocol):
                 self._go_on(answer)
 
     def _refuse_by_head(self, request: Request, refusal: Response) -> None:
-        """In the next turn of the loop, so that refusals of pipelined requests do not nest."""
+        """Refuses a request by its head in the next turn of the loop, so that refusals of pipelined requests do not
+        nest."""
         if self._reader.current is request:
             self._go_on(refusal)
 
@@ -268,7 +269,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _asked(self) -> Request:
-        """What is being answered."""
+        """The request that is being answered."""
         assert self._reader.current is not None
         return self._reader.current
 

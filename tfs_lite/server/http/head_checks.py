@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tfs_lite.server.http.message import Header
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a head, and of other bytes outside a body, such as trailers."""
+"""The most bytes of a head, and of other bytes outside a body, such as trailers."""
 MAX_HEADERS = 256
 
 _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""What the heads of requests mean, by their bytes.
+"""The memory of what the heads of requests mean, by their bytes.
 
 A client sends the same head thousands of times, so a server remembers what its parser made of it. A head is known by
 all of its bytes; one of another length of the body is another head.
@@ -15,7 +15,7 @@ MAX_HEADS, MAX_KNOWN_BYTES = 1024, 2048
 
 
 class KnownHeads(Remembered[bytes, RequestHead]):
-    """On one event loop."""
+    """The heads that are known, on one event loop."""
 
     __slots__ = ()
 

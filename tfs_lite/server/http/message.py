@@ -1,4 +1,5 @@
-"""What a handler gets and gives: a request, whose body may still be arriving, and a response, whole or as a stream.
+"""The messages that a handler gets and gives: a request, whose body may still be arriving, and a response, whole or as
+a stream.
 
     Connection -> Request -> handler -> Response (whole) or Stream (in chunks) -> Connection
 
@@ -103,7 +104,7 @@ class IncomingBody(OneWaiter):
         return self.take()
 
     def take(self) -> bytes:
-        """What has come and was not taken yet, without waiting."""
+        """Returns the bytes that have come and were not taken yet, without waiting."""
         data = b"".join(self._chunks)
         self._chunks.clear()
         self.held = 0
@@ -116,8 +117,8 @@ class IncomingBody(OneWaiter):
 
 
 class RequestHead:
-    """What the head of a request says. ``target`` is as it was sent, in origin form: the percent-encoded path, and the
-    query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
+    """The facts in the head of a request. ``target`` is as it was sent, in origin form: the percent-encoded path, and
+    the query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
 
     __slots__ = (
         *("expects_continue", "headers", "keep_alive", "length", "marked", "method", "old", "path", "query"),
@@ -179,7 +180,7 @@ class Request:
 
     @property
     def caller(self) -> str:
-        """Who asks, for people: the operator's name, else the address."""
+        """The caller's name for people: the operator's name, else the address."""
         return self.grant.name or self.peer.address
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of one HTTP/1.1 connection to its requests, without I/O.
+"""The reader that turns the bytes of one HTTP/1.1 connection into its requests, without I/O.
 
     receive -> [a head that is known] ------------> current, the request that is being answered -> next
             -> the parser -> requests that wait --/
@@ -35,9 +35,9 @@ MAX_UNPARSED_BYTES = 64 * 1024
 
 class RequestReader:
     """``current`` is the request that is being answered, ``waiting`` are those behind it, and the body of ``incoming``,
-    which may be any of them, is not complete. ``broken``: what came last is malformed (``fault``), and nothing is read
+    which may be any of them, is not complete. ``broken``: the last bytes are malformed (``fault``), and nothing is read
     any more; ``fault_is_late``: it belongs to a request that is answered. ``in_message``: a part of a request was read.
-    ``since``: when the connection became idle or busy, a head began, or more came of a body that nobody wants, in
+    ``since``: when the connection became idle or busy, a head began, or more came of a body that no handler wants, in
     seconds of ``time.monotonic``. Bodies call ``on_wanted`` and ``on_taken`` (:class:`IncomingBody`)."""
 
     __slots__ = (
@@ -71,8 +71,8 @@ class RequestReader:
         self.since = time.monotonic()
 
     def receive(self, data: bytes) -> bool:
-        """What has come. Sets ``current`` where no request is being answered. Returns False once ``broken``; then it is
-        not called again."""
+        """Takes the bytes that have come. Sets ``current`` where no request is being answered. Returns False once
+        ``broken``; then it is not called again."""
         if self.unparsed or self.waiting:
             self.unparsed += data
         elif self._missing:
@@ -137,7 +137,7 @@ class RequestReader:
         return self.in_message == (self.incoming is request) == (request.head.length != 0)
 
     def _read_body(self, data: bytes) -> None:
-        """Of a request whose head was known, so that the parser knows nothing of it."""
+        """Reads the body of a request whose head was known, so that the parser knows nothing of it."""
         body = data[: self._missing]
         self._missing -= len(body)
         if body:

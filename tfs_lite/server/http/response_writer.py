@@ -1,4 +1,4 @@
-"""From the responses of one HTTP/1.1 connection to its bytes, no faster than the client reads them."""
+"""The writer that turns the responses of one HTTP/1.1 connection into bytes, no faster than the client reads them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class AnsweringServer(Protocol):
-    """What answers say of their server. ``closes_connections``: every answer is the last on its connection; ``kept``:
-    the lines of every other answer, which say how long it stays."""
+    """The facts about their server that answers tell. ``closes_connections``: every answer is the last on its
+    connection; ``kept``: the lines of every other answer, which say how long it stays."""
 
     closes_connections: bool
     kept: bytes

@@ -46,11 +46,11 @@ CORS_HEADERS = {
     "access-control-expose-headers": "Content-Length, Inference-Header-Content-Length, Retry-After, Server-Timing, "
     "X-Model-Version, X-Request-Id, X-Should-Retry",
 }
-"""On the answers of every API when cross-origin requests are allowed: TensorFlow Serving's, and the headers of answers
-that pages may read."""
+"""The headers on the answers of every API when cross-origin requests are allowed: TensorFlow Serving's, and the headers
+of answers that pages may read."""
 MAX_ASKED_HEADERS = 100
 PREFLIGHT_SECONDS = 600
-"""How long a browser may remember what a preflight has allowed."""
+"""The seconds for which a browser may remember what a preflight has allowed."""
 _SHARED = (Scope.OPEN, Scope.PREDICT)
 _TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _NAME = re.compile(r"\\{(\w+)\\}")
@@ -58,8 +58,8 @@ _NAME = re.compile(r"\\{(\w+)\\}")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the API's description says of a route: the operation's name and what it does; the schemas of its body and of
-    its answer, with their media types; and the statuses of its failures."""
+    """The description of a route: the operation's name and what it does; the schemas of its body and of its answer,
+    with their media types; and the statuses of its failures."""
 
     name: str
     summary: str
@@ -92,8 +92,8 @@ class Route(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """When predictions are refused by their heads: those that have ``seconds`` (None: any time) and would wait too long
-    in the ``backlog``. ``refused`` is told the method and the model of each."""
+    """The rule by which predictions are refused by their heads: those that have ``seconds`` (None: any time) and would
+    wait too long in the ``backlog``. ``refused`` is told the method and the model of each."""
 
     backlog: Backlog
     seconds: float | None
@@ -113,14 +113,14 @@ class Api(Generic[P]):
     always_preflight = False
     """Whether it answers OPTIONS in any case."""
     encodings: Collection[str] = ENCODINGS
-    """Of its answers."""
+    """The encodings of its answers."""
 
     def routes(self) -> Iterable[Route[P]]:
-        """In the order in which they are tried; the first path that fits counts, in all its rows."""
+        """The routes in the order in which they are tried; the first path that fits counts, in all its rows."""
         raise NotImplementedError
 
     def schemas(self) -> Mapping[str, Tree]:
-        """What the routes' descriptions name, as JSON schemas."""
+        """The JSON schemas that the routes' descriptions name."""
         return {}
 
     def owns(self, path: str) -> bool:
@@ -128,7 +128,7 @@ class Api(Generic[P]):
         raise NotImplementedError
 
     def target(self, names: Mapping[str, str]) -> P:
-        """Of the names in a path, still percent-encoded. Raises ServingError."""
+        """The target that the names in a path, still percent-encoded, make. Raises ServingError."""
         raise NotImplementedError
 
     def model_of(self, target: P) -> str:
@@ -136,7 +136,8 @@ class Api(Generic[P]):
         return ALL_MODELS
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        """Why no route answers. ``allowed`` are the methods of the path; None means that there is no such path."""
+        """The reason why no route answers. ``allowed`` are the methods of the path; None means that there is no such
+        path."""
         raise NotImplementedError
 
     def error(self, request: Request, error: ServingError) -> Response:
@@ -263,7 +264,8 @@ class Router:
             done(self._open(True, result) if found.shared else result)
 
     def find(self, method: str, target: str) -> Found:
-        """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
+        """Finds the route by trying one after the other. Raises ServingError if none fits, or a name in the path is
+        malformed."""
         path, _, query = target.partition("?")
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):

@@ -116,7 +116,7 @@ class HttpServer:
         return bound
 
     def leave(self) -> None:
-        """From now on each answer says that its connection closes. Connections are still accepted."""
+        """Lets each answer say from now on that its connection closes. Connections are still accepted."""
         self.closes_connections = True
 
     async def drain(self, grace: float) -> None:
@@ -167,7 +167,8 @@ class HttpServer:
 
 
 def _kept_lines(idle: float) -> bytes:
-    """What clients are told, who would otherwise send a request on a connection that is just being closed."""
+    """The header lines that tell clients how long a connection is kept; without them a client may send a request on a
+    connection that is just being closed."""
     return b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % idle if idle >= 1 else b""
 
 

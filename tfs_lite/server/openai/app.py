@@ -61,7 +61,7 @@ class OpenAiSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """What completions and chat completions differ in."""
+    """The differences between completions and chat completions."""
 
     method: str
     prefix: str
@@ -90,7 +90,7 @@ class _OpenAiCall:
 
     @property
     def retry_seconds(self) -> float:
-        """After how long a request that was refused may be tried again."""
+        """The seconds after which a request that was refused may be tried again."""
         return 1.0 if self._servable is None else self._servable.retry_seconds
 
     @property
@@ -113,8 +113,8 @@ class _OpenAiCall:
 
 
 class OpenAiApp:
-    """On the event loop. The time limit of ``http.calls`` does not apply here. ``now`` gives the seconds since
-    1970."""
+    """OpenAI's API, on the event loop. The time limit of ``http.calls`` does not apply here. ``now`` gives the seconds
+    since 1970."""
 
     def __init__(
         self,

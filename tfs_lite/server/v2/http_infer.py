@@ -38,7 +38,8 @@ _LENGTH = LENGTH_HEADER.lower()
 
 
 class V2HttpInfer:
-    """On the event loop. Every method raises ServingError, and CancelledError when the client has gone."""
+    """V2's inference over HTTP, on the event loop. Every method raises ServingError, and CancelledError when the client
+    has gone."""
 
     def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
         self._inference = inference

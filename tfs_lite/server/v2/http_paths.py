@@ -1,4 +1,4 @@
-"""What the paths of the KServe V2 protocol name: a model and its version, or a region of shared memory. Pure."""
+"""The names in the paths of the KServe V2 protocol: a model and its version, or a region of shared memory. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Of the model, where the path has one."""
+        """The name of the model, where the path has one."""
         assert self.model is not None
         return self.model
 
 
 def read_target(names: Mapping[str, str]) -> Target:
-    """Of the names in a path, still percent-encoded. INVALID_ARGUMENT for a version that is no whole number from 0."""
+    """Reads the target from the names in a path, still percent-encoded. INVALID_ARGUMENT for a version that is no whole
+    number from 0."""
     model, region = names.get("model"), names.get("region")
     return Target(
         None if model is None else unquote(model),

@@ -38,7 +38,7 @@ _READY_ERROR = "Invalid value for 'ready': expected a boolean"
 
 
 class V2HttpRoutes:
-    """On the event loop. Raises ServingError."""
+    """V2's routes over HTTP, on the event loop. Raises ServingError."""
 
     def __init__(self, control: V2Control, bodies: Bodies) -> None:
         self._control = control
@@ -78,8 +78,8 @@ class V2HttpRoutes:
         return message_json(self._control.statistics(name, version), order=int)  # responses are numbered
 
     def all_statistics(self, request: Request, target: Target) -> Response:
-        """Of every model. The path also names a model called ``stats``: where there is one, its metadata is beside
-        them."""
+        """The statistics of every model. The path also names a model called ``stats``: where there is one, its metadata
+        is added."""
         metadata: dict[str, Any] = {}
         with suppress(ServingError):
             metadata = self._metadata(STATS, None)
