@@ -35,7 +35,7 @@ _ABOUT = About(
 
 
 class EventsApi(Api[None]):
-    """On the event loop. ``may_manage`` tells which clients may see the paths of files."""
+    """The route for events, on the event loop. ``may_manage`` tells which clients may see the paths of files."""
 
     cross_origin = False
     encodings = GZIP
@@ -90,13 +90,13 @@ def _wants_stream(request: Request) -> bool:
 
 
 def _last_seen(request: Request) -> int | None:
-    """What a browser that connects again has seen; None on its first connection."""
+    """The last event that a browser which connects again has seen; None on its first connection."""
     sent = request.headers.fields.get(b"last-event-id", b"")
     return int(sent) if sent.isdigit() and len(sent) <= 18 else None
 
 
 def _fields(request: Request) -> dict[str, str]:
-    """Of the query; of a field that comes twice, the last counts."""
+    """The fields of the query; of a field that comes twice, the last counts."""
     fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
     for name in fields:
         if name not in FIELDS:

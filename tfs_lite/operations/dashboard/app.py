@@ -135,7 +135,7 @@ class Dashboard(Api[str]):
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """Of the query; of a field that comes twice, the last counts."""
+    """The fields of the query; of a field that comes twice, the last counts."""
     fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
     for name in fields:
         if name not in FIELDS:

@@ -40,7 +40,7 @@ class Snapshot:
 
 
 class Feed:
-    """On the event loop. ``snapshot`` is called on a thread of ``background``."""
+    """The feed of snapshots, on the event loop. ``snapshot`` is called on a thread of ``background``."""
 
     def __init__(
         self, snapshot: Callable[[], Snapshot], dumps: Callable[[Any], bytes], background: BackgroundRunner
@@ -50,7 +50,7 @@ class Feed:
         self._background = background
         self._now: Snapshot | None = None
         self._number = 0
-        """Of the snapshot, from 1."""
+        """The number of the snapshot, from 1."""
         self._change = b""
         """The event from the snapshot before to this one."""
         self._whole = b""

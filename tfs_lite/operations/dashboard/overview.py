@@ -1,4 +1,4 @@
-"""What the page shows of all models, as JSON: how each fares, its versions with their states, and its numbers now.
+"""The overview of all models on the page, as JSON: how each fares, its versions with their states, and its numbers now.
 
 What changes with the states of models is gathered when one has changed, at the latest every five seconds; numbers come
 from the series every two seconds. When neither has changed, a snapshot is the one before.
@@ -42,12 +42,12 @@ class _States:
     taken: float
     models: dict[str, dict[str, Any]]
     coming: dict[str, list[tuple[dict[str, Any], ServableId]]] = field(default_factory=dict)
-    """By model, the versions that are being loaded, whose progress is asked for each time."""
+    """The versions that are being loaded, by model; their progress is asked for each time."""
     memory: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Overview:
-    """On one thread, but for ``on_event``."""
+    """The overview, made on one thread; ``on_event`` runs on any."""
 
     def __init__(self, core: ServerCore, admin: AdminControl, health: Health, series: Series) -> None:
         self._core = core
@@ -66,7 +66,7 @@ class Overview:
         self._events[event.model] = event.seq
 
     def snapshot(self) -> Snapshot:
-        """For the feed."""
+        """The snapshot for the feed."""
         states, latest = self._gather(), self._series.latest
         fresh = states is not self._states or latest is not self._latest
         self._states, self._latest = states, latest
@@ -182,7 +182,7 @@ def _replicas(report: Any) -> dict[str, Any]:
 
 
 def resident_bytes() -> int | None:
-    """What this process holds of main memory; None where the system does not tell."""
+    """The main memory, in bytes, that this process holds; None where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE

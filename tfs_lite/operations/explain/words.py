@@ -63,7 +63,7 @@ SHORT = {
     Verdict.ENDED: "was withdrawn",
     Verdict.SERVING: "answers",
 }
-"""What to say of a version."""
+"""Short words for the state of a version."""
 
 
 def sentence(
@@ -208,14 +208,14 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
 
 
 def policy_not_read(problem: Status) -> Link:
-    """Of a model in a repository; versions with a config of their own do not mind."""
+    """The words for a model in a repository; versions with a config of their own do not mind."""
     text = f"its version policy stays as it was, for the config beside its versions is wrong: {problem.message}"
     fix = "correct that config file: it is read again by itself"
     return Link(Cause.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
 
 
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
-    """Of all models: nothing of the file is in force."""
+    """The words for all models: nothing of the file is in force."""
     return Link(Cause.CONFIG_NOT_APPLIED, *refused.in_words(paths), refused.since, "model-config.md")
 
 
@@ -326,7 +326,7 @@ def _never_fits(figures: Sequence[_Memory]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Of one kind: how much is wanted, free and there, and who holds it, the largest first."""
+    """The memory of one kind: how much is wanted, free and there, and the versions that hold it, the largest first."""
 
     resource: Resource
     wanted: int
@@ -394,7 +394,7 @@ def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
 
 
 def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
-    """Of one that was withdrawn, or of the load before the one that answers."""
+    """The words for a version that was withdrawn, or of the load before the one that answers."""
     view = found.view
     assert view is not None
     inside, pids = view.leaving, [str(worker.pid) for worker in found.leaving if worker.pid is not None]
@@ -545,7 +545,7 @@ def _is_yaml(model: ModelSnapshot) -> bool:
 
 
 def _config_name(model: ModelSnapshot) -> str:
-    """The config beside the versions, or the one that there could be."""
+    """The name of the config beside the versions, or of the one that there could be."""
     return model.config_name or MODEL_SETTINGS_FILES[0]
 
 
@@ -559,12 +559,12 @@ def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
 
 
 def in_vain(version: int, verdict: Verdict, cause: Link) -> Link:
-    """Of a model, beside the version that it is about."""
+    """The words for another wanted version of a model, which does not answer."""
     return replace(cause, text=f"version {version} is wanted too, but {SHORT[verdict]}: {cause.text}")
 
 
 def answering_too(version: int, cause: Link) -> Link:
-    """Of a model, beside the version that it is about."""
+    """The words for another version of a model, which answers."""
     return replace(cause, text=f"version {version}: {cause.text}")
 
 
@@ -686,7 +686,7 @@ def _origin(model: ModelSnapshot) -> str:
 
 
 def _load_it(model: ModelSnapshot) -> str:
-    """How a model comes to be served."""
+    """The way in which a model comes to be served."""
     if model.server.by_calls:
         if model.server.offered and model.name not in model.server.offered:
             there = listed(sorted(model.server.offered))

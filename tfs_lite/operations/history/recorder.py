@@ -46,7 +46,7 @@ FILES = Origin(Cause.FILES)
 
 @dataclass(slots=True)
 class _Model:
-    """What the source said of one model. ``expected``: who wanted the config that the next list follows."""
+    """The last words of the source about one model. ``expected``: who wanted the config that the next list follows."""
 
     wanted: dict[int, str] = field(default_factory=dict)  # version -> revision
     incomplete: frozenset[int] = frozenset()
@@ -78,7 +78,7 @@ class Recorder:
         self._stopping: Origin | None = None
 
     def on_event(self, event: LifecycleEvent) -> None:
-        """What happens to a version; nothing else."""
+        """Takes the events of versions, and no others."""
         match event:
             case StateChanged(timed):
                 self.on_state(timed)
@@ -103,7 +103,7 @@ class Recorder:
         self._history.append(EventKind.SERVER_STARTED, details=details)
 
     def stopping(self, origin: Origin) -> None:
-        """From now on what is unloaded is so because of that. May be called again."""
+        """Notes that the server stops: it is the cause of every unload from now on. May be called again."""
         with self._lock:
             first = self._stopping is None
             self._stopping = self._stopping or origin
@@ -202,7 +202,7 @@ class Recorder:
                 append(EventKind.FILES_CHANGED, name, version, origin=of_files)
 
     def _settle(self, servable_id: ServableId, origin: Origin, wanted: bool = True) -> None:
-        """Who wants the version now, or wants it no more. Called with the lock held."""
+        """Notes who wants the version now, or no longer wants it. Called with the lock held."""
         version = self._versions.setdefault(servable_id, _Version())
         version.origin, version.exhausted = origin, False
         if not wanted and version.state in (None, ManagerState.END):

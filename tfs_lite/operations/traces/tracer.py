@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 class _PerSecond:
-    """At most ``most`` of a second."""
+    """A limit of ``most`` in each second."""
 
     __slots__ = ("_most", "_second", "_taken")
 
@@ -187,7 +187,7 @@ class Tracer:
             self._sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
 
     def _choose(self, model: _Model, caller: TraceContext | None, code: StatusCode, seconds: float, now: float) -> str:
-        """Why the request is traced; empty if it is not."""
+        """The reason why the request is traced; empty if it is not."""
         failed, followed, median = code is not _OK, caller is None or caller.sampled, model.median.at(now)
         model.uncounted += model.step - model.left
         if model.uncounted >= model.median.every and not failed:

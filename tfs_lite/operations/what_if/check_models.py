@@ -1,4 +1,5 @@
-"""What a server would do with the versions on disk, and their signatures, without serving or running any of them.
+"""The check of the versions on disk: what a server would do with them, and their signatures, without serving or running
+any of them.
 
 The sources' own code decides which versions are complete and wanted (one poll, as at the start of a server); the
 loaders' own code decides on platforms and trust, and inspects archives and reads what they
@@ -59,11 +60,11 @@ from tfs_lite.sources.version_scan import versions_in
 
 
 class VersionVerdict(enum.Enum):
-    """What a server that starts now would do with a version."""
+    """The verdict of a server that starts now on a version."""
 
     SERVED = "served"
     WAITING = "waiting"
-    """Not complete: it is served once it is."""
+    """The version is not complete; it is served once it is."""
     REFUSED = "refused"
     """Complete and wanted, but loading it would fail."""
     NOT_WANTED = "not wanted"
@@ -94,7 +95,7 @@ class ModelCheck:
     label_problems: tuple[str, ...] = ()
     """Labels of versions that would not be served."""
     remarks: tuple[str, ...] = ()
-    """What looks like a version and is none; files of versions that are not read."""
+    """Remarks about names that look like versions and are none, and about files of versions that are not read."""
 
     @property
     def ok(self) -> bool:
@@ -317,8 +318,8 @@ _INSPECTIONS: Mapping[
     LANGUAGE_MODEL: _inspect_language_model,
     saved_model.NAME: _inspect_saved_model,
 }
-"""By platform: raises what loading would raise, and returns the model's own signature, or its signatures by key, if
-they are known."""
+"""The inspections by platform: each raises what loading would raise, and returns the model's own signature, or its
+signatures by key, if they are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What would change: values, as JSON and as lines for people."""
+"""The forecast of changes: values, as JSON and as lines for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfs_lite.serving.reload import Refusal
 
 
 class Fate(enum.Enum):
-    """What becomes of one version."""
+    """The fates of a version."""
 
     LOAD = "load"
     """Its load begins, and nothing speaks against it."""
