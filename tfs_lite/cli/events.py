@@ -15,7 +15,7 @@ from tfs_lite.cli.http import HttpServer
 from tfs_lite.cli.output import DONE, CliError, console, print_json
 
 WAIT_SECONDS = 5.0
-"""Of one question; shorter than the time limit of an answer."""
+"""The seconds that one question waits; shorter than the time limit of an answer."""
 RETRY_SECONDS = 1.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STYLES = {

@@ -1,4 +1,4 @@
-"""What the commands ask of a server over HTTP."""
+"""The questions of the commands to a server over HTTP."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ Tensors = Callable[[Signature], Mapping[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request comes from. ``read`` returns its signature's key, which may be empty, and its inputs; it is
-    called when the request is sent, so that one request is in memory at a time."""
+    """The source of a request. ``read`` returns its signature's key, which may be empty, and its inputs; it is called
+    when the request is sent, so that one request is in memory at a time."""
 
     name: str
     read: Callable[[], tuple[str, Tensors]]

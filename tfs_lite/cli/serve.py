@@ -1,10 +1,10 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
-ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0.
-Whatever hangs, the stop ends within ``shutdown_delay_seconds`` and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`:
+ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0. The
+stop ends, whatever hangs, within ``shutdown_delay_seconds`` and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`:
 then with exit code 3, and the log names what was left behind. SIGHUP has the server read its config again. Standard
-output gets one banner, the log goes to standard error; neither holds the server up where nobody reads it. The flags
+output gets one banner, the log goes to standard error; neither holds the server up where no process reads it. The flags
 become the server's options, the number of torch's threads, and the help text.
 """
 
@@ -81,7 +81,7 @@ class StopSignal:
         signal.signal(signal.SIGHUP, lambda number, frame: None)  # the number in the pipe is what counts
 
     def arm(self) -> None:
-        """From now on a signal is for :meth:`wait`."""
+        """Directs signals to :meth:`wait` from now on."""
         self._armed = True
 
     def wait(self, on_hang_up: Callable[[], None] = ignore) -> None:

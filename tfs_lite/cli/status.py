@@ -30,7 +30,7 @@ _LARGEST_PAGE = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What a server answered. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
+    """The answer of a server. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
     ``is_whole``: it has all models of the server."""
 
     models: list[Model]
@@ -41,7 +41,7 @@ class ServerView:
 
     @property
     def remarks(self) -> list[str]:
-        """What the table does not say: which models do not answer, and that a config is not in force."""
+        """Remarks on what the table does not say: which models do not answer, and that a config is not in force."""
         found = []
         silent = [model.name for model in self.models if not model.answers]
         if self.is_whole and silent:

@@ -1,4 +1,5 @@
-"""What ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics page.
+"""The part that ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics
+page.
 
 The runs of a language model are the steps of its engine: the rows are those of all texts in a step, the times are those
 between two tokens of a text. The page has histograms, so times are estimates between two limits, or bounds beyond the
@@ -185,7 +186,7 @@ class _Samples:
 
 
 def _order(worker: tuple[str, Any]) -> tuple[int, str]:
-    """By the number of the instance."""
+    """The order of instances by their number."""
     return len(worker[0]), worker[0]
 
 
@@ -244,7 +245,7 @@ def _worker_text(worker: Worker) -> str:
 
 
 def _time(seconds: float) -> str:
-    """At most three digits, in a suitable unit."""
+    """The time with at most three digits, in a suitable unit."""
     rounded = float(f"{seconds:.3g}")
     if rounded < 1e-3:
         return f"{rounded * 1e6:g} µs"

@@ -28,7 +28,7 @@ class Version:
 
     @property
     def reason(self) -> str:
-        """How far the load is, and what is wrong."""
+        """The progress of the load, and what is wrong."""
         return "; ".join(filter(None, (str(self.progress or ""), self.error)))
 
 
@@ -53,7 +53,7 @@ def answering(count: int, total: int) -> str:
 
 
 def read_grpc(client: Client, name: str) -> Model:
-    """What the server says about one model. Raises ServingError."""
+    """Reads what the server says about one model. Raises ServingError."""
     versions = client.status(name)
     return Model(
         name,
