@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite import __version__
-from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
+from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, FlagValues, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
@@ -254,7 +254,7 @@ OWN_FLAGS = frozenset(
 """Flags that this command uses itself; every other honoured flag is an option of the server."""
 
 
-def server_options(settings: Settings) -> ServerOptions:
+def server_options(settings: FlagValues) -> ServerOptions:
     """The checked options. Raises UsageError if flags contradict one another, or there is nothing to serve."""
     if not (settings["model_base_path"] or settings["model_config_file"] or settings["model_repository"]):
         raise UsageError("nothing to serve: give --model_base_path, --model_repository or --model_config_file")
@@ -266,7 +266,7 @@ def server_options(settings: Settings) -> ServerOptions:
         raise UsageError(str(error)) from None
 
 
-def torch_threads(settings: Settings) -> tuple[int, int]:
+def torch_threads(settings: FlagValues) -> tuple[int, int]:
     """Threads inside an operator and between operators; 0 leaves the choice to torch."""
     session, intra, inter = settings[_SESSION], settings[_INTRA], settings[_INTER]
     if session and intra and inter:

@@ -28,7 +28,7 @@ BATCH_INPUT_KINDS = (
 )
 
 
-class Graph(Settings):
+class OptimizationGraph(Settings):
     level: Int32 = 0
 
 
@@ -71,7 +71,7 @@ class PinnedMemory(Settings):
 class Optimization(Settings):
     """The wishes to run a model faster. The server's flags and ``parameters`` decide what is done here."""
 
-    graph: Graph | None = None
+    graph: OptimizationGraph | None = None
     priority: Annotated[Literal["PRIORITY_DEFAULT", "PRIORITY_MAX", "PRIORITY_MIN"], one_of(PRIORITIES, "priority")] = (
         "PRIORITY_DEFAULT"
     )

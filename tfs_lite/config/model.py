@@ -19,7 +19,12 @@ from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
 from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
 from tfs_lite.config.replicas import AutoscalingConfig
-from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
+from tfs_lite.config.repository_policy import (
+    RepositoryAgents,
+    ResponseCacheSettings,
+    TransactionPolicy,
+    VersionPolicySettings,
+)
 from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
@@ -75,7 +80,7 @@ class ModelSettings(Settings):
     """Whether a batch whose worker process or replica was lost may be run once more, by another one."""
     autoscaling_config: AutoscalingConfig | None = None
     model_transaction_policy: TransactionPolicy = TransactionPolicy()
-    response_cache: ResponseCache | None = None
+    response_cache: ResponseCacheSettings | None = None
     model_warmup: Annotated[tuple[ModelWarmup, ...], AfterValidator(check_model_warmup)] = ()
     """The requests that each instance runs before a version becomes available, in Triton's form."""
     optimization: Optimization | None = None

@@ -22,7 +22,7 @@ class TransactionPolicy(Settings):
     decoupled: StrictBool = False
 
 
-class ResponseCache(Settings):
+class ResponseCacheSettings(Settings):
     """``enable``: the answer to an equal request may be given again, if the server has a cache."""
 
     enable: StrictBool = False

@@ -126,7 +126,7 @@ class DynamicBatching(Settings):
         return self
 
 
-class Resource(Settings):
+class RateLimiterResource(Settings):
     model_config = ConfigDict(populate_by_name=True)
 
     name: StrictStr = ""
@@ -137,7 +137,7 @@ class Resource(Settings):
 class RateLimiter(Settings):
     """It has no effect: an instance runs whenever it is idle."""
 
-    resources: tuple[Resource, ...] = ()
+    resources: tuple[RateLimiterResource, ...] = ()
     priority: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
 
 

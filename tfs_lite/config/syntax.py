@@ -114,12 +114,12 @@ _CLOSING = {"{": "}", "<": ">"}
 
 def locate(text: str, descriptor: Descriptor) -> dict[FieldPath, tuple[int, int]]:
     """The place where every field starts. Items of repeated fields are found by index, entries of maps by key."""
-    walk = _Walk(text)
+    walk = _FieldWalk(text)
     walk.message(descriptor, (), "")
     return walk.positions
 
 
-class _Walk:
+class _FieldWalk:
     def __init__(self, text: str) -> None:
         self.positions: dict[FieldPath, tuple[int, int]] = {(): (1, 1)}
         self._scalars: dict[FieldPath, str] = {}

@@ -243,7 +243,7 @@ class TextCodec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GenerationLimits:
     """The limits of a loaded language model. ``slots``: texts at once. ``length``: tokens of one text, prompt and
     output together. ``vocabulary``: its size. ``eos``: tokens that end a text."""
 
@@ -319,7 +319,7 @@ class LanguageModel(Model, Protocol):
     """
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> GenerationLimits: ...
 
     @property
     def codec(self) -> TextCodec | None:

@@ -52,7 +52,7 @@ class RequestContext(NamedTuple):
     peer: str = ""
 
 
-class Peer(Protocol):
+class CarrierPeer(Protocol):
     """The other end of a connection. ``address``: without the port; empty if that is not known."""
 
     @property
@@ -64,7 +64,7 @@ class Carrier(Protocol):
     event loop."""
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> CarrierPeer:
         """The other end of its connection."""
 
     @property

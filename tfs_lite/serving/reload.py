@@ -72,7 +72,7 @@ class AppliedButIncomplete(ServingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ConfigRefusal:
     """The reason why the config would be refused. ``model`` is empty if the reason is none of one model."""
 
     model: str
@@ -132,7 +132,7 @@ class Reloader:
         """The config in force; None before the first."""
         return self._config
 
-    def refusals(self, config: ModelServerConfig) -> list[Refusal]:
+    def refusals(self, config: ModelServerConfig) -> list[ConfigRefusal]:
         """Every reason why :meth:`reload` would refuse the config now, at least one for each model that has one. Empty
         if it would be accepted. Nothing is changed."""
         difference = diff(self._config, config)
@@ -143,14 +143,14 @@ class Reloader:
         together = None if found else self._refusal("", config, difference)
         return [together] if together is not None else found
 
-    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> Refusal | None:
+    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> ConfigRefusal | None:
         """The reason why ``config``, the model's own, would be refused; it concerns all models if the name is empty."""
         changed = tuple(change for change in difference.changed if name in ("", change.new.name))
         try:
             self.check(config)
             self._check_against(config, ConfigDiff((), (), changed, ()))
         except ServingError as error:
-            return Refusal(name, error.status)
+            return ConfigRefusal(name, error.status)
         return None
 
     def reload(self, config: ModelServerConfig) -> str:
@@ -233,11 +233,11 @@ class Reloader:
         if self._config is None:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
-    def _commit(self, config: ModelServerConfig) -> _Change:
+    def _commit(self, config: ModelServerConfig) -> _ConfigChange:
         """Carries the config out. The models to wait for are the new ones."""
         old, difference = self._config, diff(self._config, config)
         if old is not None and not (difference.added or difference.removed or difference.changed):
-            return _Change((), _summary(difference))
+            return _ConfigChange((), _summary(difference))
         self.check(config)
         self._check_against(config, difference)
         self._logs.configure(logged_models(config))
@@ -253,7 +253,7 @@ class Reloader:
         for name in self._gone.update(added, removed):
             self._publish(ModelGone(name))
         logger.info("config applied: %s", summary)
-        return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
+        return _ConfigChange(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 
     def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
         check_platforms(difference)
@@ -277,7 +277,7 @@ class Reloader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _ConfigChange:
     """The effect of a config: the models to wait for, and a summary in words."""
 
     awaited: tuple[str, ...]

@@ -59,7 +59,7 @@ from tfs_lite.serving.opening.servable_factory import (
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import Reloader
 from tfs_lite.serving.renewal import Renewal
-from tfs_lite.serving.response_cache import Cache
+from tfs_lite.serving.response_cache import ResponseCacheFeature
 from tfs_lite.serving.sequences.feature import Sequences
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.standing import Refusals
@@ -109,7 +109,7 @@ class ServerCore:
         self.model_configs = ModelConfigs()
         # What serves every request.
         self.metrics = Metrics(self, self.view)
-        self.cache = Cache(self)
+        self.cache = ResponseCacheFeature(self)
         self.statistics = Statistics(self, self.cache.cache)
         self.sequences = Sequences(self)
         self.request_logs = RequestLogs(self.clock, self.metrics.requests.tensorflow.on_logged)

@@ -100,7 +100,7 @@ class FollowerEffects:
 
 
 @dataclass(slots=True, eq=False)
-class _Change:
+class _VersionChange:
     """The change of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be
     followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has
     changed: ``config``, or ``files``."""
@@ -129,7 +129,7 @@ class VersionFollower:
         self._effects = effects
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below and every change; nothing is called under it
-        self._changes: dict[ServableId, _Change] = {}
+        self._changes: dict[ServableId, _VersionChange] = {}
         self._loading: set[ServableId] = set()
         self._polling = threading.Lock()  # serialises polls, guards no field
         self._thread = PeriodicThread("tfs-version-changes", self.poll, None)
@@ -189,7 +189,7 @@ class VersionFollower:
         """Notes a change. The source has waited until the files were quiet, but not for configs beside the versions."""
         delay = 0.0 if have_same_configs(item.revision, served.revision) else self._options.quiet_period
         with self._lock:
-            self._changes[item.id] = _Change(item, served.revision, self._clock.monotonic() + delay)
+            self._changes[item.id] = _VersionChange(item, served.revision, self._clock.monotonic() + delay)
         self._thread.wake()
         if delay:
             self._clock.call_later(delay, self._thread.wake)
@@ -222,7 +222,7 @@ class VersionFollower:
                 except ServingError as error:
                     self._fail(change, error.status)
 
-    def _consider(self, change: _Change, *, is_due: bool) -> None:
+    def _consider(self, change: _VersionChange, *, is_due: bool) -> None:
         """Raises the error of a config that is wrong, and of an instance that cannot be opened."""
         servable_id = change.item.id
         try:
@@ -248,7 +248,7 @@ class VersionFollower:
         if is_due:
             self._follow(change, wanted, old, in_place=alike)
 
-    def _follow(self, change: _Change, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
+    def _follow(self, change: _VersionChange, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
         item, servable_id = change.item, change.item.id
         if not has_state(item.revision, self._effects.state_of(item.payload, wanted)):
             self._postpone(change, self._options.quiet_period)  # the source offers what they become
@@ -263,12 +263,12 @@ class VersionFollower:
                 change.withheld = True
             self._effects.wake_source()
 
-    def _postpone(self, change: _Change, delay: float) -> None:
+    def _postpone(self, change: _VersionChange, delay: float) -> None:
         with self._lock:
             change.due = self._clock.monotonic() + delay
         self._clock.call_later(delay, self._thread.wake)
 
-    def _replace(self, change: _Change, old: Callable[[], Any]) -> None:
+    def _replace(self, change: _VersionChange, old: Callable[[], Any]) -> None:
         servable_id = change.item.id
         data = ServableData.ok(servable_id, self._effects.make_loader(change.item), change.item.revision)
         with self._lock:
@@ -276,7 +276,7 @@ class VersionFollower:
         logger.info("%s: its %s changed; it is loaded anew beside what serves", servable_id, _HAVE[change.what])
         self._manager.replace_servable(data, partial(self._replaced, change, old))
 
-    def _replaced(self, change: _Change, old: Callable[[], Any], status: Status) -> None:
+    def _replaced(self, change: _VersionChange, old: Callable[[], Any], status: Status) -> None:
         """Called on a thread of the manager when the version was replaced."""
         servable_id = change.item.id
         with self._lock:
@@ -295,13 +295,13 @@ class VersionFollower:
                 self._fail(change, status)
         self._thread.wake()  # a later change may have waited
 
-    def _settle(self, change: _Change) -> None:
+    def _settle(self, change: _VersionChange) -> None:
         with self._lock:
             change.settled = True
         self._effects.on_given_up(change.item.id)
         self._remark(change, None)
 
-    def _fail(self, change: _Change, status: Status) -> None:
+    def _fail(self, change: _VersionChange, status: Status) -> None:
         """Notes a failure; what serves goes on."""
         if not status.waits:
             self._effects.on_given_up(change.item.id)
@@ -315,14 +315,14 @@ class VersionFollower:
         if delay is not None:
             self._clock.call_later(delay, self._thread.wake)
 
-    def _next_delay(self, change: _Change, status: Status) -> float | None:
+    def _next_delay(self, change: _VersionChange, status: Status) -> float | None:
         if status.waits:
             return RECHECK_SECONDS
         change.failures += 1
         retryable = self._options.may_be_retried(status)
         return next_delay(self._options.retry, change.failures, retryable=retryable, cancelled=False)
 
-    def _remark(self, change: _Change, status: Status | None) -> None:
+    def _remark(self, change: _VersionChange, status: Status | None) -> None:
         with self._lock:
             is_current = self._changes.get(change.item.id) is change
         if is_current:

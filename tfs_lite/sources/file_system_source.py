@@ -26,7 +26,7 @@ from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import Disk, Stamp
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
+from tfs_lite.sources.look import AspiredList, FoundVersions, Look, LookStream, look_at
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, Looked, LookQueue, hangs
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -43,7 +43,7 @@ hashed at once."""
 _Stamps = tuple[Stamp, ...]
 
 
-class _Stream(Looked):
+class _PolledStream(Looked):
     """One stream of one config. The source's lock guards ``forced``; the rest belongs to the look."""
 
     __slots__ = (
@@ -64,9 +64,9 @@ class _Stream(Looked):
     def __init__(
         self,
         servable: ServableToMonitor,
-        memory: Stream,
-        look: Callable[[_Stream], None],
-        on_hang: Callable[[_Stream, str], None],
+        memory: LookStream,
+        look: Callable[[_PolledStream], None],
+        on_hang: Callable[[_PolledStream, str], None],
     ) -> None:
         super().__init__(servable.base_path)
         self.servable, self.memory = servable, memory
@@ -134,7 +134,7 @@ class FileSystemStoragePathSource:
         self._lock = threading.Lock()  # guards the fields below, and the ``failed`` of each stream
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
-        self._streams: dict[str, _Stream] = {}  # in alphabetical order
+        self._streams: dict[str, _PolledStream] = {}  # in alphabetical order
         self._inspected: set[str] = set()  # the version directories that the inspector is to know
         self._is_tidy = True  # whether it knows no others
         self._thread: PeriodicThread | None = None
@@ -239,7 +239,7 @@ class FileSystemStoragePathSource:
     def hanging(self) -> dict[str, float]:
         """The streams whose look has not answered in time, and for how many seconds it has not."""
         looks = self._looks.hanging()
-        return {item.servable.name: seconds for item, seconds in looks if isinstance(item, _Stream)}
+        return {item.servable.name: seconds for item, seconds in looks if isinstance(item, _PolledStream)}
 
     def poll(self) -> None:
         """Asks for a look at every stream; without a thread, the looks have run when this returns."""
@@ -264,7 +264,7 @@ class FileSystemStoragePathSource:
             if report is not None and _hangs(report):
                 looks[name] = Look(report)
                 continue
-            memory = known.memory.copy() if known is not None else Stream()
+            memory = known.memory.copy() if known is not None else LookStream()
             ended = {id.version: works for id, works in outcomes.items() if id.name == name}
             memory.failed = memory.failed - ended.keys() | {version for version, works in ended.items() if not works}
             looks[name] = look_at(servable, config, memory, disk or self._disk, inspector, now)
@@ -299,8 +299,8 @@ class FileSystemStoragePathSource:
             known = before.get(name)
             if known is None or known.servable != servable:
                 changed.add(name)
-                memory = known.memory.copy() if known is not None else Stream()
-                self._streams[name] = _Stream(servable, memory, self._look, self._on_hang)
+                memory = known.memory.copy() if known is not None else LookStream()
+                self._streams[name] = _PolledStream(servable, memory, self._look, self._on_hang)
             else:
                 self._streams[name] = known
         gone = [stream for name, stream in before.items() if self._streams.get(name) is not stream]
@@ -345,7 +345,7 @@ class FileSystemStoragePathSource:
 
     # One look, on a thread of the queue. All that asks the disk is here, and may hang.
 
-    def _look(self, stream: _Stream) -> None:
+    def _look(self, stream: _PolledStream) -> None:
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
         rests = stream.stamps == stamps
@@ -370,7 +370,7 @@ class FileSystemStoragePathSource:
                 found.append((0, error.errno or 0))
         return tuple(found)
 
-    def _look_closely(self, stream: _Stream, config: SourceConfig) -> Look:
+    def _look_closely(self, stream: _PolledStream, config: SourceConfig) -> Look:
         servable = stream.servable
         try:
             return look_at(servable, config, stream.memory, self._disk, self._inspector, self._clock.monotonic())
@@ -379,7 +379,7 @@ class FileSystemStoragePathSource:
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")
             return Look(SourceReport(servable.name, problem))
 
-    def _conclude(self, stream: _Stream, look: Look, forced: bool, stamps: _Stamps) -> bool:
+    def _conclude(self, stream: _PolledStream, look: Look, forced: bool, stamps: _Stamps) -> bool:
         """Sends out what was found; False if the stream is not looked at any more. When a look has found nothing new,
         the stamps from before it stand for what it has found."""
         paths = [part for path in look.inspected for part in self._inspector.parts(path)]
@@ -407,7 +407,7 @@ class FileSystemStoragePathSource:
                 stream.refused = not _emit(callback, stream.servable.name, look.aspired)
         return True
 
-    def _tell(self, stream: _Stream, report: SourceReport) -> None:
+    def _tell(self, stream: _PolledStream, report: SourceReport) -> None:
         """Called while nothing else goes out."""
         before = stream.memory.report
         if report != before:
@@ -415,7 +415,7 @@ class FileSystemStoragePathSource:
             stream.memory.report = report
             _report(self._on_report, report)
 
-    def _on_hang(self, stream: _Stream, what: str) -> None:
+    def _on_hang(self, stream: _PolledStream, what: str) -> None:
         """The last report stays true as far as anybody knows."""
         name = stream.servable.name
         with self._emitting:
@@ -426,7 +426,7 @@ class FileSystemStoragePathSource:
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 
-    def _prepare_next(self, stream: _Stream, look: Look, rests: bool) -> None:
+    def _prepare_next(self, stream: _PolledStream, look: Look, rests: bool) -> None:
         """A stream that rests is watched already, as far as that can be."""
         if stream.timer is not None:
             stream.timer.cancel()

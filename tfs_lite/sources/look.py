@@ -1,7 +1,8 @@
 """One look at one base path: which versions are to be emitted, which are waiting, and why.
 
-The look decides nothing by itself: listing, version policy and completeness do. It keeps what has to outlive a poll
-in a :class:`Stream`: the versions of the last list, which stay in it while they are wanted and their directories exist.
+The look decides nothing by itself: listing, version policy and completeness do. It keeps what has to outlive a poll in
+a :class:`LookStream`: the versions of the last list, which stay in it while they are wanted and their directories
+exist.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FoundVersions:
 
 
 @dataclass(slots=True)
-class Stream:
+class LookStream:
     """The memory of the polls about one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision, of the last list that was emitted
@@ -64,7 +65,7 @@ class Stream:
         if self.base_path != base_path:
             self.base_path, self.moved, self.offered = base_path, self.moved | self.offered.keys(), {}
 
-    def copy(self) -> Stream:
+    def copy(self) -> LookStream:
         """Another one that a look may change."""
         return replace(self, offered=dict(self.offered))
 
@@ -85,7 +86,7 @@ class Look:
 def look_at(
     servable: ServableToMonitor,
     config: SourceConfig,
-    stream: Stream,
+    stream: LookStream,
     disk: Disk,
     by: VersionInspector,
     now: float = 0.0,
@@ -173,7 +174,7 @@ def _why_not_yet(
     chosen: Sequence[tuple[int, str]],
     before: Mapping[int, str],
     settling: Mapping[int, Waiting],
-    stream: Stream,
+    stream: LookStream,
     now: float,
     look: Look,
 ) -> str:
@@ -196,7 +197,7 @@ def _why_not_yet(
 
 
 def _judge_empty(
-    servable: ServableToMonitor, config: SourceConfig, stream: Stream, place: str, now: float, look: Look
+    servable: ServableToMonitor, config: SourceConfig, stream: LookStream, place: str, now: float, look: Look
 ) -> tuple[Status, str]:
     """A base path without versions: what to say of it, and why that withdraws nothing. It withdraws what was loaded
     from it if it is the same directory as before, and stays empty: a version that is replaced is gone for a moment."""
@@ -261,7 +262,7 @@ def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int,
 
 
 def _offer(
-    servable: ServableToMonitor, stream: Stream, version: int, child: str, given_up: bool
+    servable: ServableToMonitor, stream: LookStream, version: int, child: str, given_up: bool
 ) -> ServableData[StoragePath]:
     path = os.path.join(servable.base_path, child)
     return ServableData.ok(ServableId(servable.name, version), path, stream.offered[version], given_up)

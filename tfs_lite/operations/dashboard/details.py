@@ -12,7 +12,7 @@ from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import error_codes
 from tfs_lite.operations.dashboard.overview import Overview, points
-from tfs_lite.operations.dashboard.series import TOTAL, Series
+from tfs_lite.operations.dashboard.series import TOTAL, DashboardSeries
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.table import EVERYTHING, Grant
@@ -27,7 +27,7 @@ MOST_SPARKS = 1000
 class Details:
     """Any thread but the event loop's."""
 
-    def __init__(self, core: ServerCore, admin: AdminControl, series: Series, overview: Overview) -> None:
+    def __init__(self, core: ServerCore, admin: AdminControl, series: DashboardSeries, overview: Overview) -> None:
         self._core = core
         self._admin = admin
         self._series = series

@@ -249,7 +249,7 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LatestNumbers:
     """The numbers of the last point of the fine ring: of everything, of each model and of each version that was ever
     asked."""
 
@@ -259,7 +259,7 @@ class Latest:
     versions: Mapping[Key, Numbers] = field(default_factory=dict)
 
 
-class Series:
+class DashboardSeries:
     """``start`` -> reads from any thread -> ``close``. A thread of its own reads the counters."""
 
     def __init__(self, read: Callable[[], Mapping[Key, Counts]], wall: Callable[[], float] = time.time) -> None:
@@ -273,7 +273,7 @@ class Series:
         self._requests: dict[Key, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.latest = Latest()
+        self.latest = LatestNumbers()
         """Replaced as a whole, as is the next one."""
         self.kept: list[Key] = []
         """The versions that have points, those that were asked last first."""
@@ -304,7 +304,7 @@ class Series:
             numbers = self._fine.add(now, {**counts, **by_model, TOTAL: total})
             self._coarse.add(now, {**{key: counts[key] for key in kept if key in counts}, TOTAL: total})
         if numbers is not None:
-            self.latest = Latest(
+            self.latest = LatestNumbers(
                 self._fine.tick,
                 numbers.get(TOTAL, {}),
                 {model: numbers[model, "*"] for model in models if (model, "*") in numbers},

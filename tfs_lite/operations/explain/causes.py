@@ -17,7 +17,7 @@ from tfs_lite.operations.explain import words
 from tfs_lite.operations.explain.explanation import (
     MAX_CHAIN,
     AnswersNow,
-    Cause,
+    CauseCode,
     Explanation,
     Link,
     ModelVerdict,
@@ -419,7 +419,7 @@ def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
     """The causes of the other versions that answer: new files that are not served, failing requests, and so on."""
     others = [version for version in reversed(model.answering) if version != case.version]
     causes = [(version, cause) for version in others if (cause := _cause_of(model, version, case.paths)) is not None]
-    said = [(version, cause) for version, cause in causes if cause.cause not in (Cause.STAYS, Cause.STANDS_IN)]
+    said = [(version, cause) for version, cause in causes if cause.cause not in (CauseCode.STAYS, CauseCode.STANDS_IN)]
     for version, cause in said[:MOST_IN_VAIN]:
         yield words.answering_too(version, cause)
 
@@ -468,7 +468,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
     text = words.sentence(model, case.version, None, verdict, case.verdict, because)
-    hanging = [link for link in _draining_too(model, case) if link.cause is Cause.DRAIN_HANGS]
+    hanging = [link for link in _draining_too(model, case) if link.cause is CauseCode.DRAIN_HANGS]
     others = [*_in_vain(model, case), *_answering_too(model, case), *hanging]
     more = list(_of_model(model, case, others))
     nearest = next(iter((*because, *more)), None)

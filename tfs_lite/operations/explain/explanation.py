@@ -35,7 +35,7 @@ class Verdict(enum.Enum):
     SERVING = "a request is answered by it"
 
 
-class Cause(enum.Enum):
+class CauseCode(enum.Enum):
     """The causes: one row of the table each."""
 
     NOT_CONFIGURED = "not served under this name"
@@ -83,7 +83,7 @@ class Link:
     """One cause. ``text`` names what it is about, ``fix`` what to do. ``since``: seconds since 1970, None if it is not
     known. ``doc`` is a page below ``docs/``."""
 
-    cause: Cause
+    cause: CauseCode
     text: str
     fix: str = ""
     since: float | None = None
@@ -191,7 +191,7 @@ class ModelVerdict:
     sentence: str
     version: int | None = None
     """The version that answers requests without a version; None: there is no such version."""
-    cause: Cause | None = None
+    cause: CauseCode | None = None
     """The nearest."""
     fix: str = ""
 

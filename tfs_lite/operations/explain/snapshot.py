@@ -120,7 +120,7 @@ class VersionSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class ManagerOverview:
     """A manager's versions as a whole: by model and number, those that are at work with their loads, those that are
     leaving, and who holds how much of which kind of memory (by device and resource), the largest first."""
 
@@ -130,7 +130,7 @@ class Overview:
     holders: Mapping[tuple[str, str], Sequence[tuple[int, ServableId]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, view: ManagerView) -> Overview:
+    def of(cls, view: ManagerView) -> ManagerOverview:
         by_model: dict[str, dict[int, VersionView]] = {}
         at_work, leaving = {}, []
         holders: dict[tuple[str, str], list[tuple[int, ServableId]]] = {}
@@ -170,7 +170,7 @@ class ServerSnapshot:
     refused_config: StandingRefusal | None = None
     has_yaml: bool = False
     refused_models: Mapping[str, Status] = field(default_factory=dict)
-    overview: Overview = field(default_factory=lambda: Overview())
+    overview: ManagerOverview = field(default_factory=lambda: ManagerOverview())
     beside_models: str = ""
 
     @property
@@ -314,7 +314,7 @@ class Snapshots:
             core.refusals.config,
             options.model_config_file.endswith(YAML_ENDINGS),
             core.refusals.models,
-            Overview.of(view),
+            ManagerOverview.of(view),
             core.resources.tracker.beside_models,
         )
 

@@ -54,7 +54,7 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, sta
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import Look, Stream, look_at
+from tfs_lite.sources.look import Look, LookStream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import versions_in
 
@@ -169,7 +169,7 @@ def _look(servable: ServableToMonitor, quiet_period: float, refused: Collection[
     executor = PoolExecutor("tfs-check", 0)
     inspector = VersionInspector(RealDisk(), SystemClock(), executor, trusts_stamps=True)
     config = SourceConfig((servable,), quiet_period=quiet_period)
-    stream = Stream(failed=frozenset(refused))
+    stream = LookStream(failed=frozenset(refused))
     look_at(servable, config, stream, RealDisk(), inspector)
     executor.run_pending()
     return look_at(servable, config, stream, RealDisk(), inspector)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.serving.reload import Refusal
+from tfs_lite.serving.reload import ConfigRefusal
 
 
 class Fate(enum.Enum):
@@ -89,7 +89,7 @@ class WhatIf:
     """The whole answer. With ``refusals`` nothing would change, and there are no ``models``."""
 
     models: tuple[ModelForecast, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[ConfigRefusal, ...] = ()
 
     @property
     def ok(self) -> bool:

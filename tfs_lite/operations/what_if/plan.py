@@ -24,7 +24,7 @@ from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import BEGIN, Fate
 
 
-class Outcome(enum.Enum):
+class ExpectedEnd(enum.Enum):
     """The end of a load, as far as its files tell."""
 
     LOADS = "loads"
@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
 class Expected:
     """The facts about the load of one version before it begins. ``why`` says why it would not succeed."""
 
-    outcome: Outcome = Outcome.LOADS
+    outcome: ExpectedEnd = ExpectedEnd.LOADS
     needs: ResourceAllocation = NO_RESOURCES
     why: str = ""
 
@@ -175,13 +175,13 @@ class _Play:
     def _is_to_be_renewed(self, known: ServableStateSnapshot, revision: str) -> bool:
         if known.state is not HarnessState.ERROR:
             return False
-        arrives = self._expected(known.id).outcome is not Outcome.NEVER_BEGINS
+        arrives = self._expected(known.id).outcome is not ExpectedEnd.NEVER_BEGINS
         return known.revision != revision or (arrives and not known.has_loader)
 
     def _take_on(self, id: ServableId, revision: str) -> None:
         expected = self._expected(id)
         self.state[id] = ServableStateSnapshot(id, HarnessState.NEW, True, revision)
-        if expected.outcome is Outcome.NEVER_BEGINS:
+        if expected.outcome is ExpectedEnd.NEVER_BEGINS:
             self._end(id, Status(StatusCode.INTERNAL, expected.why), Course(Fate.REFUSE, expected.why))
 
     # Actions.
@@ -230,7 +230,7 @@ class _Play:
                 return
             if not fits_now:
                 after = tuple(step.id for step in self.steps if step.kind is ActionKind.UNLOAD)
-        if expected.outcome is Outcome.FAILS:
+        if expected.outcome is ExpectedEnd.FAILS:
             self._end(id, Status(StatusCode.UNKNOWN, expected.why), Course(Fate.FAIL, expected.why, fits_now, after))
             return
         self.state[id] = replace(self.state[id], state=HarnessState.READY)

@@ -22,7 +22,7 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.check_models import VersionVerdict, check_version, settings_of
 from tfs_lite.operations.what_if.forecast import Fate, LabelMove, ModelForecast, VersionForecast, WhatIf
-from tfs_lite.operations.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
+from tfs_lite.operations.what_if.plan import Course, Expected, ExpectedEnd, Lists, Managed, plan
 from tfs_lite.operations.what_if.unpublished import UnpublishedVersion
 from tfs_lite.serving.config_checks import below_allowed_roots
 from tfs_lite.serving.options import ServerOptions
@@ -141,9 +141,9 @@ class Preview:
             needs = self._sources.estimate(moved, model.platform, lambda _, name: settings_of(path, place, name))
             needs = self._tracker.verify(needs) if self._tracker is not None else needs
         except (ServingError, OSError) as error:
-            return Expected(Outcome.NEVER_BEGINS, why=status_of(error).message)
+            return Expected(ExpectedEnd.NEVER_BEGINS, why=status_of(error).message)
         refused = check.verdict is VersionVerdict.REFUSED
-        return Expected(Outcome.FAILS if refused else Outcome.LOADS, needs, check.reason)
+        return Expected(ExpectedEnd.FAILS if refused else ExpectedEnd.LOADS, needs, check.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from tfs_lite.server.access.guesses import Guesses
 from tfs_lite.server.access.rules import (
     ALL_MODELS,
     CLOSABLE,
+    AccessEntry,
+    AccessPolicy,
     Caller,
     Denial,
-    Entry,
+    DenialReason,
     Header,
-    Policy,
-    Reason,
     grpc_caller,
     http_caller,
     is_wrong_token,
@@ -36,7 +36,7 @@ class Denied:
     address."""
 
     scope: Scope
-    reason: Reason
+    reason: DenialReason
     caller: str
     message: str
 
@@ -54,7 +54,7 @@ class Access:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AccessPolicy,
         file: AccessFile | None = None,
         allowed_hosts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +67,7 @@ class Access:
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._guesses = Guesses(clock)
         self._on_denied = on_denied
-        self.denials: Counter[tuple[Scope, Reason]] = Counter()
+        self.denials: Counter[tuple[Scope, DenialReason]] = Counter()
 
     def checks(self, scope: Scope) -> bool:
         """Whether callers of such a route or method have to be checked. It never changes."""
@@ -105,7 +105,7 @@ class Access:
             return decision
         if blocked:
             message = f"too many wrong tokens came from here; tokens are looked at again in {blocked} s"
-            decision = Denial(StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, message)
+            decision = Denial(StatusCode.RESOURCE_EXHAUSTED, DenialReason.TOO_MANY, message)
         else:
             self._count_guess(caller)
         raise self._deny(scope, caller, decision, blocked)
@@ -118,10 +118,12 @@ class Access:
                 continue
             if model != ALL_MODELS:
                 message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
-                self._count(Denied(scope, Reason.MODELS, grant.name, message))
+                self._count(Denied(scope, DenialReason.MODELS, grant.name, message))
                 raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
-            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message, grant.name))
+            raise self._deny(
+                scope, caller, Denial(StatusCode.PERMISSION_DENIED, DenialReason.MODELS, message, grant.name)
+            )
 
     def _with_token(self, caller: Caller) -> tuple[Caller, int]:
         """The caller; after too many wrong tokens without its token, and for how many seconds yet."""
@@ -134,7 +136,7 @@ class Access:
             self._guesses.wrong(caller.peer.address)
 
     def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
-        entries: Sequence[Entry] = self._file.entries if self._file is not None else ()
+        entries: Sequence[AccessEntry] = self._file.entries if self._file is not None else ()
         return may(scope, caller, self._policy, entries)
 
     def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:

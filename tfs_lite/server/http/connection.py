@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from tfs_lite.server.http.known_heads import KnownHeads
-from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
+from tfs_lite.server.http.message import CutShort, Handler, Request, Response, StreamResponse
 from tfs_lite.server.http.request_reader import MAX_UNPARSED_BYTES, RequestReader
 from tfs_lite.server.http.response_writer import AnsweringServer, ResponseWriter
 from tfs_lite.transport.backlog import Backlog
@@ -55,7 +55,7 @@ class Waits:
     handshake: float = HANDSHAKE
 
 
-class ConnectionOwner(AnsweringServer, Protocol):
+class Http1ConnectionOwner(AnsweringServer, Protocol):
     """The functions that a connection needs of its server. ``drained``: connections that are made now are too late for
     predictions."""
 
@@ -66,16 +66,16 @@ class ConnectionOwner(AnsweringServer, Protocol):
     heads: KnownHeads
     backlog: Backlog
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: Http1Connection) -> bool:
         """Whether there is room for it."""
 
-    def disconnected(self, connection: Connection) -> None: ...
+    def disconnected(self, connection: Http1Connection) -> None: ...
 
     def on_cut(self, kind: str, peer: object, why: str = "") -> None:
         """The server ends a connection. ``kind`` is one of :data:`CUTS`, ``peer`` the address of its socket."""
 
 
-class Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """One HTTP/1.1 connection, on the event loop; nothing here blocks."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         *("_writer", "reading_paused", "used_at"),
     )
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: Http1ConnectionOwner) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -230,10 +230,10 @@ class Connection(asyncio.Protocol):
             if (close := getattr(answer, "close", None)) is not None:
                 task.add_done_callback(lambda _: close())  # it may never have been awaited
 
-    async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
+    async def _answer(self, answer: Response | Awaitable[Response | StreamResponse]) -> None:
         try:
             response = answer if isinstance(answer, Response) else await answer
-            if isinstance(response, Stream):
+            if isinstance(response, StreamResponse):
                 await self._writer.send_stream(self._asked, response)
                 self._answered()
             else:

@@ -24,7 +24,7 @@ from tfs_lite.server.http.head_checks import (
     without_upgrade,
 )
 from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
-from tfs_lite.server.http.message import Header, Headers, IncomingBody, Request, RequestHead
+from tfs_lite.server.http.message import Header, Headers, HttpHead, IncomingBody, Request
 from tfs_lite.transport.peer import UNKNOWN
 
 PARSED_AT_ONCE = 4 * 1024
@@ -114,7 +114,7 @@ class RequestReader:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # pipelined bytes behind "Connection: close"
         return parser
 
-    def _request(self, head: RequestHead) -> Request:
+    def _request(self, head: HttpHead) -> Request:
         body = IncomingBody(self._on_wanted, self._on_taken)
         return Request(head, body, time.monotonic(), self._after_drain, self.peer)
 
@@ -228,7 +228,7 @@ class RequestReader:
         headers, version = Headers(fields), parser.get_http_version()
         check_head(version, fields, headers.fields)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
-        head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
+        head = HttpHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
         self.incoming = self._request(head)
         self.waiting.append(self.incoming)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol, cast
 
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.watch import bytes_on_their_way
@@ -71,7 +71,7 @@ class ResponseWriter(OneWaiter):
             self._transport.write(head)
             self._transport.write(body)
 
-    async def send_stream(self, request: Request, stream: Stream) -> None:
+    async def send_stream(self, request: Request, stream: StreamResponse) -> None:
         """CancelledError when the client has gone."""
         chunked = not request.head.old
         self.timeout = stream.write_timeout or 0.0

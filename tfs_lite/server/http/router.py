@@ -24,16 +24,16 @@ from tfs_lite.server.access.rules import ALL_MODELS, PROXY_HEADERS
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.compression import ENCODINGS
-from tfs_lite.server.http.message import Answer, Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Request, Response, StreamResponse
 from tfs_lite.server.http.replies import HttpError, failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.table import Scope
 
 P = TypeVar("P")
-R = TypeVar("R", bound=Response | Stream)
+R = TypeVar("R", bound=Response | StreamResponse)
 Tree: TypeAlias = dict[str, Any]
 """A JSON schema."""
-RouteHandler: TypeAlias = Callable[[Request, P], Response | HttpCall | Awaitable[Response | Stream]]
+RouteHandler: TypeAlias = Callable[[Request, P], Response | HttpCall | Awaitable[Response | StreamResponse]]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -239,7 +239,9 @@ class Router:
         overload.refused(found.route.refused_as, found.target.name)
         return self._fail(request, ServingError(StatusCode.UNAVAILABLE, OVERLOADED))
 
-    async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
+    async def _answer(
+        self, request: Request, found: Found, answer: Awaitable[Response | StreamResponse]
+    ) -> Response | StreamResponse:
         try:
             response = await answer
         except Exception as error:
@@ -314,14 +316,14 @@ class Router:
         return response
 
 
-class _Answering(Awaitable[Response | Stream]):
+class _Answering(Awaitable[Response | StreamResponse]):
     """An answer that a coroutine makes. ``close`` ends a coroutine that never began."""
 
-    def __init__(self, answer: Any, run: Callable[[], Awaitable[Response | Stream]]) -> None:
+    def __init__(self, answer: Any, run: Callable[[], Awaitable[Response | StreamResponse]]) -> None:
         self.close = answer.close
         self._run = run
 
-    def __await__(self) -> Generator[Any, Any, Response | Stream]:
+    def __await__(self) -> Generator[Any, Any, Response | StreamResponse]:
         return self._run().__await__()
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.server.http.connection import CUTS, Connection, Waits
+from tfs_lite.server.http.connection import CUTS, Http1Connection, Waits
 from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler, Request, Response
 from tfs_lite.server.http.response_head import DateLine
@@ -85,11 +85,11 @@ class HttpServer:
         """Connections that the server has ended, by kind. Any thread may read."""
         self._log = RateLimitedLog("HTTP", time.monotonic)
         share = share or ConnectionShare()
-        self.connections: ConnectionRoom[Connection] = ConnectionRoom(
+        self.connections: ConnectionRoom[Http1Connection] = ConnectionRoom(
             max_connections, lambda one, _: one.rank, time.monotonic, share
         )
         self._acceptor = Acceptor(
-            lambda: Connection(self),
+            lambda: Http1Connection(self),
             tls=tls,
             handshake_timeout=waits.handshake,
             shutdown_timeout=TLS_END,
@@ -148,10 +148,10 @@ class HttpServer:
 
     # From connections.
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: Http1Connection) -> bool:
         return self.connections.add(connection)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: Http1Connection) -> None:
         self.connections.discard(connection)
         self._ended.notify()
 

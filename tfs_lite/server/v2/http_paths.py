@@ -11,7 +11,7 @@ from tfs_lite.core.status import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class V2Target:
     """``model`` and ``region`` None mean all of them. ``version`` None means the newest."""
 
     model: str | None = None
@@ -25,11 +25,11 @@ class Target:
         return self.model
 
 
-def read_target(names: Mapping[str, str]) -> Target:
+def read_target(names: Mapping[str, str]) -> V2Target:
     """Reads the target from the names in a path, still percent-encoded. INVALID_ARGUMENT for a version that is no whole
     number from 0."""
     model, region = names.get("model"), names.get("region")
-    return Target(
+    return V2Target(
         None if model is None else unquote(model),
         read_version(names.get("version")),
         None if region is None else unquote(region),

@@ -21,7 +21,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.serving.sequences.tables import HandleShare, Route, SequenceId, Tables, Withdrawal
+from tfs_lite.serving.sequences.tables import HandleShare, SequenceId, SequenceRoute, Tables, Withdrawal
 
 MAX_ROUTES = 65_536
 MAX_REMEMBERED = 10_000
@@ -96,7 +96,7 @@ class SequenceRoutes:
                     route = None
                 full = route is None and self._tables.count >= self._max_routes
                 if route is None and not full:
-                    route = Route(given.id, id, share, given.servable)
+                    route = SequenceRoute(given.id, id, share, given.servable)
                     unused.remove(share)
                     self._tables.add(route)
                 if route is not None:
@@ -135,7 +135,7 @@ class SequenceRoutes:
         if route is not None:
             self._drop_if_ended(route)
 
-    def _started(self, route: Route, given: ServableHandle) -> None:
+    def _started(self, route: SequenceRoute, given: ServableHandle) -> None:
         """A START has been answered, was refused, or never got to the servable."""
         with self._lock:
             route.starting -= 1
@@ -144,7 +144,7 @@ class SequenceRoutes:
         finally:
             given.release()
 
-    def _drop_if_ended(self, route: Route) -> None:
+    def _drop_if_ended(self, route: SequenceRoute) -> None:
         """Drops the route of a sequence that has ended; not while a START is under way, which may yet be admitted; its
         answer comes back here. The servable knows whether the sequence that ended has been followed by another with its
         id."""
@@ -202,14 +202,14 @@ class SequenceRoutes:
             routes = self._lose(servable_id, lambda route: route.keeper is keeper)
         self._end(servable_id, routes)
 
-    def _lose(self, servable_id: ServableId, which: Callable[[Route], bool]) -> list[Route]:
+    def _lose(self, servable_id: ServableId, which: Callable[[SequenceRoute], bool]) -> list[SequenceRoute]:
         """Called with the lock held."""
         routes = [route for route in self._tables.routes.get(servable_id, {}).values() if which(route)]
         for route in routes:
             self._tables.mark_lost(route, self._max_remembered)
         return routes
 
-    def _end(self, servable_id: ServableId, routes: list[Route]) -> None:
+    def _end(self, servable_id: ServableId, routes: list[SequenceRoute]) -> None:
         if routes:
             text = "%s is unloaded although %d of its sequences have not ended: %g s are over"
             logger.warning(text, servable_id, len(routes), self._drain_seconds)

@@ -103,7 +103,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Version:
+class _VersionCounts:
     """The counts of one loaded version."""
 
     ensemble: bool = False
@@ -148,7 +148,7 @@ class InferenceStatistics:
         self._wall = wall
         self._cache_counts = cache_counts
         self._lock = threading.Lock()  # guards the next one and what is in it
-        self._versions: dict[ServableId, _Version] = {}
+        self._versions: dict[ServableId, _VersionCounts] = {}
 
     def opened(
         self,
@@ -161,7 +161,7 @@ class InferenceStatistics:
         """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are.
         ``has_rows``: the first dimension of such a request is its number of rows; otherwise it counts as one."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, has_rows, load_seconds=load_seconds)
+            self._versions[servable_id] = _VersionCounts(ensemble, has_rows, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -213,7 +213,8 @@ class InferenceStatistics:
         with self._lock:
             self._add_up()
             return [
-                _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
+                _statistics(found, self._versions.get(found) or _VersionCounts(), caches.get(found))
+                for found in servable_ids
             ]
 
     def lines(self, pending: Iterable[tuple[ServableId, int]] = ()) -> Iterator[str]:
@@ -247,7 +248,7 @@ class InferenceStatistics:
 
     def _count_run(
         self,
-        version: _Version,
+        version: _VersionCounts,
         rows: int,
         seconds: float,
         moving: tuple[float, float],
@@ -263,7 +264,7 @@ class InferenceStatistics:
             version.batches.setdefault(size, _Compute()).add(1, seconds, *moving)
 
 
-def _count_parts(version: _Version, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
+def _count_parts(version: _VersionCounts, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
     """Each answer by its place; the end of the request, where it has no content, in the place behind the last."""
     for place, seconds in enumerate(times):
         part = version.parts.setdefault(place, _Part())
@@ -299,7 +300,7 @@ def _texts(call: GenerationCall) -> int:
     return math.prod(prompts.shape) if TEXT_INPUT in call.inputs else prompts.shape[0]
 
 
-def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> Message:
+def _statistics(servable_id: ServableId, version: _VersionCounts, cache: CacheCounts | None) -> Message:
     compute, cache = version.compute, cache or CacheCounts()
     message = v2.ModelStatistics(
         name=servable_id.name,
@@ -323,7 +324,7 @@ def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts |
     return message
 
 
-_METRICS: tuple[tuple[str, str, Callable[[_Version], int]], ...] = (
+_METRICS: tuple[tuple[str, str, Callable[[_VersionCounts], int]], ...] = (
     (
         "nv_inference_request_success",
         "Requests that succeeded, however many rows they had.",
@@ -389,7 +390,7 @@ def _sample_lines(name: str, text: str, found: Sequence[tuple[ServableId, float]
     return [*heading(name, text, kind), *lines] if lines else []
 
 
-def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
+def _failure_lines(versions: list[tuple[ServableId, _VersionCounts]]) -> list[str]:
     name = "nv_inference_request_failure"
     lines = [
         f'{name}{{model="{escaped(servable_id.name)}",reason="{reason}",version="{servable_id.version}"}} {count}'
