@@ -1,7 +1,7 @@
 """``tfs-lite rollout FILE --servers=A,B,...``: gives several servers a new model config; their labels move together.
 
     look   each server says which versions it has and where its labels point; nothing has changed yet
-    load   each server gets FILE with the versions that it has beside those of FILE, and its labels where they are;
+    load   each server gets FILE with the versions that it has and those of FILE, and its labels where they are;
            this step ends when one look finds every version that FILE names available on every server
     move   each server gets FILE itself, which moves its labels and withdraws what FILE no longer wants
 

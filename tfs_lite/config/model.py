@@ -47,7 +47,7 @@ def _parameter(value: object) -> object:
 
 
 class ModelSettings(Settings):
-    """What an operator says about a model. Defaults mean "find out from the artefact"."""
+    """The settings that an operator gives a model. Defaults mean "find out from the artefact"."""
 
     name: StrictStr = ""
     """The name; if given, it must be the model's: a file copied to the wrong place is noticed."""

@@ -36,8 +36,8 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen from the logits, in this order: bias and penalties, temperature, top-k, top-p,
-    min-p, draw. Names and meanings are those of vLLM and transformers.
+    """The rules by which the next token is chosen from the logits, in this order: bias and penalties, temperature,
+    top-k, top-p, min-p, draw. Names and meanings are those of vLLM and transformers.
 
     With ``temperature`` 0 the best token is chosen, of equals the lowest. ``top_k`` 0 keeps all tokens. ``logprobs`` k
     asks for the log probabilities of the chosen token and of the k best ones, after bias and penalties and before

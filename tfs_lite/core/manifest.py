@@ -5,11 +5,11 @@
       config.pbtxt              counts, as a config              ┘
       .model.pt2.x7Gh2k         says that a copy is in progress: a version waits for its end, and it is no part of it
       ._model.pt2, .DS_Store    litter, which no publisher writes: it is not looked at
-      train.log                 is written beside a training: it is not looked at
+      train.log                 is written during a training: it is not looked at
       README.md, optimizer.pt   counts, and is about the model or its training: it is no part of what answers
       tfs_lite.manifest.json    lists every file with size and digest
 
-A version is a directory whose name is a decimal number. Sources, loaders and whoever opens a version again compare
+A version is a directory whose name is a decimal number. Sources, loaders and callers that open a version again compare
 states; publishing leaves the litter behind. The tables here are the only place that says which names are which. A
 manifest lets a reader tell a finished version from one that is still being copied: publishing writes it, sources check
 it.
@@ -224,7 +224,7 @@ def _file(name: str, status: os.stat_result) -> FileStat:
 @functools.lru_cache(maxsize=256)
 def is_fuse(device: int) -> bool:
     """Whether a file system in user space is mounted there, as those over object stores are. They number inodes as they
-    go: a file that nobody has looked at for a while gets another number."""
+    go: a file that has not been looked at for a while gets another number."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:

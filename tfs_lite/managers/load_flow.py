@@ -79,7 +79,7 @@ class _Load:
         self.order = 0  # in the queue of the executor; 0 outside of it
         self.since = 0.0  # when it was queued, begun or put off the last time
         self.retry_at: float | None = None
-        self.waited = False  # for something that has to come first, and others were refused memory beside it
+        self.waited = False  # for something that has to come first, and others were refused memory in the meantime
 
 
 def load_servable(loader: Loader, servable_id: ServableId) -> None:

@@ -1,11 +1,11 @@
 """The replacement of a ready version by another load of it, without a moment in which the version does not answer.
 
-    queued -> estimate -> reserve beside what serves, or refuse -> loader.load() -> takes the place in the serving map
+    queued -> estimate -> reserve a second share, or refuse -> loader.load() -> takes the place in the serving map
         -> what was there is unloaded after its last handle
 
 The version stays Available throughout, so no event is published. A replacement that fails leaves what serves as it is,
 and nothing behind; trying again is up to the caller. While both are in memory the one that does not stand for the
-version is kept beside the managed ones, and its memory counts.
+version is kept outside the managed ones, and its memory counts.
 """
 
 from __future__ import annotations

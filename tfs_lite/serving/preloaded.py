@@ -1,8 +1,8 @@
 """Versions that are loaded before the manager asks for them.
 
-When the files or the config of a version change that is being served, the new state is loaded first, beside the old
-one. Only when that has succeeded does it take the old one's place, and the manager's own load of the new one then only
-takes over what is there: a change that cannot be loaded takes nothing away.
+When the files or the config of a version change that is being served, the new state is loaded first, while the old one
+serves. Only when that has succeeded does it take the old one's place, and the manager's own load of the new one then
+only takes over what is there: a change that cannot be loaded takes nothing away.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
         -> the same files, and the config says the same   nothing happens
         -> other instances only            they are opened and closed in place
-        -> else, availability policy       loaded beside what serves, which it then replaces without a gap
+        -> else, availability policy       loaded while the old one serves, which it then replaces
         -> else, resource policy           left out of the lists until it is being unloaded, then offered again
         -> wrong, or the load fails        what serves goes on; the log and the status of the version say why
 
@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded beside the
-    one that it replaces."""
+    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded while the one
+    that it replaces serves."""
 
     quiet_period: float
     beside: bool
@@ -78,13 +78,12 @@ class FollowerEffects:
 
     ``read``: the config of a version on disk, by directory and model. ``loaded_as``: what a servable was made of.
     ``state_of``: the state of the files in a directory, with the files that a config names. ServingError if they are
-    gone.
-    ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a load.
-    ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that takes
-    another load. ``remark``: what the status of a version that serves is to say; None takes it back. ``wake_source``:
-    the lists come again soon. ``on_replaced``: another load has taken the version's place; a function gives the
-    servable that had it, or None once nothing holds it. ``on_given_up``: no load beside what serves is tried any
-    more; the last one may have waited.
+    gone. ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a
+    load. ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that
+    takes another load. ``remark``: what the status of a version that serves is to say; None takes it back.
+    ``wake_source``: the lists come again soon. ``on_replaced``: another load has taken the version's place; a function
+    gives the servable that had it, or None once nothing holds it. ``on_given_up``: no second load is tried any more;
+    the last one may have waited.
     """
 
     read: Callable[[str, str], ModelSettings]

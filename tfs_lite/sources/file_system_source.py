@@ -416,7 +416,7 @@ class FileSystemStoragePathSource:
             _report(self._on_report, report)
 
     def _on_hang(self, stream: _PolledStream, what: str) -> None:
-        """The last report stays true as far as anybody knows."""
+        """The last report stays true as far as is known."""
         name = stream.servable.name
         with self._emitting:
             with self._lock:

@@ -158,7 +158,7 @@ class _Body:
     def _hold(self, size: int) -> None:
         with self._lock:
             if self._closed:
-                raise ServingError(StatusCode.CANCELLED, "the request has ended")  # on a thread: nobody sees it
+                raise ServingError(StatusCode.CANCELLED, "the request has ended")  # on a thread: no caller sees it
             self._budget.acquire(size)
             self._held += size
 

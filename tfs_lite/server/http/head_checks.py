@@ -1,7 +1,7 @@
 """Checks of the head of an HTTP request beyond those of the parser. Pure.
 
-The parser refuses bad characters, malformed or repeated lengths, and a length beside chunks. These checks refuse heads
-that a proxy in front of the server may have read differently.
+The parser refuses bad characters, malformed or repeated lengths, and a length together with chunks. These checks refuse
+heads that a proxy in front of the server may have read differently.
 """
 
 from __future__ import annotations
