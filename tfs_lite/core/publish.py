@@ -227,7 +227,7 @@ def _advised(base: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # of the reader of the progress
+        raise  # the error of the reader of the progress
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code, advice = _ADVICE.get(error.errno or 0, (StatusCode.UNAVAILABLE, "nothing was published"))

@@ -70,7 +70,7 @@ class _Load:
 
     def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
         self.harness, self.loader, self.done = harness, loader, done
-        self.failures = 0  # of the present step: first estimating, then loading
+        self.failures = 0  # the failures of the present step: first estimating, then loading
         self.failure: Status | None = None
         self.running = False  # inside loader.load
         self.waiting = False  # for the clock

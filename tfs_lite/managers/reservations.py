@@ -28,7 +28,7 @@ class Reservations:
         self._tracker = tracker
         # Guarded by the registry's lock:
         self._parked: dict[LoaderHarness, None] = {}  # first come, first served
-        self._ahead = RunningTotal()  # of the parked loads
+        self._ahead = RunningTotal()  # the memory of the parked loads
         self._decided_at = -1  # the registry's ``room_changes`` when the parked loads were decided last
 
     def estimate(self, loader: Loader) -> ResourceAllocation:

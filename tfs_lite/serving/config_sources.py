@@ -409,7 +409,7 @@ class RepositoryPolicies:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[_Stamp, VersionPolicy, Status]] = {}  # why the config was not read, too
-        self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
+        self._changed: dict[str, tuple[_Stamp, float]] = {}  # a stamp that was not read yet, and when it was seen first
 
     def look(self, name: str, base: str) -> None:
         """Looks at the config of one model. While it is wrong, the policy stays as it was; before the first right one

@@ -72,12 +72,12 @@ class _PolledStream(Looked):
         self.servable, self.memory = servable, memory
         self.forced = True  # the next look emits whatever it finds
         self.parts: tuple[str, ...] = (servable.base_path,)  # the paths that its last look has depended on
-        self.stamps: _Stamps | None = None  # of these; None: nothing may be concluded from them
+        self.stamps: _Stamps | None = None  # the stamps of these; None: nothing may be concluded from them
         self.full_at = 0.0  # when it is looked at whatever they say
         self.emitted: AspiredList | None = None
         self.refused = False  # the target has raised on that list
         self.inspected: frozenset[str] = frozenset()  # version directories
-        self.timer: Timer | None = None  # of the look that a verdict has asked for
+        self.timer: Timer | None = None  # for the look that a verdict has asked for
         self._look, self._on_hang = look, on_hang
 
     def look(self) -> None:

@@ -212,7 +212,7 @@ def check_version(
         unread = unread_files(files, [file.name for file in read_tree(path).version.files], chosen, settings)
     except (ServingError, OSError) as error:
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
-    except Exception as error:  # of torch, for an archive that it cannot read
+    except Exception as error:  # an error of torch, for an archive that it cannot read
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
     return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures, unread=tuple(unread))
 

@@ -46,7 +46,7 @@ class UnblockedOutput(io.RawIOBase):
         # Re-entrant: a garbage collection inside it may run code that logs.
         self._changed = threading.Condition()  # guards all below
         self._waiting = deque[bytes]()
-        self._bytes = 0  # of what waits and of what is being written
+        self._bytes = 0  # the bytes that wait or are being written
         self._unsaid = 0
         threading.Thread(target=self._run, name=f"tfs-output-{descriptor}", daemon=True).start()
 
