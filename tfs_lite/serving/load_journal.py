@@ -35,8 +35,8 @@ class LoadJournal:
         self._on_attempt = on_attempt
         self._lock = threading.Lock()  # guards the three below
         self._last: dict[ServableId, LoadAttempt] = {}
-        self._loading: dict[ServableId, Loader] = {}  # of two loads of one version the later one takes the other's place
-        self._resident: dict[Loader, ServableId] = {}  # of two loads of one version the later one takes the other's place
+        self._loading: dict[ServableId, Loader] = {}  # of two loads of one version: the later one
+        self._resident: dict[Loader, ServableId] = {}  # of two loads of one version: the later one
 
     def held(self) -> list[ResourceAllocation]:
         """The resources that each version in memory holds now; a version whose loader cannot tell is left out."""

@@ -50,7 +50,7 @@ class LookStream:
     """The memory of the polls about one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision, of the last list that was emitted
-    base_path: str = ""  # the base path of these findings
+    base_path: str = ""  # the base path of the offered versions
     moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``

@@ -90,7 +90,7 @@ class SequenceRoutes:
         with self._lock:
             if self._may_stay(given.id):
                 route = self._tables.routes.get(given.id, {}).get(id)
-                if route is not None and route.keeper is not given.servable:  # a route of the load that this one replaced
+                if route is not None and route.keeper is not given.servable:  # its load was replaced by this one
                     self._tables.remove(route)
                     unused.append(route.share)
                     route = None
