@@ -74,7 +74,7 @@ class ModelMetadata:
     model: str
     version: int
     signatures: Mapping[str, Signature]
-    """By their names; ``serving_default`` is the one that a request without a name uses."""
+    """The signatures by their names; ``serving_default`` is the one that a request without a name uses."""
 
 
 class HasProto(Protocol):
@@ -276,7 +276,7 @@ class Client:
         self._connected = True
 
     def _last_failure(self) -> str:
-        """Why the connection failed, in gRPC's words, which only a call without ``wait_for_ready`` gets."""
+        """The reason, in gRPC's words, why the connection failed, which only a call without ``wait_for_ready`` gets."""
         check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
         try:
             check(b"", timeout=_DIAGNOSIS_SECONDS)

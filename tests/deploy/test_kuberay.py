@@ -13,7 +13,7 @@ import yaml
 from deploy_files import CONSTRAINTS, KUBERAY, dockerfile, documents, launches, manifest, manifests
 
 from tfs_lite import __version__
-from tfs_lite.cli.flag_parser import Settings, parse_flags
+from tfs_lite.cli.flag_parser import FlagValues, parse_flags
 
 OF_OTHERS = ("RayCluster", "Certificate")
 KUBERNETES_VERSIONS = ("1.25", "1.29", "1.37")
@@ -36,7 +36,7 @@ def pods() -> dict[str, dict[str, Any]]:
     }
 
 
-def settings() -> Settings:
+def settings() -> FlagValues:
     return parse_flags(dict(launches())["kuberay"].arguments, dockerfile()[1][-1].environment())
 
 

@@ -31,7 +31,7 @@ from tests.support.servers.in_process import ROW, TIMEOUT
 from tests.support.servers.models import TaggedArchives
 from tests.support.servers.process import wait_until
 from tfs_lite import __version__
-from tfs_lite.cli.flag_parser import Settings, parse_flags
+from tfs_lite.cli.flag_parser import FlagValues, parse_flags
 from tfs_lite.cli.flags import FLAGS
 from tfs_lite.cli.main import COMMANDS
 from tfs_lite.cli.output import UsageError
@@ -146,7 +146,7 @@ def image_environment() -> dict[str, str]:
     return dockerfile()[1][-1].environment()
 
 
-def parsed(launch: Launch) -> Settings:
+def parsed(launch: Launch) -> FlagValues:
     return parse_flags(launch.arguments, image_environment())
 
 

@@ -35,7 +35,7 @@ from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
-from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, RequestHead, Response
+from tfs_lite.server.http.message import Handler, Headers, HttpHead, IncomingBody, Request, Response
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -356,7 +356,7 @@ def parse_http(data: bytes) -> Request | None:
     if isinstance(event, h11.EndOfMessage):
         body.end()
     headers = Headers([(name.lower(), value) for name, value in head.headers])
-    parsed = RequestHead(head.method.decode("ascii"), head.target.decode("ascii"), headers)
+    parsed = HttpHead(head.method.decode("ascii"), head.target.decode("ascii"), headers)
     return Request(parsed, body, time.monotonic())
 
 

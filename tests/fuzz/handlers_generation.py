@@ -26,12 +26,12 @@ from tests.support.servers.process import wait_until
 from tests.support.servers.v2_fixture import V2Fixture
 from tests.support.servers.v2_http_fixture import FixtureControl
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Limits
+from tfs_lite.core.generation import GenerationLimits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -86,7 +86,7 @@ class GenerationHandlers:
         arrived = IncomingBody()
         arrived.feed(body)
         arrived.end()
-        request = Request(RequestHead("POST", path, Headers()), arrived, time.monotonic())
+        request = Request(HttpHead("POST", path, Headers()), arrived, time.monotonic())
         return self._run(reply_of(self._router, request))
 
     def predict(self, data: bytes) -> bytes:
@@ -132,7 +132,7 @@ class GenerationHandlers:
         return False
 
     def _add(self, name: str, codec: ByteCodec | None) -> tuple[HashModel, GenerativeServable]:
-        model = HashModel(Limits(SLOTS, LENGTH, VOCABULARY, frozenset({END})), codec)
+        model = HashModel(GenerationLimits(SLOTS, LENGTH, VOCABULARY, frozenset({END})), codec)
         settings = EngineSettings(SLOTS, LENGTH, SLOTS + 32, 32, QUEUE, 1 << 16, PATIENCE)
         clock = SystemClock()
         self._inside.callback(clock.close)

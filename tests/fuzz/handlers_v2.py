@@ -45,7 +45,7 @@ from tfs_lite.server.v2.shared_memory import FOLDER, RegionStatus, SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.opening.model_configs import ConfigOverride, ModelConfigs
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.repository.control import LoadedModel, RepositoryControl
+from tfs_lite.serving.repository.control import ModelOfCalls, RepositoryControl
 from tfs_lite.serving.repository.plan import FoundVersion
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
@@ -188,10 +188,10 @@ class LoadChecks(RepositoryControl):
             disk_calls=BoundedCalls(60.0),
         )
         super().__init__(cast("ServerCore", core), ModelLocator(options))
-        self.loaded: list[tuple[LoadedModel, list[FoundVersion]]] = []
+        self.loaded: list[tuple[ModelOfCalls, list[FoundVersion]]] = []
 
     def _bring_up(
-        self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
+        self, model: ModelOfCalls, found: list[FoundVersion], old: ModelOfCalls | None, override: ConfigOverride | None
     ) -> None:
         self._require_whole(model.config.name, found)
         message_json(config_message(model.settings, model.config.name, "python"))

@@ -17,7 +17,16 @@ from tfs_lite.protocols.bearer import token_of
 from tfs_lite.protocols.fields import lacks, name_or_all, names_at
 from tfs_lite.protocols.messages import MultiInferenceRequest, PredictRequest
 from tfs_lite.server.access.access_file import read_entries
-from tfs_lite.server.access.rules import CLOSABLE, Caller, Denial, Entry, Policy, grpc_caller, http_caller, may
+from tfs_lite.server.access.rules import (
+    CLOSABLE,
+    AccessEntry,
+    AccessPolicy,
+    Caller,
+    Denial,
+    grpc_caller,
+    http_caller,
+    may,
+)
 from tfs_lite.transport.peer import peer_at, peer_of
 from tfs_lite.transport.table import Scope
 
@@ -25,8 +34,8 @@ T = TypeVar("T")
 
 TOKEN = "0123456789abcdef" * 2
 DIGEST = sha256(TOKEN.encode())
-ENTRY = Entry("deploy", frozenset(CLOSABLE), None, digest=DIGEST.digest())
-CLOSED = Policy("token", "token", "token", has_file=True)
+ENTRY = AccessEntry("deploy", frozenset(CLOSABLE), None, digest=DIGEST.digest())
+CLOSED = AccessPolicy("token", "token", "token", has_file=True)
 ELSEWHERE = peer_at("10.0.0.1")
 
 WORDS = (

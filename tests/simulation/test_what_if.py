@@ -25,7 +25,7 @@ from tfs_lite.managers.harness import HOLDS_RESOURCES
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import BEGIN, Fate
-from tfs_lite.operations.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
+from tfs_lite.operations.what_if.plan import Course, Expected, ExpectedEnd, Lists, Managed, plan
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 
@@ -132,18 +132,18 @@ def expectation(store: ModelStore, base: str, version: int, port: int) -> Expect
     try:
         recipe = store.recipe_at(path)
     except ServingError as error:
-        return Expected(Outcome.NEVER_BEGINS, why=str(error))
+        return Expected(ExpectedEnd.NEVER_BEGINS, why=str(error))
     never = (Flaw.UNREADABLE, Flaw.UNESTIMABLE, Flaw.ALIEN)
     if port == UNROUTED or recipe.flaw in never or recipe.estimate_failures > MAX_RETRIES:
-        return Expected(Outcome.NEVER_BEGINS)
+        return Expected(ExpectedEnd.NEVER_BEGINS)
     needs = TRACKER.verify(Need(recipe.ram, recipe.gpu).allocation())
     if recipe.flaw in (Flaw.CORRUPT, Flaw.DAMAGED) or recipe.load_failures > MAX_RETRIES:
-        return Expected(Outcome.FAILS, needs)
+        return Expected(ExpectedEnd.FAILS, needs)
     try:
         store.read(path)
     except ServingError:
-        return Expected(Outcome.FAILS, needs)
-    return Expected(Outcome.LOADS, needs)
+        return Expected(ExpectedEnd.FAILS, needs)
+    return Expected(ExpectedEnd.LOADS, needs)
 
 
 def planned(simulation: Simulation, policy: str, servables: Servables, polls: int) -> dict[ServableId, Course]:

@@ -16,7 +16,7 @@ from tfs_lite.protocols.bearer import bearer
 from tfs_lite.transport.peer import peer_at
 
 if TYPE_CHECKING:
-    from tfs_lite.cli.http import HttpServer
+    from tfs_lite.cli.http import AskedServer
     from tfs_lite.client import Client
 
 TOKEN_VARIABLE = "TFS_LITE_TOKEN_FILE"
@@ -110,14 +110,14 @@ def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -
     )
 
 
-def http_server(address: str, credentials: argparse.Namespace, timeout: float | None = None) -> HttpServer:
+def http_server(address: str, credentials: argparse.Namespace, timeout: float | None = None) -> AskedServer:
     """The same over HTTP, which has no TLS here. ``timeout``: seconds for an answer."""
-    from tfs_lite.cli.http import ANSWER_TIMEOUT, HttpServer
+    from tfs_lite.cli.http import ANSWER_TIMEOUT, AskedServer
 
     token = read_token(credentials)
     if token:
         _warn_of_plain_text(address)
-    return HttpServer(address, token, timeout or ANSWER_TIMEOUT)
+    return AskedServer(address, token, timeout or ANSWER_TIMEOUT)
 
 
 def read_token(credentials: argparse.Namespace) -> str:

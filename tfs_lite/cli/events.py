@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tfs_lite.cli.arguments import Parser, add_credentials, http_server, positive_int
-from tfs_lite.cli.http import HttpServer
+from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.output import DONE, CliError, console, print_json
 
 WAIT_SECONDS = 5.0
-"""Of one question; shorter than the time limit of an answer."""
+"""The seconds that one question waits; shorter than the time limit of an answer."""
 RETRY_SECONDS = 1.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STYLES = {
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     return DONE
 
 
-def _follow(server: HttpServer, args: argparse.Namespace, after: int) -> None:
+def _follow(server: AskedServer, args: argparse.Namespace, after: int) -> None:
     """Goes on over a restart of the server: its numbers go on, too."""
     away = False
     while True:
@@ -68,7 +68,7 @@ def _follow(server: HttpServer, args: argparse.Namespace, after: int) -> None:
         _show(page["events"], args)
 
 
-def _ask(server: HttpServer, args: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _ask(server: AskedServer, args: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
     asked = {**fields, **({"kind": args.kind.upper()} if args.kind else {})}
     if args.model is not None:
         asked["model"] = args.model

@@ -35,7 +35,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about; no name: every model."""
+    """The question to a server: what is asked about; no name means every model."""
 
     model: str = ""
     version: int | None = None
@@ -43,7 +43,7 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Of the HTTP route."""
+        """The path of the HTTP route."""
         if not self.model:
             return "/v1/models:explain"
         which = ""
@@ -172,7 +172,7 @@ def _over_grpc(address: str, question: Question, tls: Namespace) -> Tree:
 
 
 def _since(answer: Tree, seconds: float | None, what: str = "events") -> Tree:
-    """With the events, or the requests, of the last ``seconds`` only."""
+    """The answer with the events, or the requests, of the last ``seconds`` only."""
     if seconds is None or what not in answer:
         return answer
     oldest = time.time() - seconds
@@ -230,7 +230,7 @@ def _list_lines(models: Sequence[Tree]) -> list[str]:
 
 
 def lines_of(question: Question, answer: Tree) -> list[str]:
-    """As a terminal shows an explanation."""
+    """The lines of an explanation on a terminal."""
     lines = [f"{question.name} ({answer['verdict']}): {answer['sentence']}"]
     for link in answer["because"]:
         since = f" (since {_clock(link['since'])})" if link["since"] else ""
@@ -249,7 +249,7 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
 
 
 def _processes(processes: Sequence[Tree]) -> list[str]:
-    """What bounds the processes of each version; those that are bounded alike share a line."""
+    """The bounds of each version's processes; those that are bounded alike share a line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for process in processes:
         pid = str(process["pid"]) if process["up"] and process["pid"] else "down"

@@ -23,7 +23,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FlagValues:
     """The value of every flag; ``given`` has those that the user set: name -> as it was spelled."""
 
     values: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Settings:
         return self.values[name]
 
 
-def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> FlagValues:
     """The settings of one command line. Raises UsageError."""
     values, given = _from_environment(environ)
     from_argv: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     values |= from_argv
     for name, value in values.items():
         _refuse_unsupported(_BY_NAME[name], value, given[name])
-    return Settings({flag.name: flag.default for flag in FLAGS} | values, given)
+    return FlagValues({flag.name: flag.default for flag in FLAGS} | values, given)
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -60,7 +60,7 @@ class Flag:
 
     @property
     def expected(self) -> str:
-        """What a value has to be, for error messages."""
+        """The kind of value that is expected, for error messages."""
         if self.expects:
             return self.expects
         low = "" if self.minimum is None else f" from {self.minimum:g}"

@@ -1,4 +1,4 @@
-"""What the commands ask of a server over HTTP."""
+"""The questions of the commands to a server over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSED = {
 """Statuses whose sentence is for the user as it is."""
 
 
-class HttpServer:
+class AskedServer:
     """A server at an address, asked with a token if there is one. Everything that fails raises CliError."""
 
     def __init__(self, address: str, token: str = "", timeout: float = ANSWER_TIMEOUT) -> None:

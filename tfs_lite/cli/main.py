@@ -64,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _obey_signals_at_once() -> None:
-    """Until the server takes signals itself, SIGTERM ends the process: nothing is open yet. The kernel keeps signals
-    without a handler from process 1, which a server in a container is. SIGHUP asks for files that are read later."""
+    """Lets signals act at once until the server takes them itself: SIGTERM ends the process: nothing is open yet. The
+    kernel keeps signals without a handler from process 1, which a server in a container is. SIGHUP asks for files that
+    are read later."""
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -1,5 +1,5 @@
-"""How commands print and fail: JSON or tables on standard output; for failures one sentence, without a stack, and an
-exit code.
+"""The output and the failures of commands: JSON or tables on standard output; for failures one sentence, without a
+stack, and an exit code.
 
 Exit codes: 0 done, 1 it failed (the sentence names the next step), 2 wrong usage, 3 a server has stopped, and something
 that hangs had to be left behind.

@@ -21,7 +21,7 @@ from tfs_lite.core.publish import FOLLOW_LINKS, OnProgress, publish
 LARGE = 64 << 20
 """Bytes from which a terminal gets a bar unasked; fewer are copied before one could be read."""
 LINE_SECONDS = 1.0
-"""Between two lines where standard error is no terminal."""
+"""The seconds between two lines where standard error is no terminal."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _progress(args: argparse.Namespace) -> Iterator[OnProgress]:
-    """What to tell of the progress, for the time of the block."""
+    """The function that tells of the progress, for the time of the block."""
     if args.json or args.progress is False:
         yield ignore
     elif sys.stderr.isatty():

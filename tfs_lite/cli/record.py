@@ -65,14 +65,14 @@ def _check(args: Namespace) -> None:
 
 
 def _record_answered(args: Namespace) -> int:
-    from tfs_lite.cli.record_live import Recorder, find_sources
+    from tfs_lite.cli.record_live import LiveRecorder, find_sources
     from tfs_lite.cli.warmup_file import append, count_records, locate
 
     path = locate(args.out)
     sources = find_sources(args.bodies, args.input)
     before = count_records(path, room_for=len(sources))
     with grpc_client(args.server or _DEFAULT_SERVER, args.timeout or _DEFAULT_TIMEOUT, args) as client:
-        recorder = Recorder(client, args.model_name, args.signature_name)
+        recorder = LiveRecorder(client, args.model_name, args.signature_name)
         added = append(path, recorder.logs(sources))
     refused = [{"source": one.source, "code": one.code, "message": one.message} for one in recorder.refused]
     _report(args, path, before, added, {"refused": refused})

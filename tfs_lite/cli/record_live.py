@@ -29,16 +29,16 @@ Tensors = Callable[[Signature], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a request comes from. ``read`` returns its signature's key, which may be empty, and its inputs; it is
-    called when the request is sent, so that one request is in memory at a time."""
+class RequestSource:
+    """The source of a request. ``read`` returns its signature's key, which may be empty, and its inputs; it is called
+    when the request is sent, so that one request is in memory at a time."""
 
     name: str
     read: Callable[[], tuple[str, Tensors]]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnrecordedRequest:
     """A request that was not recorded. ``code`` is a canonical status name."""
 
     source: str
@@ -46,21 +46,21 @@ class Refusal:
     message: str
 
 
-def find_sources(files: Sequence[str], inputs: Sequence[str]) -> list[Source]:
+def find_sources(files: Sequence[str], inputs: Sequence[str]) -> list[RequestSource]:
     """A request for each file, and one for all ``name=VALUE`` texts together. OSError for a missing file, UsageError
     for an invalid text, CliError for a file that is too large."""
     for name in files:
         size = Path(name).stat().st_size
         if size > MAX_LOG_BYTES:
             raise CliError(f"{name} has {size} bytes, a record at most {MAX_LOG_BYTES}", "INVALID_ARGUMENT")
-    found = [Source(name, partial(_read_file, Path(name))) for name in files]
+    found = [RequestSource(name, partial(_read_file, Path(name))) for name in files]
     if inputs:
         values = read_inputs(inputs)
-        found.append(Source("--input", lambda: ("", partial(_tensors, values))))
+        found.append(RequestSource("--input", lambda: ("", partial(_tensors, values))))
     return found
 
 
-class Recorder:
+class LiveRecorder:
     """Sends requests to a model and makes logs of those that were answered; ``refused`` has the others. One thread."""
 
     def __init__(self, client: Client, model: str, signature: str) -> None:
@@ -70,15 +70,15 @@ class Recorder:
         self._model = model
         self._signature = signature
         self._signatures = client.metadata(model).signatures
-        self.refused: list[Refusal] = []
+        self.refused: list[UnrecordedRequest] = []
 
-    def logs(self, sources: Iterable[Source]) -> Iterator[bytes]:
+    def logs(self, sources: Iterable[RequestSource]) -> Iterator[bytes]:
         """The records of answered requests, each as soon as it is answered."""
         for source in sources:
             try:
                 log = self._log(*source.read())
             except ServingError as error:
-                self.refused.append(Refusal(source.name, error.code.name, str(error)))
+                self.refused.append(UnrecordedRequest(source.name, error.code.name, str(error)))
             else:
                 yield log
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
 from tfs_lite.cli.output import DONE
-from tfs_lite.cli.views.models import Model, print_models, read_grpc
+from tfs_lite.cli.views.models import ModelRow, print_models, read_grpc
 from tfs_lite.core.status import ServingError, StatusCode
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def run(argv: Sequence[str]) -> int:
     return DONE
 
 
-def _ask(client: Client, name: str) -> Model:
+def _ask(client: Client, name: str) -> ModelRow:
     """The model's versions; none if the server has not seen any yet."""
     try:
         return read_grpc(client, name)
     except ServingError as error:
         if error.code is StatusCode.NOT_FOUND:
-            return Model(name)
+            return ModelRow(name)
         raise

@@ -1,7 +1,7 @@
 """``tfs-lite rollout FILE --servers=A,B,...``: gives several servers a new model config; their labels move together.
 
     look   each server says which versions it has and where its labels point; nothing has changed yet
-    load   each server gets FILE with the versions that it has beside those of FILE, and its labels where they are;
+    load   each server gets FILE with the versions that it has and those of FILE, and its labels where they are;
            this step ends when one look finds every version that FILE names available on every server
     move   each server gets FILE itself, which moves its labels and withdraws what FILE no longer wants
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_SERVERS_AT_ONCE = 32
 MAX_SERVERS = 1000
 _ANSWER_SECONDS = 10.0
-"""For an answer that waits for no model."""
+"""The seconds for an answer that waits for no model."""
 _LOOK_INTERVAL = 0.2
 _FAILURE_HOLDS = 1.0
 """Seconds for which a version must have failed: right after a reload its status may still be about the load before."""
@@ -45,8 +45,8 @@ _STATE_STYLES = {"moved": "green", "failed": "red"}
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """How far one server came. ``state`` is ``unchanged``, ``loading`` or ``loaded`` (its labels are where they were),
-    ``moved`` or ``failed``; ``reason`` says why it failed."""
+    """The report on how far one server came. ``state`` is ``unchanged``, ``loading`` or ``loaded`` (its labels are
+    where they were), ``moved`` or ``failed``; ``reason`` says why it failed."""
 
     server: str
     state: str = "unchanged"
@@ -55,7 +55,8 @@ class ServerReport:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What one server had: its available versions, and the versions of those labels that the new config names too."""
+    """The state of one server before the rollout: its available versions, and the versions of those labels that the new
+    config names too."""
 
     versions: Mapping[str, frozenset[int]]
     labels: Mapping[str, Mapping[str, int]]
@@ -207,8 +208,8 @@ def named_versions(model: ModelConfig) -> frozenset[int]:
 
 
 def beside_config(config: ModelServerConfig, before: Before) -> ModelServerConfig:
-    """``config`` with the versions that a server has beside those that ``config`` names, and its labels where they are.
-    Models of which no version is named stay as they are in ``config``."""
+    """``config`` with the versions that a server has in addition to those that ``config`` names, and its labels where
+    they are. Models of which no version is named stay as they are in ``config``."""
     from tfs_lite.config.model_server import Specific, VersionPolicy
 
     def beside(model: ModelConfig) -> ModelConfig:

@@ -1,10 +1,10 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
 The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
-ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0.
-Whatever hangs, the stop ends within ``shutdown_delay_seconds`` and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`:
+ends the process at once with 128 plus the signal's number. Before there is a server, the first one ends it with 0. The
+stop ends, whatever hangs, within ``shutdown_delay_seconds`` and ``drain_timeout_seconds`` and :data:`STOP_SECONDS`:
 then with exit code 3, and the log names what was left behind. SIGHUP has the server read its config again. Standard
-output gets one banner, the log goes to standard error; neither holds the server up where nobody reads it. The flags
+output gets one banner, the log goes to standard error; neither holds the server up where no process reads it. The flags
 become the server's options, the number of torch's threads, and the help text.
 """
 
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite import __version__
-from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
+from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, FlagValues, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
@@ -81,7 +81,7 @@ class StopSignal:
         signal.signal(signal.SIGHUP, lambda number, frame: None)  # the number in the pipe is what counts
 
     def arm(self) -> None:
-        """From now on a signal is for :meth:`wait`."""
+        """Directs signals to :meth:`wait` from now on."""
         self._armed = True
 
     def wait(self, on_hang_up: Callable[[], None] = ignore) -> None:
@@ -254,7 +254,7 @@ OWN_FLAGS = frozenset(
 """Flags that this command uses itself; every other honoured flag is an option of the server."""
 
 
-def server_options(settings: Settings) -> ServerOptions:
+def server_options(settings: FlagValues) -> ServerOptions:
     """The checked options. Raises UsageError if flags contradict one another, or there is nothing to serve."""
     if not (settings["model_base_path"] or settings["model_config_file"] or settings["model_repository"]):
         raise UsageError("nothing to serve: give --model_base_path, --model_repository or --model_config_file")
@@ -266,7 +266,7 @@ def server_options(settings: Settings) -> ServerOptions:
         raise UsageError(str(error)) from None
 
 
-def torch_threads(settings: Settings) -> tuple[int, int]:
+def torch_threads(settings: FlagValues) -> tuple[int, int]:
     """Threads inside an operator and between operators; 0 leaves the choice to torch."""
     session, intra, inter = settings[_SESSION], settings[_INTRA], settings[_INTER]
     if session and intra and inter:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
-from tfs_lite.cli.http import ANSWER_TIMEOUT, HttpServer
+from tfs_lite.cli.http import ANSWER_TIMEOUT, AskedServer
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
-from tfs_lite.cli.views.models import Model, answering, models_json, models_table, read_grpc, read_rest
+from tfs_lite.cli.views.models import ModelRow, answering, models_json, models_table, read_grpc, read_rest
 from tfs_lite.cli.views.replicas import ReplicasByVersion, read_replicas, replicas_table
 from tfs_lite.core.status import ServingError
 
@@ -30,10 +30,10 @@ _LARGEST_PAGE = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What a server answered. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
+    """The answer of a server. ``known`` is None without ``--verbose``. ``refused``: why a config is not in force.
     ``is_whole``: it has all models of the server."""
 
-    models: list[Model]
+    models: list[ModelRow]
     known: NumbersByVersion | None = None
     replicas: ReplicasByVersion = field(default_factory=dict)
     refused: Mapping[str, str] | None = None
@@ -41,7 +41,7 @@ class ServerView:
 
     @property
     def remarks(self) -> list[str]:
-        """What the table does not say: which models do not answer, and that a config is not in force."""
+        """Remarks on what the table does not say: which models do not answer, and that a config is not in force."""
         found = []
         silent = [model.name for model in self.models if not model.answers]
         if self.is_whole and silent:
@@ -90,13 +90,13 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     return parser.parse(argv)
 
 
-def over_grpc(address: str, name: str, credentials: Namespace) -> list[Model]:
+def over_grpc(address: str, name: str, credentials: Namespace) -> list[ModelRow]:
     """The model of that name, over gRPC."""
     with grpc_client(address, ANSWER_TIMEOUT, credentials) as client:
         return [read_grpc(client, name)]
 
 
-def over_rest(server: HttpServer, name: str | None) -> ServerView:
+def over_rest(server: AskedServer, name: str | None) -> ServerView:
     """Every model, or the one of that name, over REST, with its replicas. Raises CliError."""
     answer = server.json("/v1/models")
     items = answer["models"]
@@ -109,7 +109,7 @@ def over_rest(server: HttpServer, name: str | None) -> ServerView:
     return ServerView(models, replicas=replicas, refused=refused, is_whole=name is None)
 
 
-def numbers(server: HttpServer) -> NumbersByVersion:
+def numbers(server: AskedServer) -> NumbersByVersion:
     """The numbers of each version on the metrics page; none if there is no such page. Raises CliError."""
     url = server.url(_METRICS)
     page = server.read(_METRICS, _LARGEST_PAGE, or_nothing=True)

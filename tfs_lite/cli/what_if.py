@@ -1,5 +1,5 @@
-"""What ``explain --config``, ``explain --if-published`` and ``check --against`` ask and show: what a running server
-would do with a config, or with files that are not published yet.
+"""The question and the answer of ``explain --config``, ``explain --if-published`` and ``check --against``: what a
+running server would do with a config, or with files that are not published yet.
 
 The config is read here, so that a mistake is reported with its line and column; reasons that only the server knows get
 the line of their model.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Ask: TypeAlias = "Callable[[Any], Any]"
 """Sends a question to a running server: from its JSON to that of the answer."""
 PATH = "/v1/config:explain"
-"""Where it is asked over HTTP."""
+"""The path of the question over HTTP."""
 ANSWER_TIMEOUT = 120.0
 """Seconds: the server looks at its disk, and into archives."""
 

@@ -1,4 +1,4 @@
-"""Text to settings: config files and reload messages become validated, frozen values.
+"""The settings that are read from text: config files and reload messages become validated, frozen values.
 
 text, server_files    the entry points: configs of models and servers; the small files that flags name
 syntax                protobuf's text format and YAML -> plain data, with the position of every field

@@ -1,4 +1,4 @@
-"""How requests are put together into batches: the file of ``--batching_parameters_file``, or one in each version.
+"""The settings of batching: the file of ``--batching_parameters_file``, or one in each version.
 
 The shape is that of the message ``tensorflow.serving.BatchingParameters``. There, most numbers are wrapped:
 ``max_batch_size { value: 64 }``. YAML may write the same, or the bare number. Sizes are counted in rows.
@@ -19,7 +19,7 @@ from tfs_lite.core.status import ServingError, failed_precondition, invalid_argu
 from tfs_lite.protocols import messages
 
 VERSION_FILE = "batching_params.pbtxt"
-"""In the directory of a version, for servers with settings per model."""
+"""The name of the file in the directory of a version, for servers with settings per model."""
 INT64_MAX = 2**63 - 1
 MAX_THREADS = 4096
 POOL_NAME = "batch_threads"
@@ -52,9 +52,9 @@ class BatchingParameters(Settings):
     max_batch_size: WrappedSize = 1000
     """The most rows of one request and, without splitting, of one run."""
     batch_timeout_micros: Number = 0
-    """How long a batch that is not full waits for more."""
+    """The time, in microseconds, that a batch which is not full waits for more."""
     max_enqueued_batches: Number = 10
-    """As written; see ``enqueued_batches``."""
+    """The number as written; see ``enqueued_batches``."""
     num_batch_threads: Annotated[StrictInt, Field(ge=1, le=MAX_THREADS), _unwrapped(0)] = Field(default_factory=_cpus)
     thread_pool_name: Annotated[StrictStr, _unwrapped("")] = POOL_NAME
     allowed_batch_sizes: tuple[Size, ...] = ()
@@ -62,11 +62,11 @@ class BatchingParameters(Settings):
     pad_variable_length_inputs: StrictBool = False
     enable_large_batch_splitting: Annotated[StrictBool, _unwrapped(False)] = False
     max_execution_batch_size: WrappedSize | None = None
-    """As written; see ``execution_batch_size``."""
+    """The size as written; see ``execution_batch_size``."""
 
     @property
     def enqueued_batches(self) -> int:
-        """How many batches may wait in one queue."""
+        """The number of batches that may wait in one queue."""
         return max(self.max_enqueued_batches, 1)
 
     @property
@@ -114,12 +114,12 @@ class BatchingParameters(Settings):
 
 
 def parameters_without_file() -> BatchingParameters:
-    """What ``--enable_batching`` alone means."""
+    """The settings of ``--enable_batching`` without a file."""
     return BatchingParameters(thread_pool_name=POOL_NAME_WITHOUT_FILE)
 
 
 def read_version_parameters(version_directory: Path) -> BatchingParameters | None:
-    """What the version's own file says; None if it has none.
+    """Reads the version's own file; None if it has none.
 
     INVALID_ARGUMENT for mistakes, with file, line, column and field, for links and anything but a plain file of
     bearable size. FAILED_PRECONDITION if the system does not let it be read.
@@ -136,8 +136,8 @@ def read_version_parameters(version_directory: Path) -> BatchingParameters | Non
 
 
 def combined(server: BatchingParameters, version: BatchingParameters | None) -> BatchingParameters | None:
-    """What counts for a version on a server with settings per model: its own file, with the server's threads. Without
-    one it is not batched: None."""
+    """The settings that count for a version on a server with settings per model: its own file, with the server's
+    threads. Without one it is not batched: None."""
     if version is None:
         return None
     threads = {"num_batch_threads": server.num_batch_threads, "thread_pool_name": server.thread_pool_name}

@@ -1,4 +1,4 @@
-"""What changes when one config replaces another. Pure: nothing is applied here.
+"""The difference when one config replaces another. Pure: nothing is applied here.
 
 Applying a new config touches only the models named by the difference.
 """
@@ -31,7 +31,7 @@ class ConfigDiff:
 
 
 def diff(old: ModelServerConfig | None, new: ModelServerConfig) -> ConfigDiff:
-    """How ``new`` differs from ``old``; None is the config of a server that has none yet."""
+    """The difference between ``new`` and ``old``; None is the config of a server that has none yet."""
     before = {model.name: model for model in old.models} if old else {}
     after = {model.name for model in new.models}
     added, changed, unchanged = [], [], []

@@ -49,7 +49,7 @@ class EnsembleScheduling(Settings):
 
     step: Annotated[tuple[EnsembleStep, ...], Field(min_length=1, max_length=MAX_STEPS)]
     max_inflight_requests: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
-    """How many requests may be inside at a time; 0: as many as may wait for any model."""
+    """The number of requests that may be inside at a time; 0: as many as may wait for any model."""
 
 
 def check_graph(steps: Sequence[EnsembleStep], inputs: Collection[str], outputs: Collection[str]) -> None:

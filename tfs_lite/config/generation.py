@@ -45,8 +45,8 @@ class GenerationSettings(Settings):
     prefill_chunk: Count | None = None
     """The most rows of one prompt in one step."""
     prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 1.8
-    """How many times as long a step of decoding texts may take when it reads prompts as well. A step always reads at
-    least 16 rows of a long prompt, and short prompts of 64 rows together."""
+    """The factor by which a step of decoding texts may take longer when it reads prompts as well. A step always reads
+    at least 16 rows of a long prompt, and short prompts of 64 rows together."""
     prefix_reuse: Flag = True
     """Whether a prompt reuses the cache of another text with the same first tokens."""
     max_queue: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -56,12 +56,13 @@ class GenerationSettings(Settings):
     queue_timeout: Seconds = 30.0
     """Seconds until a text that still waits is refused."""
     policy: Literal["fifo", "longest_first", "shortest_first"] = "fifo"
-    """Which waiting text of one priority comes next. The last two policies go by ``max_tokens``, for offline work."""
+    """The rule for which waiting text of one priority comes next. The last two policies go by ``max_tokens``, for
+    offline work."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of weights and cache. auto means float32 on the CPU and bfloat16 on a GPU."""
     fallback: Literal["interleaved", "refuse"] = "interleaved"
-    """How a model is served that gives other answers in a batch than alone: one text at a time in each step, or not at
-    all."""
+    """The way to serve a model that gives other answers in a batch than alone: one text at a time in each step, or not
+    at all."""
     packed_weights: Flag = True
     """Whether large linear layers are repacked at load on the CPU, by which steps take a half to a third of the time. A
     model whose output layer shares the weights of its input layer then holds them twice."""

@@ -28,7 +28,7 @@ BATCH_INPUT_KINDS = (
 )
 
 
-class Graph(Settings):
+class OptimizationGraph(Settings):
     level: Int32 = 0
 
 
@@ -69,9 +69,9 @@ class PinnedMemory(Settings):
 
 
 class Optimization(Settings):
-    """How a model is to be run faster. What is done here is decided by the server's flags and by ``parameters``."""
+    """The wishes to run a model faster. The server's flags and ``parameters`` decide what is done here."""
 
-    graph: Graph | None = None
+    graph: OptimizationGraph | None = None
     priority: Annotated[Literal["PRIORITY_DEFAULT", "PRIORITY_MAX", "PRIORITY_MIN"], one_of(PRIORITIES, "priority")] = (
         "PRIORITY_DEFAULT"
     )
@@ -124,7 +124,7 @@ class BatchOutput(Settings):
 
 
 def _none(values: tuple[object, ...]) -> tuple[object, ...]:
-    """Without them the model would see other tensors than it was written for."""
+    """Allows none: the model would see other tensors than it was written for."""
     if values:
         raise problem("is not supported yet; leave it out", 0)
     return values

@@ -1,4 +1,4 @@
-"""Which requests of a model are logged, and where: ``ModelConfig.logging_config``.
+"""The settings for which requests of a model are logged, and where: ``ModelConfig.logging_config``.
 
 The shape is that of the message ``tensorflow.serving.LoggingConfig``. A model without it is not logged.
 """
@@ -20,7 +20,7 @@ FILE_COLLECTORS = ("", "file", "tfrecord")
 MAX_ATTRIBUTES = 3
 """All bits of ``SamplingConfig.Attributes``: request origin and request criticality."""
 MAX_NAME_BYTES = 200
-"""Of the prefix's last part. A time, a process and a number follow, and file systems end at 255."""
+"""The most bytes of the prefix's last part. A time, a process and a number follow, and file systems end at 255."""
 
 
 def _known_collector(name: str) -> str:
@@ -34,7 +34,7 @@ Rate = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class LogCollectorConfig(Settings):
-    """Where the records go: into files whose names begin with ``filename_prefix``, an absolute path."""
+    """The place of the records: files whose names begin with ``filename_prefix``, an absolute path."""
 
     type: Annotated[StrictStr, AfterValidator(_known_collector)] = ""
     filename_prefix: StrictStr
@@ -69,7 +69,7 @@ class PerTaskSamplingConfig(Settings):
 
 
 class SamplingConfig(Settings):
-    """How many requests are logged. ``attributes`` is a bit mask that is noted in the records."""
+    """The share of the requests that are logged. ``attributes`` is a bit mask that is noted in the records."""
 
     sampling_rate: Rate = 0.0
     attributes: Annotated[StrictInt, Field(ge=0, le=MAX_ATTRIBUTES)] = 0

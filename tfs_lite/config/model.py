@@ -19,7 +19,12 @@ from tfs_lite.config.ensemble import PLATFORM, EnsembleScheduling, check_graph
 from tfs_lite.config.inert import ModelMetrics, ModelOperations, NoBatchInputs, NoBatchOutputs, Optimization
 from tfs_lite.config.model_warmup import WARMUP_FOLDER, ModelWarmup, check_model_warmup
 from tfs_lite.config.replicas import AutoscalingConfig
-from tfs_lite.config.repository_policy import RepositoryAgents, ResponseCache, TransactionPolicy, VersionPolicySettings
+from tfs_lite.config.repository_policy import (
+    RepositoryAgents,
+    ResponseCacheSettings,
+    TransactionPolicy,
+    VersionPolicySettings,
+)
 from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.sequence import FLATTEN_PARAMETER, SequenceBatching
 from tfs_lite.config.settings import FieldPath, Settings, nearest, problem
@@ -42,19 +47,19 @@ def _parameter(value: object) -> object:
 
 
 class ModelSettings(Settings):
-    """What an operator says about a model. Defaults mean "find out from the artefact"."""
+    """The settings that an operator gives a model. Defaults mean "find out from the artefact"."""
 
     name: StrictStr = ""
-    """If given, it must be the model's name: a file copied to the wrong place is noticed."""
+    """The name; if given, it must be the model's: a file copied to the wrong place is noticed."""
     platform: StrictStr = ""
     backend: StrictStr = ""
     """Kept: the platform is found by ``platform`` or the artefact. So is ``runtime``."""
     runtime: StrictStr = ""
     default_model_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
     cc_model_filenames: Mapping[StrictStr, Annotated[StrictStr, AfterValidator(file_below)]] = {}
-    """By compute capability of the device. Kept."""
+    """File names by compute capability of the device. They are kept and have no effect."""
     version_policy: VersionPolicySettings | None = None
-    """Which versions are served, where the server's own config does not say."""
+    """The versions that are served, where the server's own config does not say."""
     max_batch_size: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     """The most rows of one run; 0: the artefact decides whether there is a batch dimension."""
     input: Annotated[tuple[ModelTensor, ...], AfterValidator(lambda tensors: check_tensors(tensors, OUTPUTS_ONLY))] = ()
@@ -70,14 +75,14 @@ class ModelSettings(Settings):
     ensemble_scheduling: EnsembleScheduling | None = None
     """Set if the model is made of other models."""
     instance_group: Annotated[tuple[InstanceGroup, ...], AfterValidator(check_instances)] = ()
-    """How many copies of the model there are; empty: one."""
+    """The groups of the model's instances; empty: one instance."""
     retry_lost_batches: StrictBool = True
     """Whether a batch whose worker process or replica was lost may be run once more, by another one."""
     autoscaling_config: AutoscalingConfig | None = None
     model_transaction_policy: TransactionPolicy = TransactionPolicy()
-    response_cache: ResponseCache | None = None
+    response_cache: ResponseCacheSettings | None = None
     model_warmup: Annotated[tuple[ModelWarmup, ...], AfterValidator(check_model_warmup)] = ()
-    """What each instance runs before a version becomes available, in Triton's form."""
+    """The requests that each instance runs before a version becomes available, in Triton's form."""
     optimization: Optimization | None = None
     """Kept, as are the next three."""
     model_operations: ModelOperations | None = None
@@ -85,9 +90,9 @@ class ModelSettings(Settings):
     metric_tags: Mapping[StrictStr, StrictStr] = {}
     model_repository_agents: RepositoryAgents | None = None
     signatures: Mapping[Name, ModelSignature] = {}
-    """Ways to call the model beside its own, which stays ``serving_default`` unless that key is among these."""
+    """Ways to call the model in addition to its own, which stays ``serving_default`` unless that key is among these."""
     warmup: Annotated[tuple[WarmupRequest, ...], AfterValidator(check_warmup)] = ()
-    """What is asked of a version before it becomes available."""
+    """The requests that a version answers before it becomes available."""
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ModelSettings:
@@ -118,8 +123,8 @@ FIELDS_WITH_FILES = ("label_filename", "input_data_file")
 
 
 def files_beside(settings: ModelSettings) -> frozenset[str]:
-    """The files that a version may read beside it, by their paths below the base path: labels, which may be inside the
-    version instead, and the data of a warm-up."""
+    """The files outside its own directory that a version may read, by their paths below the base path: labels, which
+    may be inside the version instead, and the data of a warm-up."""
     labels = [output.label_filename for output in settings.output]
     labels += [signature.label_filename for signature in settings.signatures.values()]
     inputs = [tensor for sample in settings.model_warmup for tensor in sample.inputs.values()]

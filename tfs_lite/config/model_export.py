@@ -57,7 +57,7 @@ def config_message(
 
 
 def _plain(settings: ModelSettings) -> dict[str, Any]:
-    """What the settings say, in the form of the message."""
+    """The settings as plain values, in the form of the message."""
     fields: dict[str, Any] = _dumped(settings.model_dump(exclude_unset=True, by_alias=True))
     parameters = fields.pop("parameters", {})
     fields["parameters"] = {key: {"string_value": value} for key, value in parameters.items()}

@@ -34,11 +34,11 @@ def settings_of_json(text: str | bytes, name: str) -> ModelSettings:
         tree = loads(data)
     except ServingError as error:
         raise invalid_argument(f"{name}: {error.status.message}") from None
-    plain = _Reader(name).message(messages.TritonModelConfig.DESCRIPTOR, tree, ())
+    plain = _JsonReader(name).message(messages.TritonModelConfig.DESCRIPTOR, tree, ())
     return build(ModelSettings, Document(plain, name))
 
 
-class _Reader:
+class _JsonReader:
     """JSON to what the text format gives: names and enums as the settings have them. Values are checked later."""
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Which models are served: the settings of ``--model_config_file`` and of a reload.
+"""The models that are served: the settings of ``--model_config_file`` and of a reload.
 
 The shape is that of the message ``tensorflow.serving.ModelServerConfig``, in text format and YAML alike. One file
 is one wish: it replaces what was served before.
@@ -58,7 +58,7 @@ class Specific(Settings):
 
 
 class VersionPolicy(Settings):
-    """Which versions of a model are wanted; at most one field is set."""
+    """The versions of a model that are wanted; at most one field is set."""
 
     latest: Latest | None = None
     all: All | None = None
@@ -180,7 +180,7 @@ def unsupported_platform(model: str, platform: str, platforms: Collection[str]) 
 
 
 def one_model(name: str, base_path: str, working_directory: Path) -> ModelServerConfig:
-    """What ``--model_name`` and ``--model_base_path`` mean: one model, the latest version."""
+    """The config of ``--model_name`` and ``--model_base_path``: one model, the latest version."""
     data = {"model_config_list": {"config": [{"name": name, "base_path": base_path}]}}
     return build(ModelServerConfig, Document(data), working_directory)
 

@@ -13,9 +13,9 @@ from tfs_lite.config.signatures import MAX_WARMUP_REQUESTS, Name, file_below
 from tfs_lite.config.tensors import ElementType
 
 MAX_WARMUP_ELEMENTS = 2**30
-"""Of one input, all rows together."""
+"""The most elements of one input, all rows together."""
 WARMUP_FOLDER = "warmup"
-"""Beside the versions; it has the files that a warm-up names."""
+"""The name of the folder beside the versions; it has the files that a warm-up names."""
 SOURCES = ("zero_data", "random_data", "input_data_file")
 
 
@@ -31,7 +31,7 @@ class ModelWarmupInput(Settings):
     data_type: ElementType
     dims: tuple[Annotated[StrictInt, AfterValidator(_dim)], ...] = ()
     zero_data: StrictBool | None = None
-    """That it is there means zeros, whatever its value; so with ``random_data``. Texts are empty either way."""
+    """The field's presence means zeros, whatever its value; so with ``random_data``. Texts are empty either way."""
     random_data: StrictBool | None = None
     input_data_file: Annotated[StrictStr, AfterValidator(file_below)] | None = None
     """A file of raw bytes in the model's directory ``warmup``; each text has its length before it, in four bytes."""

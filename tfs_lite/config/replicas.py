@@ -23,7 +23,7 @@ RAY = "ray"
 """The worker of replicas."""
 MAX_REPLICAS_OF_MODEL = 512
 MAX_ONGOING_BATCHES = 8
-"""With more inside a replica answers that it is busy."""
+"""The most batches inside a replica; with more it answers that it is busy."""
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD")
 TRANSFERS = ("shared", "fetch")
 DEFAULT_CLUSTER_NAME = "default"
@@ -55,11 +55,11 @@ def _demand(text: str) -> str:
 
 
 class RayActorOptions(Settings):
-    """What each replica asks of its node. A field that is None is estimated; see
+    """The resources that each replica asks of its node. A field that is None is estimated; see
     :func:`tfs_lite.cluster.replicas.placement.requirements_of`."""
 
     num_cpus: Share | None = None
-    """Also the threads of torch in the replica, at least 1."""
+    """The number of CPUs; also that of torch's threads in the replica, at least 1."""
     num_gpus: Annotated[Amount, AfterValidator(_one_gpu)] | None = None
     """0 to 1: a part of a GPU, or a whole one."""
     memory: Amount | None = None
@@ -98,7 +98,7 @@ class AutoscalingConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What a model says about its replicas.
+    """The options of a model's replicas.
 
     - ``count``: how many; ``ready_replicas``: how many of them have to be ready before the version is available, None
       means all.
@@ -120,7 +120,7 @@ class ReplicaOptions:
 
     @property
     def ready(self) -> int:
-        """How many have to be ready before the version is available."""
+        """The number of replicas that have to be ready before the version is available."""
         return self.count if self.ready_replicas is None else self.ready_replicas
 
     def lanes(self, on_gpu: bool) -> int:
@@ -130,7 +130,7 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """How this server takes part in a cluster; the server's flags say it.
+    """The options of this server's part in a cluster; the server's flags set them.
 
     - ``address``: ``auto``, ``HOST:PORT`` of a node's head, or ``ray://HOST:PORT``; ``name``: of the cluster's users
       only those with the same name share replicas.

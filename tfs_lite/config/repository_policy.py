@@ -1,5 +1,5 @@
-"""What a model's config says about its versions and its answers: which versions are served, whether a request may have
-several answers, whether answers are kept for equal requests.
+"""The part of a model's config about its versions and its answers: which versions are served, whether a request may
+have several answers, whether answers are kept for equal requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TransactionPolicy(Settings):
     decoupled: StrictBool = False
 
 
-class ResponseCache(Settings):
+class ResponseCacheSettings(Settings):
     """``enable``: the answer to an equal request may be given again, if the server has a cache."""
 
     enable: StrictBool = False

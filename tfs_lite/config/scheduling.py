@@ -1,4 +1,5 @@
-"""Who runs next in one model, and how many of it there are: ``dynamic_batching`` and ``instance_group`` of its config.
+"""The order of calls in one model, and the number of its instances: ``dynamic_batching`` and ``instance_group`` of its
+config.
 
 Names and meanings are Triton's; ``worker`` is ours. Fields of Triton's that would change which instance runs what are
 refused by name; those that change nothing are kept. Times are in microseconds, as they are written.
@@ -34,7 +35,7 @@ from tfs_lite.config.tensors import one_of
 from tfs_lite.core.status import invalid_argument
 
 MAX_INSTANCES = 64
-"""Of one model on this machine, all groups together."""
+"""The most instances of one model on this machine, all groups together."""
 TIMEOUT_ACTIONS = ("REJECT", "DELAY")
 INSTANCE_KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 WORKERS = ("thread", "process", RAY)
@@ -66,10 +67,10 @@ PreferredSize = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 
 
 class ModelQueuePolicy(Settings):
-    """How the calls of one priority wait."""
+    """The rules by which the calls of one priority wait."""
 
     timeout_action: Annotated[Literal["REJECT", "DELAY"], one_of(TIMEOUT_ACTIONS, "timeout action")] = "REJECT"
-    """What becomes of a call that has waited too long: an error, or a place behind the others of its priority."""
+    """The fate of a call that has waited too long: an error, or a place behind the others of its priority."""
     default_timeout_microseconds: UInt64 = 0
     """0: calls wait as long as it takes, whatever they ask for."""
     allow_timeout_override: StrictBool = False
@@ -84,15 +85,15 @@ class DynamicBatching(Settings):
     preferred_batch_size: tuple[PreferredSize, ...] = ()
     """Sizes worth running at once; empty: ``max_batch_size``."""
     max_queue_delay_microseconds: UInt64 = 0
-    """How long a call may wait for a better batch."""
+    """The time, in microseconds, that a call may wait for a better batch."""
     preserve_ordering: StrictBool = False
     """Whether calls are answered in the order in which they came."""
     priority_levels: UInt64 = 0
     """1 is the most urgent; 0: there are no priorities."""
     default_priority_level: UInt64 = 0
-    """Of calls without a valid one."""
+    """The priority of calls without a valid one."""
     default_queue_policy: ModelQueuePolicy = ModelQueuePolicy()
-    """Of the priorities that ``priority_queue_policy`` does not name."""
+    """The policy of the priorities that ``priority_queue_policy`` does not name."""
     priority_queue_policy: Annotated[Mapping[Level, ModelQueuePolicy], BeforeValidator(_keys_as_written)] = {}
 
     @model_validator(mode="after")
@@ -125,7 +126,7 @@ class DynamicBatching(Settings):
         return self
 
 
-class Resource(Settings):
+class RateLimiterResource(Settings):
     model_config = ConfigDict(populate_by_name=True)
 
     name: StrictStr = ""
@@ -134,9 +135,9 @@ class Resource(Settings):
 
 
 class RateLimiter(Settings):
-    """Without effect: an instance runs whenever it is idle."""
+    """It has no effect: an instance runs whenever it is idle."""
 
-    resources: tuple[Resource, ...] = ()
+    resources: tuple[RateLimiterResource, ...] = ()
     priority: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
 
 
@@ -150,7 +151,7 @@ class InstanceGroup(Settings):
 
     name: StrictStr = ""
     count: Annotated[StrictInt, Field(ge=0, le=MAX_REPLICAS_OF_MODEL), AfterValidator(_at_least_one)] = 1
-    """On each of ``gpus``. 0 counts as 1."""
+    """The number of instances on each of ``gpus``. 0 counts as 1."""
     kind: Annotated[
         Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], one_of(INSTANCE_KINDS, "kind of instance")
     ] = "KIND_AUTO"
@@ -160,7 +161,7 @@ class InstanceGroup(Settings):
     """Whether each copy is in a thread of the server, in a process of its own, or a replica on a node of the cluster;
     empty: what the server's flag says."""
     ray_actor_options: RayActorOptions | None = None
-    """Of replicas, as are the next five."""
+    """The resources of replicas; the next five fields are about replicas too."""
     placement_strategy: Annotated[
         Literal["SPREAD", "PACK", "STRICT_SPREAD"], one_of(STRATEGIES, "placement strategy")
     ] = "SPREAD"
@@ -169,10 +170,10 @@ class InstanceGroup(Settings):
     max_ongoing_batches: Annotated[StrictInt, Field(ge=1, le=MAX_ONGOING_BATCHES)] | None = None
     """Batches that a replica has at once, of which it runs one; None: 1 on the CPU, 2 with a GPU."""
     ready_replicas: Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS_OF_MODEL)] | None = None
-    """How many have to be ready before a version is available; None: all."""
+    """The number of replicas that have to be ready before a version is available; None: all."""
     autoscaling_config: AutoscalingConfig | None = None
     profile: tuple[StrictStr, ...] = ()
-    """Without effect, as are the next three."""
+    """The field has no effect, nor have the next three."""
     rate_limiter: RateLimiter | None = None
     secondary_devices: tuple[SecondaryDevice, ...] = ()
     host_policy: StrictStr = ""
@@ -190,7 +191,7 @@ class InstanceGroup(Settings):
 
     @property
     def instances(self) -> int:
-        """How many there are on a server with GPUs."""
+        """The number of instances on a server with GPUs."""
         return self.count * max(1, len(self.gpus))
 
     @model_validator(mode="after")
@@ -238,7 +239,8 @@ def check_instances(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, .
 
 
 def replica_options(groups: tuple[InstanceGroup, ...], worker: str) -> ReplicaOptions | None:
-    """For a model with these groups on a server with the flag ``--worker=worker``; None if it has no replicas.
+    """The replica options of a model with these groups on a server with the flag ``--worker=worker``; None if it has no
+    replicas.
 
     INVALID_ARGUMENT if the flag makes replicas of several groups."""
     of_replicas = [group for group in groups or (InstanceGroup(),) if (group.worker or worker) == RAY]

@@ -28,7 +28,7 @@ from tfs_lite.core.signature import DataType
 
 DEFAULT_IDLE_MICROSECONDS = 1_000_000
 MAX_CANDIDATES = 65536
-"""Of one instance."""
+"""The most candidates of one instance."""
 FLATTEN_PARAMETER = "flatten_control_inputs"
 """``true`` among a model's parameters: control inputs have the shape [rows] in a batch, not [rows, 1]."""
 MAX_CONTROLS = 16
@@ -44,7 +44,7 @@ Number = Annotated[StrictFloat | StrictInt, Field(ge=-MAX_FLOAT, le=MAX_FLOAT)]
 
 
 class Control(Settings):
-    """What one control input says. START, END and READY are flags with two values; CORRID is the sequence's id."""
+    """The meaning of one control input. START, END and READY are flags with two values; CORRID is the sequence's id."""
 
     kind: Annotated[
         Literal["CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_CORRID"],
@@ -54,7 +54,7 @@ class Control(Settings):
     fp32_false_true: tuple[Number, ...] = ()
     bool_false_true: tuple[StrictBool, ...] = ()
     data_type: ElementTypeOrNone = None
-    """Of CORRID."""
+    """The data type of CORRID."""
 
     @property
     def dtype(self) -> DataType:
@@ -113,13 +113,13 @@ class ControlInput(Settings):
 
 
 class InitialState(Settings):
-    """What a state is at the start of a sequence."""
+    """The value of a state at the start of a sequence."""
 
     name: Name
     data_type: ElementType
     dims: Dims = ()
     zero_data: StrictBool | None = None
-    """That it is there means zeros, whatever its value."""
+    """The field's presence means zeros, whatever its value."""
     data_file: Annotated[StrictStr, AfterValidator(file_below)] | None = None
     """A file of raw bytes in the model's directory ``initial_state``."""
 
@@ -142,7 +142,7 @@ class SequenceState(Settings):
     initial_state: tuple[InitialState, ...] = ()
     """None means zeros, with 1 for every size of -1."""
     use_same_buffer_for_input_output: StrictBool = False
-    """Without effect, as is the next one."""
+    """The field has no effect, nor has the next one."""
     use_growable_memory: StrictBool = False
 
     @model_validator(mode="after")
@@ -173,7 +173,7 @@ class StrategyOldest(Settings):
     """Each sequence keeps to an instance, whose batches are formed from the oldest requests."""
 
     max_candidate_sequences: Annotated[StrictInt, Field(ge=0, le=MAX_CANDIDATES)] = 0
-    """How many sequences an instance serves at a time; 0: ``max_batch_size``."""
+    """The number of sequences that an instance serves at a time; 0: ``max_batch_size``."""
     preferred_batch_size: tuple[PreferredSize, ...] = ()
     """Sizes worth running at once; empty: ``max_batch_size``."""
     max_queue_delay_microseconds: UInt64 = 0
@@ -190,7 +190,7 @@ class SequenceBatching(Settings):
     control_input: Annotated[tuple[ControlInput, ...], Field(max_length=MAX_CONTROLS)] = ()
     direct: StrategyDirect | None = None
     oldest: StrategyOldest | None = None
-    """At most one of both; with neither it is direct."""
+    """The strategy ``oldest``; at most one of both is set, and with neither it is direct."""
     state: Annotated[tuple[SequenceState, ...], Field(max_length=MAX_STATES)] = ()
     iterative_sequence: StrictBool = False
     """Never true."""

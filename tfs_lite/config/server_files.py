@@ -58,7 +58,7 @@ def read_ssl_config(path: str, working_directory: Path | None = None) -> SSLConf
 
 
 def _text(path: str, working_directory: Path | None) -> str:
-    """Of a file that is read at the start, and so may be a pipe: ``--ssl_config_file=<(...)``."""
+    """The text of a file that is read at the start, and so may be a pipe: ``--ssl_config_file=<(...)``."""
     return read_text((working_directory or Path()) / path, path, takes_pipe=True)
 
 
@@ -94,7 +94,7 @@ class PrometheusConfig(Settings):
 
     enable: StrictBool = False
     path: Annotated[StrictStr, AfterValidator(_path)] = DEFAULT_PATH
-    """Of the URL, on the HTTP port. Empty: the default."""
+    """The path of the URL, on the HTTP port. Empty: the default."""
 
 
 class MonitoringConfig(Settings):
@@ -104,7 +104,7 @@ class MonitoringConfig(Settings):
 
     @property
     def prometheus_path(self) -> str | None:
-        """Where the page is; None if there is to be none."""
+        """The path of the page; None if there is to be none."""
         return self.prometheus_config.path if self.prometheus_config.enable else None
 
 

@@ -1,4 +1,4 @@
-"""What all settings share: they are strict, frozen, and say where a mistake is.
+"""The base of all settings: they are strict, frozen, and say where a mistake is.
 
 Text of any syntax is first read into a :class:`Document`: plain dicts and lists, and the line and column of every
 field. :func:`build` validates it; each problem is looked up in the document by the path of its field.
@@ -20,11 +20,11 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from tfs_lite.core.status import ServingError, invalid_argument
 
 FieldPath = tuple[str | int, ...]
-"""Where a value is: names of fields, keys of maps, indices of lists."""
+"""The place of a value: names of fields, keys of maps, indices of lists."""
 
 SHOWN_PROBLEMS = 5
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-"""How a path begins that is none of this machine's."""
+"""The beginning of a path that is none of this machine's."""
 _KEY_OF_MAP = "[key]"
 """pydantic's last part of the path to a map's key; ours ends at the entry."""
 
@@ -58,7 +58,7 @@ class Document:
 
 
 def problem(message: str, *path: str | int) -> PydanticCustomError:
-    """What a validator raises. ``path`` leads from the validated value to the culprit inside it."""
+    """The error that a validator raises. ``path`` leads from the validated value to the culprit inside it."""
     return PydanticCustomError("settings", "{text}", {"text": message, "path": path})
 
 

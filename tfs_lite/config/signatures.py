@@ -1,8 +1,8 @@
-"""More ways to call a model, and the requests that warm it up, as a model's config declares them.
+"""The additional ways to call a model, and the requests that warm it up, as a model's config declares them.
 
-What can be said without the model is checked here, so that a mistake is shown with its line: names that come twice,
-outputs that a method has no use for, values that are no JSON. Whether the model has the tensors is found out when it is
-loaded.
+Everything that can be checked without the model is checked here, so that a mistake is shown with its line: names that
+come twice, outputs that a method has no use for, values that are no JSON. Whether the model has the tensors is found
+out when it is loaded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tfs_lite.protocols.json.text import Json
 from tfs_lite.protocols.runs import parse_default
 
 CLASSES, SCORES = "classes", "scores"
-"""What the outputs of classify are called."""
+"""The names of classify's outputs."""
 REGRESSED = "outputs"
-"""What the output of regress is called."""
+"""The name of regress's output."""
 MAX_WARMUP_REQUESTS = 1000
 OUTPUTS_OF_METHOD = {CLASSIFY_METHOD: (CLASSES, SCORES), REGRESS_METHOD: (REGRESSED,)}
-"""What each method calls its outputs; predict has no names of its own."""
+"""The names that each method gives its outputs; predict has no names of its own."""
 
 
 def _method(name: str) -> str:
@@ -79,8 +79,8 @@ JsonObjectText = Annotated[StrictStr, BeforeValidator(_json_text), AfterValidato
 
 
 class ModelSignature(Settings):
-    """One way to call the model, beside its own. Clients use the names on the left of ``inputs`` and ``outputs``, the
-    model has those on the right."""
+    """One way to call the model in addition to its own. Clients use the names on the left of ``inputs`` and
+    ``outputs``, the model has those on the right."""
 
     method_name: Annotated[StrictStr, AfterValidator(_method)] = PREDICT_METHOD
     """Always the long form, ``tensorflow/serving/...``; ``predict``, ``classify`` and ``regress`` are short for it."""
@@ -90,8 +90,8 @@ class ModelSignature(Settings):
     """Empty: all outputs (predict), ``classes`` and ``scores`` or the only one (classify), ``outputs`` or the only one
     (regress)."""
     defaults: Mapping[Name, JsonText] = {}
-    """By the client's name of an input: the JSON of one row of it, used when a request leaves it out. YAML may write
-    the value itself; a text, also in YAML, is read as JSON."""
+    """The defaults by the client's name of an input: the JSON of one row, used when a request leaves the input out.
+    YAML may write the value itself; a text, also in YAML, is read as JSON."""
     label_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
     """A file of the version, or beside it, with one class label per line. Only for classify."""
 

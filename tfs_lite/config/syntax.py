@@ -113,13 +113,13 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 def locate(text: str, descriptor: Descriptor) -> dict[FieldPath, tuple[int, int]]:
-    """Where every field starts. Items of repeated fields are found by index, entries of maps by key."""
-    walk = _Walk(text)
+    """The place where every field starts. Items of repeated fields are found by index, entries of maps by key."""
+    walk = _FieldWalk(text)
     walk.message(descriptor, (), "")
     return walk.positions
 
 
-class _Walk:
+class _FieldWalk:
     def __init__(self, text: str) -> None:
         self.positions: dict[FieldPath, tuple[int, int]] = {(): (1, 1)}
         self._scalars: dict[FieldPath, str] = {}
@@ -182,7 +182,7 @@ class _Walk:
         return ""
 
     def _place(self) -> tuple[int, int]:
-        """Of the current token. Its ``ParseError`` tells the same, but copies the whole line each time."""
+        """The place of the current token. Its ``ParseError`` tells the same, but copies the whole line each time."""
         return self._tokens._line + 1, self._tokens._column + 1  # type: ignore[attr-defined]
 
 

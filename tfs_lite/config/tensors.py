@@ -14,7 +14,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 
 UNSAID = "TYPE_INVALID"
-"""How messages write that there is no element type."""
+"""The word of messages for a missing element type."""
 MAX_SIZE = 2**63 - 1
 FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 INPUTS_ONLY = ("format", "allow_ragged_batch", "optional")
@@ -71,19 +71,19 @@ class ModelTensor(Settings):
     data_type: ElementType
     dims: Dims
     reshape: Reshape | None = None
-    """What the model itself takes or gives; clients know ``dims``."""
+    """The dims that the model itself takes or gives; clients know ``dims``."""
     is_shape_tensor: StrictBool = False
     """Never true: no model that is served here has such inputs."""
     is_non_linear_format_io: StrictBool = False
-    """Without effect."""
+    """The field has no effect."""
     format: Annotated[Literal["FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW"], one_of(FORMATS, "format")] = "FORMAT_NONE"
-    """Of an input: what its dims mean. Without effect."""
+    """The meaning of an input's dims. It has no effect."""
     allow_ragged_batch: StrictBool = False
-    """Of an input: calls of different shapes may share a run. They need not, and here they never do."""
+    """Whether calls with different shapes of this input may share a run. They need not, and here they never do."""
     optional: StrictBool = False
-    """Of an input: a request may leave it out."""
+    """Whether a request may leave this input out."""
     label_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
-    """Of an output: a file with one class label per line."""
+    """The file with one class label of this output per line."""
 
     @model_validator(mode="after")
     def _as_many_elements(self) -> ModelTensor:
@@ -120,7 +120,7 @@ def check_tensors(tensors: tuple[ModelTensor, ...], foreign: Sequence[str]) -> t
 
 
 def _elements(dims: Dims) -> list[int]:
-    """How many elements there are before, between and behind the sizes that a request chooses."""
+    """The number of elements before, between and behind the sizes that a request chooses."""
     return [math.prod(part) for part in _parts(dims)]
 
 

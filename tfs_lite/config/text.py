@@ -25,7 +25,7 @@ from tfs_lite.protocols import messages
 MAX_FILE_BYTES = 4 * 1024 * 1024
 YAML_ENDINGS = (".yaml", ".yml")
 QUIET_SECONDS = 0.2
-"""For which a file must not have changed before it is read again."""
+"""The seconds for which a file must not have changed before it is read again."""
 REMOVAL_SECONDS = 2.0
 """The same where the file says less than the one in force: it may not be written to its end."""
 
@@ -51,7 +51,7 @@ class FileState(NamedTuple):
 
 
 class QuietFile:
-    """For how long a file is known not to have changed. One thread at a time."""
+    """The clock that knows how long a file has not changed. One thread at a time."""
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float] | None = None) -> None:
         """Both clocks are in seconds; ``wall`` counts since 1970, and is for those who look only when they have to: a
@@ -62,8 +62,8 @@ class QuietFile:
         self._since = monotonic()
 
     def seconds(self, state: FileState | None) -> float:
-        """Of a look that has found this state: since the first look that did, or since the change of the file, where
-        its clock tells of an earlier one."""
+        """The seconds of quiet at a look that has found this state: since the first such look, or since the change of
+        the file where its time is earlier."""
         now = self._monotonic()
         if state != self._state:
             self._state, self._since = state, now
@@ -99,7 +99,7 @@ def parse_model_settings(text: str, name: str) -> ModelSettings:
 
 
 def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
-    """What the operator said about this version: the file in it, else the file beside it, else all defaults.
+    """Loads the operator's settings of this version: the file in it, else the file beside it, else all defaults.
 
     Two files in one directory, or a file that names another model, raise INVALID_ARGUMENT.
     """
@@ -124,8 +124,8 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
 
 
 def read_text(path: Path, name: str, *, takes_pipe: bool = False) -> str:
-    """What is in a plain file. Without one, NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says so with ``name``; a
-    pipe, which might never end, is waited for only with ``takes_pipe``: where a person has just named it."""
+    """Reads the text of a plain file. Without one, NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says so with
+    ``name``; a pipe, which might never end, is waited for only with ``takes_pipe``: where a user has just named it."""
     try:
         with path.open("rb") if takes_pipe else open_plain(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Where loads, unloads and looks at disks run.
+"""The executors on which loads, unloads and looks at disks run.
 
 Work is handed over as a :class:`Task` of three parts, so that the decision to start (``begin``) and the result
 (``done``) are short and belong to the manager, while ``work`` is the slow effect in between. Nothing waits inside
@@ -82,8 +82,8 @@ class Executor(Protocol):
         is started while ``num_threads`` or more are running."""
 
     def run_pending(self) -> None:
-        """With zero threads: runs everything that is queued, on the caller's thread. Otherwise it only sees to it that
-        there are threads for what is queued, if the system has refused one before."""
+        """With zero threads it runs everything that is queued, on the caller's thread. Otherwise it only sees to it
+        that there are threads for what is queued, if the system has refused one before."""
 
     def renew(self) -> None:
         """Called by a task: it has come on, and the patience with it counts from now. One that is overdue stays so."""
@@ -94,7 +94,7 @@ class Executor(Protocol):
         seconds that is what is overdue, and the rest goes on."""
 
 
-class _Run:
+class _RunningTask:
     """One task on its thread."""
 
     __slots__ = ("due", "overdue", "task", "thread")
@@ -116,7 +116,7 @@ class PoolExecutor:
         self._queue: deque[Task] = deque()
         self._size = max(num_threads, 0)
         self._threads: set[threading.Thread] = set()
-        self._running: dict[_Run, None] = {}  # in the order of their start, those on callers' threads included
+        self._running: dict[_RunningTask, None] = {}  # in the order of their start, those on callers' threads included
         self._overdue = 0  # how many of them are
         self._watched = False  # whether the clock will call ``_review``
         self._started = 0
@@ -190,7 +190,7 @@ class PoolExecutor:
 
     @property
     def _capacity(self) -> int:
-        """How many tasks may run now. Called with the lock held."""
+        """The number of tasks that may run now. Called with the lock held."""
         return self._size + (min(self._overdue, self._patience.most) if self._patience is not None else 0)
 
     def _serve(self) -> None:
@@ -198,7 +198,7 @@ class PoolExecutor:
             self._run(run)
             del run  # an idle thread keeps no loader alive
 
-    def _take(self) -> _Run | None:
+    def _take(self) -> _RunningTask | None:
         """The next task; None when this thread is to end (pool closed and empty, or shrunk)."""
         with self._changed:
             while len(self._threads) <= self._capacity:
@@ -211,23 +211,25 @@ class PoolExecutor:
             self._changed.notify_all()
             return None
 
-    def _take_inline(self) -> _Run | None:
+    def _take_inline(self) -> _RunningTask | None:
         with self._changed:
             if self._size > 0 or self._running or not self._queue:
                 return None
             return self._enter()
 
-    def _enter(self) -> _Run:
+    def _enter(self) -> _RunningTask:
         """Called with the lock held."""
         patience = self._patience
-        run = _Run(self._queue.popleft(), patience.clock.monotonic() + patience.seconds if patience is not None else 0)
+        run = _RunningTask(
+            self._queue.popleft(), patience.clock.monotonic() + patience.seconds if patience is not None else 0
+        )
         self._running[run] = None
         if patience is not None and not self._watched:
             self._watched = True
             patience.clock.call_later(patience.seconds, self._review)
         return run
 
-    def _run(self, run: _Run) -> None:
+    def _run(self, run: _RunningTask) -> None:
         try:
             run.task.run()
         except Exception:
@@ -239,7 +241,7 @@ class PoolExecutor:
                 self._changed.notify_all()
 
     def _review(self) -> None:
-        """On the clock's thread: finds the tasks that are overdue. One delayed call watches over all tasks."""
+        """Finds the tasks that are overdue, on the clock's thread. One delayed call watches over all tasks."""
         patience = self._patience
         assert patience is not None  # else it is never called
         with self._changed:

@@ -28,7 +28,7 @@ MAX_STOP_CHARACTERS = 1000
 
 
 class Finish(enum.Enum):
-    """Why a text has ended. The values are OpenAI's; a text that fails ends with a status instead."""
+    """The reason why a text has ended. The values are OpenAI's; a text that fails ends with a status instead."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -36,8 +36,8 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen from the logits, in this order: bias and penalties, temperature, top-k, top-p,
-    min-p, draw. Names and meanings are those of vLLM and transformers.
+    """The rules by which the next token is chosen from the logits, in this order: bias and penalties, temperature,
+    top-k, top-p, min-p, draw. Names and meanings are those of vLLM and transformers.
 
     With ``temperature`` 0 the best token is chosen, of equals the lowest. ``top_k`` 0 keeps all tokens. ``logprobs`` k
     asks for the log probabilities of the chosen token and of the k best ones, after bias and penalties and before
@@ -243,7 +243,7 @@ class TextCodec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GenerationLimits:
     """The limits of a loaded language model. ``slots``: texts at once. ``length``: tokens of one text, prompt and
     output together. ``vocabulary``: its size. ``eos``: tokens that end a text."""
 
@@ -319,7 +319,7 @@ class LanguageModel(Model, Protocol):
     """
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> GenerationLimits: ...
 
     @property
     def codec(self) -> TextCodec | None:
@@ -344,10 +344,10 @@ class LanguageModel(Model, Protocol):
 class GenerationCall(ServableCall):
     """A request for texts, on its way through a :class:`LanguageServable`.
 
-    What is to be generated stands in ``texts``, or, where these are empty, in ``inputs`` (tensors of the model's
-    signature) and ``parameters`` (what a V2 request says beside its inputs). ``on_piece`` is told about each piece of
-    the texts, on any thread, before ``on_done``, which then gets no outputs; it never blocks. Without it ``on_done``
-    gets the whole answer as outputs of the signature.
+    ``texts`` say what to generate or, where these are empty, ``inputs`` (tensors of the model's signature) and
+    ``parameters`` (what a V2 request says in addition to its inputs). ``on_piece`` is told about each piece of the
+    texts, on any thread, before ``on_done``, which then gets no outputs; it never blocks. Without it ``on_done`` gets
+    the whole answer as outputs of the signature.
     """
 
     texts: Sequence[Generation] = ()
@@ -364,7 +364,7 @@ class LanguageServable(Servable, Protocol):
 
     @property
     def retry_seconds(self) -> float:
-        """After how long a call that was refused may find room: a guess."""
+        """Estimated seconds after which a call that was refused may find room."""
 
     def submit(self, call: GenerationCall) -> None: ...
 

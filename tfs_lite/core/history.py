@@ -1,4 +1,4 @@
-"""What happened to the models, when, and who wanted it: events, and the bounded memory of them.
+"""Events of the models (what happened, when, and who wanted it) and the bounded memory of them.
 
     with acting(Origin(Cause.RELOAD_RPC, "127.0.0.1")):     where a wish enters the server
         reloader.reload(config)                             every event below says who wanted it
@@ -35,7 +35,7 @@ MANAGE_ONLY = frozenset({"path"})
 
 
 class EventKind(enum.Enum):
-    """What happened. Events of the server itself have no model."""
+    """The kinds of events. Events of the server itself have no model."""
 
     SEEN = "SEEN"
     """A version's directory was found for the first time."""
@@ -76,7 +76,7 @@ class EventKind(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Who or what wanted it."""
+    """The causes of a change: who or what wanted it."""
 
     START = "START"
     """The config of the server's start."""
@@ -96,7 +96,7 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who wants a change. ``by`` is a name or an address for people; empty if there is none."""
+    """The cause of a change and who asked for it. ``by`` is a name or an address for people; empty if there is none."""
 
     cause: Cause
     by: str = ""
@@ -107,8 +107,8 @@ _ORIGIN: ContextVar[Origin | None] = ContextVar("tfs_lite_origin", default=None)
 
 @contextmanager
 def acting(origin: Origin) -> Iterator[None]:
-    """What this thread (or task) does within is wanted by ``origin``; the innermost counts. Other threads do not
-    inherit it: say it where the work runs."""
+    """Marks everything that this thread (or task) does within the block as wanted by ``origin``; the innermost block
+    counts. Other threads do not inherit it: say it where the work runs."""
     token = _ORIGIN.set(origin)
     try:
         yield
@@ -117,7 +117,7 @@ def acting(origin: Origin) -> Iterator[None]:
 
 
 def current_origin() -> Origin | None:
-    """Who wants what this thread does; None if that was not said."""
+    """The origin of what this thread does; None if no caller has set one."""
     return _ORIGIN.get()
 
 
@@ -144,7 +144,8 @@ class Event:
         return same_kind and _telling(self) == _telling(before)
 
     def as_json(self, *, manage: bool = True) -> dict[str, Any]:
-        """As it goes out and into the file; without the paths of files unless the reader may ``manage``."""
+        """The event as JSON, for clients and for the file, without the paths of files unless the reader may
+        ``manage``."""
         shown = {key: value for key, value in self.details.items() if manage or key not in MANAGE_ONLY}
         status = {"code": self.status.code.name, "message": self.status.message}
         found: dict[str, Any] = {
@@ -165,7 +166,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        """For people, without the model: ``un-aspired by POLL: directory 8 is gone``."""
+        """One line for people, without the model: ``un-aspired by POLL: directory 8 is gone``."""
         return _TEXTS[self.kind].format_map(_words(self))
 
     @staticmethod
@@ -216,7 +217,7 @@ _TEXTS = {
 
 
 def _words(event: Event) -> dict[str, str]:
-    """What the texts may say, each with what stands before it; empty if it is not known."""
+    """The facts that the text may say, each with the words before it; empty for a fact that is not known."""
     details, cause = event.details, event.cause.value if event.cause else ""
     why = next((details[name] for name in ("why", "waits_for", "summary") if name in details), "")
     seconds = f"{details['seconds']:.3g} s" if "seconds" in details else ""
@@ -258,7 +259,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """What the history keeps at most; ``size`` in bytes, as estimated from its values."""
+    """The most that the history keeps; ``size`` in bytes, as estimated from its values."""
 
     of_model: int = 256
     models: int = 1000
@@ -417,7 +418,7 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """How many events were let go of, because of the bounds."""
+        """The number of events that were dropped because of the bounds."""
         return self._dropped
 
     @property

@@ -25,7 +25,7 @@ MEASURED_SECONDS = 0.5
 
 
 class LoadPhase(enum.Enum):
-    """What a load does at the moment. The values are words for people and for JSON."""
+    """The phases of a load. The values are words for people and for JSON."""
 
     LOOKING = "looking at the files"
     CHECKING = "checking the files"
@@ -39,8 +39,8 @@ class LoadPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load is. ``seconds`` counts from the begin of the attempt, ``phase_seconds`` from that of the phase.
-    The bytes are those of this phase, and None where they cannot be told."""
+    """The progress of a load. ``seconds`` counts from the begin of the attempt, ``phase_seconds`` from that of the
+    phase. The bytes are those of this phase, and None where they cannot be told."""
 
     phase: LoadPhase
     seconds: float
@@ -50,7 +50,7 @@ class LoadProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of this phase, if it goes on as fast as it did until now; None where nothing can be said."""
+        """Estimated seconds left in this phase at the present rate; None if unknown."""
         if not self.read_bytes or self.expected_bytes is None or self.phase_seconds < MEASURED_SECONDS:
             return None
         return max(self.expected_bytes - self.read_bytes, 0) * self.phase_seconds / self.read_bytes
@@ -64,7 +64,7 @@ class LoadProgress:
         return f"{self.phase.value}: {bytes_text(self.read_bytes, self.expected_bytes)}{ends}"
 
     def as_json(self) -> dict[str, str | float | int]:
-        """Without the fields that cannot be told."""
+        """The progress as JSON, without the fields that are not known."""
         fields: dict[str, str | float | int | None] = {
             "phase": self.phase.value,
             "seconds": round(self.seconds, 3),
@@ -84,7 +84,7 @@ def bytes_text(done: int, expected: int) -> str:
 
 
 class LoadMeter:
-    """Where a load notes how far it is: one thread begins phases, any thread may add bytes or read."""
+    """The notebook of a load for its progress: one thread begins phases, any thread may add bytes or read."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """``now``: a clock that only goes forward, in seconds."""
@@ -98,7 +98,7 @@ class LoadMeter:
         self._phase = _Phase(phase, self._now(), expected_bytes)
 
     def add(self, nbytes: int) -> None:
-        """So many more bytes of this phase were read."""
+        """Counts so many more bytes of this phase as read."""
         with self._adding:
             self._phase.read_bytes += nbytes
 
@@ -161,7 +161,8 @@ class Loader(ABC):
 
     @property
     def progress(self) -> LoadProgress | None:
-        """How far ``load`` is; None while it does not run, and of a loader that cannot tell. Any thread."""
+        """The progress of ``load``; None while it does not run, and for a loader that does not measure it. Any
+        thread."""
         return None
 
 

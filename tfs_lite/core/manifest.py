@@ -1,15 +1,15 @@
-"""How a version lies on disk: the name of its directory, which files count, their state, and the manifest.
+"""The layout of a version on disk: the name of its directory, the files that count, their state, and the manifest.
 
     BASE/3/                     read_tree -> Tree -> fingerprint ┐
       model.pt2                 counts                           ├-> state_of: path, files, what the config names beside
       config.pbtxt              counts, as a config              ┘
       .model.pt2.x7Gh2k         says that a copy is in progress: a version waits for its end, and it is no part of it
       ._model.pt2, .DS_Store    litter, which no publisher writes: it is not looked at
-      train.log                 is written beside a training: it is not looked at
+      train.log                 is written during a training: it is not looked at
       README.md, optimizer.pt   counts, and is about the model or its training: it is no part of what answers
       tfs_lite.manifest.json    lists every file with size and digest
 
-A version is a directory whose name is a decimal number. Sources, loaders and whoever opens a version again compare
+A version is a directory whose name is a decimal number. Sources, loaders and callers that open a version again compare
 states; publishing leaves the litter behind. The tables here are the only place that says which names are which. A
 manifest lets a reader tell a finished version from one that is still being copied: publishing writes it, sources check
 it.
@@ -36,7 +36,8 @@ MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 """The names of a model's own config, in a version or beside its versions."""
 MAX_FILES = 10_000
 _LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "lost+found", "__pycache__", "@eadir", "$recycle.bin"})
-"""In small letters. Besides: hidden files, and what editors leave (``model.py~``, ``#model.py#``)."""
+"""File names in small letters. Hidden files are litter too, and so is what editors leave (``model.py~``,
+``#model.py#``)."""
 _LOGS = re.compile(r".+\.log|events\.out\.tfevents\..+")
 _ABOUT = re.compile(
     r"(.*/)?((readme|licen[sc]e|notice|copying|citation|authors|changelog|requirements)(\..*)?"
@@ -50,7 +51,7 @@ _ABOUT = re.compile(
 _COPYING_DIRECTORIES = frozenset({".~tmp~", ".rsync-partial", ".cache"})
 """Hidden directories in which rsync and the hub's client keep what has come so far."""
 _PARTIAL = re.compile(r".+\.(part|partial|tmp|filepart|crdownload|incomplete)|\.(?!_|nfs).+\.[A-Za-z0-9]{6}|\.in\..+\.")
-"""What copying tools call a file that is not whole: rsync's are ``.NAME.xxxxxx``."""
+"""Names that copying tools give to a file that is not whole: rsync's are ``.NAME.xxxxxx``."""
 
 
 def is_litter(name: str) -> bool:
@@ -223,7 +224,7 @@ def _file(name: str, status: os.stat_result) -> FileStat:
 @functools.lru_cache(maxsize=256)
 def is_fuse(device: int) -> bool:
     """Whether a file system in user space is mounted there, as those over object stores are. They number inodes as they
-    go: a file that nobody has looked at for a while gets another number."""
+    go: a file that has not been looked at for a while gets another number."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -305,8 +306,8 @@ class Manifest:
     files: Mapping[str, ManifestFile]
 
     def size_problem(self, sizes: Mapping[str, int]) -> str:
-        """Why files of these sizes are not what was published; empty when they are. More files do no harm, and what is
-        not looked at is not missed."""
+        """The reason why files of these sizes are not the published ones; empty when they are. More files do no harm,
+        and litter is not missed."""
         for name, listed in sorted(self.files.items()):
             if not is_looked_at(name):
                 continue

@@ -46,8 +46,8 @@ class WorkerBusy(ServingError):
 
 
 class SandboxStatus(NamedTuple):
-    """What the sandbox of a model's process holds, and what it does not on this kernel: of "files", "programs",
-    "network" and "signals"."""
+    """The parts that the sandbox of a model's process enforces, and those that this kernel cannot enforce: of "files",
+    "programs", "network" and "signals"."""
 
     holds: tuple[str, ...]
     lacks: tuple[str, ...]
@@ -55,11 +55,11 @@ class SandboxStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
-    started again; ``reason``: why the model was not opened in its platform's usual way, empty if it was; ``node``: the
-    host where it runs, empty for this one. While it is not up: ``cause``, why it has ended; ``failure``, why it could
-    not be started again so far; ``retry_at``, the next attempt, in seconds of ``time.monotonic``. ``sandbox``: that of
-    its process, None if it is in none."""
+    """The place where a model runs and the health of that place. ``pid``: of a process of its own; ``restarts``: how
+    often it had to be started again; ``reason``: why the model was not opened in its platform's usual way, empty if it
+    was; ``node``: the host where it runs, empty for this one. While it is not up: ``cause``, why it has ended;
+    ``failure``, why it could not be started again so far; ``retry_at``, the next attempt, in seconds of
+    ``time.monotonic``. ``sandbox``: that of its process, None if it is in none."""
 
     kind: str = "thread"
     up: bool = True
@@ -78,7 +78,7 @@ class Model(Protocol):
 
     Threads: at most ``concurrency`` threads are inside ``run`` (with the ``stage`` before it) at any time; ``close`` is
     called once, after the last ``run``; ``signatures``, ``preprocess`` and ``postprocess`` by any number of threads,
-    also beside ``run``. Inherit it: what follows ``close`` has answers that fit most models.
+    also during ``run``. Inherit from it: the methods after ``close`` have answers that fit most models.
     """
 
     @property
@@ -99,8 +99,8 @@ class Model(Protocol):
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
     ) -> Iterator[dict[str, Tensor]]:
-        """As ``run``, for models that may have several answers to a request, or none: one after the other. Whoever
-        stops early closes the iterator."""
+        """Yields the answers one after the other: ``run`` for models that may have several answers to a request, or
+        none. A caller that stops early closes the iterator."""
         yield self.run(signature, inputs, outputs)
 
     @property
@@ -126,12 +126,12 @@ class Model(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """How many threads may be inside ``run`` at once."""
+        """The number of threads that may be inside ``run`` at once."""
         return 1
 
     @property
     def useful_threads(self) -> int:
-        """How many threads are worth having: 1, or more where copying and computing overlap. At most
+        """The number of threads worth having: 1, or more where copying and computing overlap. At most
         ``concurrency``."""
         return 1
 
@@ -142,8 +142,8 @@ class Model(Protocol):
         return None
 
     def recover(self, give_up: threading.Event) -> bool:
-        """After a WorkerLost: returns True when the model can run again, False once ``give_up`` is set. Blocks; waits
-        longer from failure to failure."""
+        """Called after a WorkerLost. Returns True when the model can run again, False once ``give_up`` is set. Blocks;
+        waits longer from failure to failure."""
         return True
 
     @property
@@ -152,12 +152,12 @@ class Model(Protocol):
         return False
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        """What a request's items become before they are batched. Raises ServingError, INVALID_ARGUMENT for an item that
+        """Turns a request's items into those that are batched. Raises ServingError, INVALID_ARGUMENT for an item that
         the model refuses. ``deadline`` is in seconds of ``time.monotonic``."""
         return dict(inputs)
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        """What the rows of a request become after the run. Raises ServingError."""
+        """Turns the rows of a request, after the run, into those of its answer. Raises ServingError."""
         return dict(outputs)
 
 
@@ -230,8 +230,8 @@ class ModelAround(Model):
 
 @dataclass(frozen=True, slots=True)
 class SequenceFlags:
-    """Which sequence a request belongs to, in Triton's words: ``id`` is its correlation id, an unsigned 64-bit number
-    or a text, which are different sequences even when they look alike. 0 and the empty text are no id."""
+    """The sequence that a request belongs to, in Triton's words: ``id`` is its correlation id, an unsigned 64-bit
+    number or a text, which are different sequences even when they look alike. 0 and the empty text are no id."""
 
     id: int | str
     start: bool = False
@@ -277,9 +277,9 @@ class TextTimes(NamedTuple):
 
 
 class CallTrace:
-    """What is noted of a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
-    language model, its texts. One thread at a time adds to one of them. There is one for each call while traces are
-    on: what is empty stands in the class."""
+    """The notes on a call whose request may be traced: the runs that it was in; of an ensemble, its steps; of a
+    language model, its texts. One thread at a time adds to one of them. There is one for each call while traces are on:
+    what is empty stands in the class."""
 
     batches: tuple[BatchTrace, ...] = ()
     steps: tuple[StepTimes, ...] = ()
@@ -346,7 +346,7 @@ ModelAndVersion = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a servable is, beside its signatures. Fixed when it is made.
+    """The properties of a servable other than its signatures. Fixed when it is made.
 
     Whatever makes a servable gives it one. A servable around another one has the inner one's, with
     ``dataclasses.replace`` for what differs.
@@ -408,11 +408,13 @@ class Servable(Protocol):
         """Lets instances join and others leave while requests are served; at least one has to stay.
 
         True: ``add`` is taken over, and each of ``remove`` is closed as soon as no call is inside it. False: nothing
-        has changed, because the servable is closed or cannot do it. One thread at a time, not beside ``close``."""
+        has changed, because the servable is closed or cannot do it. One thread at a time, and never during
+        ``close``."""
 
     def refusal(self, deadline: float | None) -> Status | None:
-        """What every call with this deadline, in seconds of ``time.monotonic``, would be answered at once, whatever
-        else it asks for; None: that depends on the call. So a request can be refused before it is read. Any thread."""
+        """The error that every call with this deadline, in seconds of ``time.monotonic``, would get at once,
+        whatever else it asks for; None if that depends on the call. So a request can be refused before it is read.
+        Any thread."""
 
     def submit(self, call: Any) -> None:
         """Queues a call of its kind and returns at once. A full queue answers UNAVAILABLE, an expired deadline

@@ -28,7 +28,7 @@ _FLIGHTS = 3
 
 
 def certificate_problem(pem: bytes) -> str | None:
-    """What is wrong with one or more certificates; None if nothing is."""
+    """The fault in one or more certificates; None if there is none."""
     if not _BEGIN_CERTIFICATE.search(pem):
         return f"holds no certificate in PEM form{_hint(pem)}"
     try:
@@ -41,7 +41,7 @@ def certificate_problem(pem: bytes) -> str | None:
 
 
 def key_problem(key: bytes, certificates: bytes) -> str | None:
-    """What is wrong with a private key and the good ``certificates`` it stands for; None if nothing is.
+    """The fault in a private key or in how it fits the good ``certificates``; None if there is none.
 
     The text never repeats any of the key.
     """
@@ -63,8 +63,8 @@ def key_problem(key: bytes, certificates: bytes) -> str | None:
 
 
 def validity(key: bytes, certificates: bytes) -> tuple[float, float] | None:
-    """From when until when the first certificate, which belongs to the key, is valid, in seconds since 1970. None where
-    TLS does not tell.
+    """The first and the last moment at which the first certificate, which belongs to the key, is valid, in seconds
+    since 1970. None where TLS does not tell.
 
     A client and a server shake hands in memory, because Python's TLS shows a certificate only to its peer.
     """
@@ -95,7 +95,7 @@ def load_pair(context: ssl.SSLContext, key: bytes, certificates: bytes) -> None:
 
 
 def _hint(pem: bytes) -> str:
-    """For the most likely mistake."""
+    """A hint at the most likely mistake."""
     return "" if _BEGIN in pem else "; the text itself is wanted here, not the name of a file"
 
 

@@ -4,10 +4,10 @@
         ... write the files of the version into it ...
         published = commit(staging, base)         # manifest, fsync, rename to BASE/<version>
 
-:func:`publish` does that for files that already exist. A caller that writes artefacts itself (``save``) uses the
-two steps directly and so writes the data once. Nothing here overwrites a version. A process that is ended by a signal
+:func:`publish` does that for files that already exist. A caller that writes artefacts itself (``save``) uses the two
+steps directly and so writes the data once. Nothing here overwrites a version. A process that is ended by a signal
 removes its hidden directory; one that is killed leaves it behind. Scans ignore it, and the next publication to that
-base path removes it once nobody has written to it for an hour.
+base path removes it once it has not changed for an hour.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 HIDDEN_PREFIX = ".publish-"
 LEFTOVER_SECONDS = 3600.0
-"""A hidden copy that nobody has written to for so long was left by a process that is gone."""
+"""The age after which a hidden copy that no process writes to counts as left by a process that is gone."""
 FOLLOW_LINKS = "--follow_links"
 """The option of ``tfs-lite publish`` that refusals name."""
 _BEAT_SECONDS = 60.0
-"""Between two signs of life in the directory of a publication, in which nothing may be written for hours."""
+"""The seconds between two signs of life in the directory of a publication, in which no file may change for hours."""
 _MAX_RACES = 100
 _CHUNK = 1 << 20
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EISDIR})
-"""What file systems answer that cannot bring a directory to the disk by itself, such as CIFS and some of FUSE."""
+"""Errors of file systems that cannot bring a directory to the disk by itself, such as CIFS and some of FUSE."""
 _FATAL = (signal.SIGTERM, signal.SIGHUP)
 _FULL = "make room on that disk, then publish again"
 _ADVICE = {
@@ -227,7 +227,7 @@ def _advised(base: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # of the reader of the progress
+        raise  # the error of the reader of the progress
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code, advice = _ADVICE.get(error.errno or 0, (StatusCode.UNAVAILABLE, "nothing was published"))
@@ -380,7 +380,8 @@ def _sync_directories(root: str) -> None:
 
 
 def _sync_file(descriptor: int, path: str) -> None:
-    """Where the disk cannot do that, a loss of power may take the contents; the manifest shows that."""
+    """Brings a file to the disk. Where the disk cannot do that, a loss of power may take the contents; the manifest
+    shows that."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -390,7 +391,8 @@ def _sync_file(descriptor: int, path: str) -> None:
 
 
 def _sync(directory: str) -> None:
-    """Where the disk cannot do that, a loss of power may take the whole version, and no part of it."""
+    """Brings a directory to the disk. Where the disk cannot do that, a loss of power may take the whole version, and no
+    part of it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
         try:

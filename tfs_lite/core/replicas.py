@@ -1,4 +1,4 @@
-"""What is known of the replicas of a version: what the server reports, and what the command line shows of it."""
+"""The state of the replicas of a version, as the server reports it and the command line shows it."""
 
 from __future__ import annotations
 

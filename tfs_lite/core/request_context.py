@@ -1,8 +1,8 @@
-"""Who asks, under which id, and as a part of which trace.
+"""The context of a request: who asks, under which id, and as a part of which trace.
 
 Every protocol can say so: ``x-request-id`` and W3C's ``traceparent`` and ``tracestate``, as headers of HTTP or metadata
-of gRPC. What a client sends here goes into logs and answers, so it is checked to the letter, and ignored where it is
-anything else.
+of gRPC. Whatever a client sends here goes into logs and answers, so every character is checked, and a wrong value is
+ignored.
 
 Source: W3C Trace Context, level 1.
 """
@@ -18,7 +18,7 @@ SERVER_TIMING = "server-timing"
 WANTS_TIMING = "x-server-timing"
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MARKS = frozenset((REQUEST_ID, WANTS_TIMING, TRACEPARENT))
-"""What a head may say of its request: an id, that times are wanted, whose span it belongs to."""
+"""Headers that a request's head may have: an id, that times are wanted, whose span it belongs to."""
 MAX_TRACESTATE = 512
 """Bytes of a ``tracestate``; a longer one is left out."""
 SAMPLED = 1
@@ -44,7 +44,7 @@ class TraceContext(NamedTuple):
 
 
 class RequestContext(NamedTuple):
-    """What is known of a request beside its content. ``request_id``: the client's, or one that the server has made;
+    """The facts about a request other than its content. ``request_id``: the client's, or one that the server has made;
     ``peer``: the address that it came from, without the port, empty where that is not known."""
 
     request_id: str = ""
@@ -52,7 +52,7 @@ class RequestContext(NamedTuple):
     peer: str = ""
 
 
-class Peer(Protocol):
+class CarrierPeer(Protocol):
     """The other end of a connection. ``address``: without the port; empty if that is not known."""
 
     @property
@@ -60,15 +60,16 @@ class Peer(Protocol):
 
 
 class Carrier(Protocol):
-    """What has brought a request, and takes its answer: a call of gRPC, or a request of HTTP. On the event loop."""
+    """The object that has brought a request and takes its answer: a call of gRPC, or a request of HTTP. Used on the
+    event loop."""
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> CarrierPeer:
         """The other end of its connection."""
 
     @property
     def arrived(self) -> float:
-        """When its head had come, in seconds of ``time.monotonic``."""
+        """The moment when the head had come, in seconds of ``time.monotonic``."""
 
     @property
     def names_requests(self) -> bool:
@@ -79,13 +80,13 @@ class Carrier(Protocol):
         """Whether its head has any of :data:`MARKS`."""
 
     def header(self, name: str) -> str | None:
-        """What its head says under this name in lower case."""
+        """The value of the header with this name in lower case."""
 
     def mark(self, name: str, value: str) -> None:
         """Adds a header or trailer to the answer, in place of one with that name. Values are printable ASCII."""
 
     def mark_with_new_id(self) -> None:
-        """Gives the answer an id that nobody has asked for, and that stands nowhere else."""
+        """Gives the answer a new id that the client has not asked for and that stands nowhere else."""
 
 
 def parse_traceparent(text: str, state: str = "") -> TraceContext | None:

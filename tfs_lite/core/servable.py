@@ -107,7 +107,7 @@ class VersionState(enum.IntEnum):
 
 
 DOES_NOT_ANSWER = "it does not answer"
-"""How the message of a version begins that is available, and refuses every request."""
+"""The beginning of the message of a version that is available and refuses every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """Which version of a model a request means: an exact one, the one that a label names, or the newest that is ready.
+    """The version of a model that a request means: an exact one, the one that a label names, or the newest that is
+    ready.
 
     At most one of ``version`` and ``label`` is set; 0 is a version. ``signature`` is what the request calls, empty for
     the default. Managers look up names and versions; ``ServerCore`` resolves labels before it asks them.
@@ -134,5 +135,5 @@ class ModelRef:
     signature: str = ""
 
     def __str__(self) -> str:
-        """In the words of TensorFlow Serving's errors."""
+        """The reference in the words of TensorFlow Serving's errors."""
         return f"Latest({self.name})" if self.version is None else f"Specific({self.name}, {self.version})"

@@ -1,7 +1,7 @@
-"""What a model takes and gives: dtypes, tensor specs, signatures, and the check of a request against them.
+"""The inputs and outputs of a model: dtypes, tensor specs, signatures, and the check of a request against them.
 
-The dtype numbers and texts are those of ``tensorflow.DataType``. Exported programs run here without torch's guards:
-what those say about sizes is in the signature, as shapes and as :class:`SizeConditions`.
+The dtype numbers and texts are those of ``tensorflow.DataType``. Exported programs run here without torch's guards: the
+guards' demands on sizes are in the signature, as shapes and as :class:`SizeConditions`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DataType(enum.IntEnum):
 
 
 class Tensor(Protocol):
-    """What crosses rooms as a tensor: a numpy array, C-contiguous; strings as an object array of ``bytes``.
+    """The tensor that crosses rooms: a numpy array, C-contiguous; strings as an object array of ``bytes``.
 
     bfloat16 and float8 use the dtypes of ``ml_dtypes``. torch appears only inside adapters.
     """
@@ -80,7 +80,7 @@ class SymbolicDim:
 
     @property
     def is_named(self) -> bool:
-        """Whether somebody chose the symbol, who knows it when a message has it. Exporters number theirs."""
+        """Whether a person chose the symbol, and so recognises it in a message. Exporters number theirs."""
         return not any(character.isdigit() for character in self.symbol)
 
 
@@ -113,7 +113,7 @@ _MULTIPLE = re.compile(r"n\d+ % (\d+) == 0")
 
 @dataclass(frozen=True, slots=True)
 class SizeConditions:
-    """What the sizes of one run have to be beside what the shapes of its inputs say. Made by
+    """Conditions on the sizes of one run beyond those that the shapes of its inputs state. Made by
     :func:`~tfs_lite.protocols.conditions.read_conditions`.
 
     ``axes`` are the (input, dimension) of the sizes ``n0``, ``n1``, ... of which the ``texts`` speak: ``n0 % 8 == 0``.
@@ -127,7 +127,7 @@ class SizeConditions:
     complete: bool = True
 
     def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
-        """Which condition inputs of these shapes break, for a message; empty if they break none. Ranks were
+        """The condition that inputs of these shapes break, for a message; empty if they break none. Ranks were
         checked."""
         sizes = tuple([shapes[name][axis] for name, axis in self.axes])
         number = self.failing(sizes)
@@ -157,7 +157,7 @@ class SizeConditions:
 
 
 class ShapeContract(enum.Enum):
-    """How much of the shapes that a signature declares holds. A file may declare less or more than its model takes and
+    """The part of the declared shapes that is sure to hold. A file may declare less or more than its model takes and
     gives; who loads it says here what is sure.
 
     |        | inputs of a request | outputs | calls share runs |
@@ -179,9 +179,9 @@ class Signature:
     """One way to call a model: its inputs and outputs."""
 
     inputs: tuple[TensorSpec, ...]
-    """In the order of ``forward``'s parameters."""
+    """The inputs in the order of ``forward``'s parameters."""
     outputs: tuple[TensorSpec, ...]
-    """In the order in which ``forward`` returns them."""
+    """The outputs in the order in which ``forward`` returns them."""
     method_name: str = PREDICT_METHOD
     """The method that it is meant for, by TensorFlow Serving's name."""
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
@@ -190,9 +190,9 @@ class Signature:
     optional: frozenset[str] = frozenset()
     """Inputs that a request may leave out as well; the model does not get them then."""
     conditions: SizeConditions | None = None
-    """What an exported program says about its sizes beyond the shapes."""
+    """The conditions of an exported program on its sizes beyond the shapes."""
     contract: ShapeContract = field(default=ShapeContract.ALL, compare=False)
-    """How much of the declared shapes is sure."""
+    """The part of the declared shapes that is sure to hold."""
     model: str = field(default="", compare=False)
     """The model's name, for messages; set by :func:`served`."""
     max_rows: int = field(default=0, compare=False)
@@ -338,7 +338,7 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
 
 
 def shapes_fault(signature: Signature, inputs: Mapping[str, Tensor]) -> str:
-    """In what the inputs, whose names fit, differ from the declared shapes, whatever the contract; empty if they
+    """The difference between the inputs, whose names fit, and the declared shapes, whatever the contract; empty if they
     fit."""
     sizes: dict[str, tuple[str, int, int]] = {}
     try:

@@ -1,4 +1,4 @@
-"""How a source tells a manager which versions should be loaded.
+"""The interface by which a source tells a manager which versions should be loaded.
 
     Source  --aspired list-->  SourceRouter  --aspired list-->  SourceAdapter*  --aspired list-->  Target
 

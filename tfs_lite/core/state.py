@@ -27,7 +27,7 @@ class ManagerState(enum.Enum):
     UNLOADING = "Unloading"
     """About to be withdrawn; published before handles stop being given out."""
     END = "End"
-    """Over: unloaded (status OK; the loader's unload has returned) or failed (status is the error)."""
+    """The version is over: unloaded (status OK; the loader's unload has returned) or failed (status is the error)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 class Reason(enum.Enum):
-    """What a code does not tell, for protocols that have a word of their own for it."""
+    """A reason that the code alone does not tell, for protocols that have a word of their own for it."""
 
     INVALID_ITEM = "the model's own rules refuse an item of the request"
     JOB_EXPIRED = "the time for a request that goes item by item is over"
@@ -69,9 +69,9 @@ class Status:
     message: str = ""
     """Empty iff the code is OK. Bytes of file names that are no UTF-8 stand in it as escapes."""
     reason: Reason | None = None
-    """More than the code says, for protocols that have a word for it."""
+    """The reason where the code does not tell all, for protocols that have a word for it."""
     models: tuple[str, ...] = ()
-    """With ``WAITS_FOR_MODELS``: the models that have to be available first."""
+    """The models that have to be available first, with ``WAITS_FOR_MODELS``."""
 
     def __post_init__(self) -> None:
         if not self.message.isascii():
@@ -140,7 +140,7 @@ def failed_precondition(message: str) -> ServingError:
 
 
 def queue_full(message: str) -> Status:
-    """What a queue that has all that it may hold answers: protocols have a word of their own for it."""
+    """The error of a queue that is full; protocols have a word of their own for it."""
     return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_FULL)
 
 

@@ -60,7 +60,7 @@ def leave_behind(found: Mapping[str, Callable[[], bool]]) -> None:
 
 
 def left_behind() -> list[str]:
-    """What was left behind in this process and still goes on, by name."""
+    """The names of the calls that this process left behind and that still go on."""
     with _lock:
         left = list(_left)
     return list(dict.fromkeys(name for name, goes_on in left if goes_on()))
@@ -109,9 +109,9 @@ class BoundedCalls:
     def call(self, key: str, work: Callable[[], T]) -> T:
         """The result of ``work``, which runs on a thread of its own with the caller's context variables. Raises what it
         raises, and UNAVAILABLE if it has not ended in time: then it goes on, and each call with this key is refused at
-        once until it has ended, or until it is worth another try beside it. The path may lead to something else by
-        then, and a thread that hangs for good would never tell: it is tried after as long again, then after twice, four
-        times ... as long. ``key`` names the work in messages."""
+        once until it has ended, or until it is worth a second try while the first goes on. The path may lead to
+        something else by then, and a thread that hangs for good would never tell: it is tried after as long again, then
+        after twice, four times ... as long. ``key`` names the work in messages."""
         with self._lock:
             self._hanging = [each for each in self._hanging if each.thread.is_alive()]
             same = [each for each in self._hanging if each.key == key]

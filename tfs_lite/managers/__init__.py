@@ -1,4 +1,4 @@
-"""Which versions are loaded and served, and which is loaded or unloaded next.
+"""The managers: they load, serve and unload versions, and decide which one is next.
 
     aspired list -> AspiredVersionsManager --policy: one action a tick--> BasicManager -> Loader
                                                                               |

@@ -189,10 +189,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
         return item.revision != known.revision and self._manager.end_retries(item.id)
 
     def _act(self) -> Action | None:
-        """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
-        out of date, and the newest one may want what is ready, or need it to bridge the gap. While a version that was
-        withdrawn waits for a thread, no other is withdrawn: it would answer nobody, and its memory would not come free
-        any sooner."""
+        """Takes one action. While the newest list of a stream waits, nothing of that stream is unloaded: the list that
+        asked for it is out of date, and the newest one may want what is ready, or need it to bridge the gap. While a
+        version that was withdrawn waits for a thread, no other is withdrawn: it would answer no request, and its memory
+        would not come free any sooner."""
         before, self._changed = self._changed, self._manager.take_changed_streams()  # those by the steps of this tick
         for name in before | self._changed:
             self._ask(name)
@@ -265,7 +265,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
 
 def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
-    """Not wanted a moment ago and past the point where it could simply stay."""
+    """Whether the version was not wanted a moment ago and is past the point where it could simply stay."""
     return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
 
 

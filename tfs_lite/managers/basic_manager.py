@@ -185,9 +185,9 @@ class BasicManager:
         return self._loads.end_retries(servable_id)
 
     def renew_exhausted(self) -> list[ServableId]:
-        """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
-        was unloaded since, or a load that had waited has given memory back: once for each such change; or if it fits
-        now because less is held beside models. Returns their ids."""
+        """Manages every aspired version that ended with RESOURCE_EXHAUSTED anew, with the same loader, if a version was
+        unloaded since, or a load that had waited has given memory back: once for each such change; or if it fits now
+        because less memory is held outside models. Returns their ids."""
         renewed = []
         with self._registry.lock:
             refused = any(harness.refused_as_measured for harness in self._registry.exhausted)
@@ -277,8 +277,8 @@ class BasicManager:
         self._unloads.request(servable_id, done)
 
     def replace_servable(self, data: ServableData[Loader], done: Done) -> None:
-        """Loads a Ready version anew, by the loader of ``data``, beside what serves, and puts it in its place; what
-        was there is unloaded once its last handle is released. ``done`` gets OK once the new one is served. Otherwise
+        """Loads a Ready version anew, by the loader of ``data``, while the old load serves, and puts it in its place;
+        the old one is unloaded once its last handle is released. ``done`` gets OK once the new one is served. Otherwise
         nothing has changed: NOT_FOUND or FAILED_PRECONDITION (not ready), CANCELLED (no longer served), or
         RESOURCE_EXHAUSTED or the loader's error. There are no further attempts, and no events."""
         self._replacements.request(data, done)
@@ -313,8 +313,8 @@ class BasicManager:
         return self._serving_map.handles(names)
 
     def get_leaving_servable_handles(self, name: str | None = None) -> list[ServableHandle]:
-        """As above, to what was withdrawn or replaced and is still in use; the caller releases each soon: it is waited
-        for."""
+        """Handles to the servables that were withdrawn or replaced and are still in use; the caller releases each soon:
+        it is waited for."""
         return self._serving_map.leaving_handles(name)
 
     # The end.

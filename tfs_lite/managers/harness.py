@@ -63,13 +63,13 @@ LEGAL_FROM: dict[HarnessState, frozenset[HarnessState]] = {
     _S.UNLOADING: frozenset({_S.QUIESCED, _S.LOADING}),
     _S.DISABLED: frozenset({_S.UNLOADING}),
 }
-"""For every state but ERROR, the states it may be entered from."""
+"""The states from which each state but ERROR may be entered."""
 
 FINAL = frozenset({_S.DISABLED, _S.ERROR})
 REMOVABLE = FINAL | {_S.NEW}
-"""In these states a version holds nothing and may stop being managed."""
+"""The states in which a version holds nothing and may stop being managed."""
 LEAVING = frozenset({_S.UNLOAD_REQUESTED, _S.QUIESCING, _S.QUIESCED, _S.UNLOADING})
-"""On the way out; memory is still held."""
+"""The states of a version that is on the way out and still holds memory."""
 IN_FLIGHT = LEAVING | {_S.LOAD_APPROVED, _S.LOADING}
 """Will end by itself, and may free memory when it does."""
 HOLDS_RESOURCES = IN_FLIGHT | {_S.READY}
@@ -77,7 +77,7 @@ HOLDS_RESOURCES = IN_FLIGHT | {_S.READY}
 
 
 class Overdue(enum.Enum):
-    """What may take longer than its bound. It goes on."""
+    """The steps that may take longer than their bound. They go on."""
 
     LOAD = "load"
     DRAIN = "drain"

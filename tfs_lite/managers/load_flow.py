@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. ``should_retry`` and ``on_parked`` run on executor threads, ``on_overdue`` on the
+    """The settings of the load flow. ``should_retry`` and ``on_parked`` run on executor threads, ``on_overdue`` on the
     clock's, all outside all locks."""
 
     clock: Clock
@@ -70,7 +70,7 @@ class _Load:
 
     def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
         self.harness, self.loader, self.done = harness, loader, done
-        self.failures = 0  # of the present step: first estimating, then loading
+        self.failures = 0  # the failures of the present step: first estimating, then loading
         self.failure: Status | None = None
         self.running = False  # inside loader.load
         self.waiting = False  # for the clock
@@ -79,7 +79,7 @@ class _Load:
         self.order = 0  # in the queue of the executor; 0 outside of it
         self.since = 0.0  # when it was queued, begun or put off the last time
         self.retry_at: float | None = None
-        self.waited = False  # for something that has to come first, and others were refused memory beside it
+        self.waited = False  # for something that has to come first, and others were refused memory in the meantime
 
 
 def load_servable(loader: Loader, servable_id: ServableId) -> None:
@@ -393,7 +393,7 @@ class LoadFlow:
         load.harness.error(status)
 
     def _refused(self, load: _Load) -> None:
-        """There is no room for it, and it may not wait for some."""
+        """Ends the load, for which there is no room and which may not wait for some."""
         logger.warning("loading %s failed: %s", load.harness.id, load.harness.status)
         self._report_end(load)
 

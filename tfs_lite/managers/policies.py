@@ -1,4 +1,4 @@
-"""Which version of one stream goes next: the version transition policies.
+"""The version transition policies: which version of one stream goes next.
 
 A policy is a pure function of the versions of one stream. It sees every managed version, aspired or not, and
 answers with one action or none; the manager asks again at the next tick. Only ready versions can be unloaded, only
@@ -17,7 +17,7 @@ from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
 
 
 class ActionKind(enum.Enum):
-    """What to do with a version."""
+    """The action to take with a version."""
 
     LOAD = "load"
     UNLOAD = "unload"
@@ -42,11 +42,11 @@ class Policy(Protocol):
 class AvailabilityPreservingPolicy:
     """Never gives up the last ready version while another one is wanted and none that is wanted is ready.
 
-    Loads the new version beside the old one, then unloads the old one. If the new one fails, the old one goes on
-    serving. Of several old ones all but one are unloaded before the new one is loaded, so that at most one version
-    more than wanted is in memory. The last old one goes when every version that is wanted is ready; those that the
-    source has given up do not count. So a new version that fails has taken nobody's place: its source, told of the
-    failure, wants the old one again.
+    Loads the new version while the old one is in memory, then unloads the old one. If the new one fails, the old one
+    goes on serving. Of several old ones all but one are unloaded before the new one is loaded, so that at most one
+    version more than wanted is in memory. The last old one goes when every version that is wanted is ready; those that
+    the source has given up do not count. So a new version that fails has taken no other's place: its source, told of
+    the failure, wants the old one again.
     """
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
@@ -60,9 +60,9 @@ class ResourcePreservingPolicy:
     """Never has a new version in memory together with an old one.
 
     Unloads every version that is not wanted, waits until they are gone, then loads. In between nothing is served, and
-    if the new version fails there is nothing to fall back to. A version that is overdue (its unload
-    hangs, or one of its requests does not end) is not waited for: what it holds counts, and the new one is loaded if
-    there is room beside it.
+    if the new version fails there is nothing to fall back to. A version that is overdue (its unload hangs, or one of
+    its requests does not end) is not waited for: what it holds counts, and the new one is loaded if there is room for
+    both.
     """
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:

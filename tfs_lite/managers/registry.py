@@ -1,6 +1,6 @@
 """The managed versions of one manager, the lock that guards them, and the order in which their events are published.
 
-Whatever a decision needs of all versions is kept beside them and follows each change of a harness, so that no step
+The facts that a decision needs of all versions are kept here too and follow each change of a harness, so that no step
 looks at every version: which streams have changed, what is held and what is on its way, which versions lacked memory.
 
 The load flow, the unload flow and the manager's own operations share one registry. Events are queued under the lock,
@@ -30,7 +30,7 @@ Done = Callable[[Status], None]
 
 
 class Registry:
-    """``lock`` guards every field here and in every harness, and what the flows keep beside them.
+    """``lock`` guards every field here and in every harness, and the flows' own bookkeeping.
 
     It is held for bookkeeping only: never while publishing, estimating, loading, or calling anything passed in.
     ``after_change`` is called, outside the lock, after anything changed that a tick may act on.
@@ -50,13 +50,14 @@ class Registry:
         self.exhausted: dict[LoaderHarness, None] = {}
         """Those that ended because they lacked resources."""
         self.room_changes = 0
-        """How often anything changed by which a load may be admitted or refused."""
+        """The number of changes by which a load may be admitted or refused."""
         self._streams: dict[str, dict[ServableId, LoaderHarness]] = {}
         self._changed_streams: set[str] = set()
         self._counted: dict[LoaderHarness, tuple[bool, bool, ResourceAllocation]] = {}
         self.closing = False
         self.releases = 0
-        """How often memory came free that nothing was parked for: by unloads, and by loads that had waited."""
+        """The number of times that memory came free that nothing was parked for: by unloads, and by loads that had
+        waited."""
         self.changes = 0
         self._event_bus = event_bus
         self._after_change = after_change
@@ -92,7 +93,8 @@ class Registry:
             self._let_go(harness)
 
     def change_places(self, new: LoaderHarness, old: LoaderHarness) -> None:
-        """``new`` was kept beside ``old``, which is from now on beside it."""
+        """Exchanges a managed version with its second load: ``new``, which was kept beside ``old``, becomes the managed
+        one, and ``old`` is kept beside it."""
         self.beside.discard(new)
         self.beside.add(old)
         self.harnesses[new.id] = self._streams[new.id.name][new.id] = new
@@ -124,7 +126,7 @@ class Registry:
         self._changed_streams.add(harness.id.name)
 
     def _count(self, harness: LoaderHarness) -> None:
-        """After each change of a harness."""
+        """Updates the counts after each change of a harness."""
         self._changed_streams.add(harness.id.name)
         if harness.state in IN_FLIGHT:
             self.moving.setdefault(harness)

@@ -1,11 +1,11 @@
-"""The replacement of a ready version by another load of it, without a moment in which the version cannot be had.
+"""The replacement of a ready version by another load of it, without a moment in which the version does not answer.
 
-    queued -> estimate -> reserve beside what serves, or refuse -> loader.load() -> takes the place in the serving map
+    queued -> estimate -> reserve a second share, or refuse -> loader.load() -> takes the place in the serving map
         -> what was there is unloaded after its last handle
 
 The version stays Available throughout, so no event is published. A replacement that fails leaves what serves as it is,
 and nothing behind; trying again is up to the caller. While both are in memory the one that does not stand for the
-version is kept beside the managed ones, and its memory counts.
+version is kept outside the managed ones, and its memory counts.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ReplaceFlow:
         self._registry.changed()
 
     def _drop(self, replacement: _Replacement, status: Status) -> None:
-        """What was loaded has no place to take any more."""
+        """Drops the new load, which has no place to take any more."""
         with self._registry.lock:
             replacement.harness.transition(HarnessState.UNLOADING)
         self._unloads.discard(replacement.harness, lambda _: call_done(replacement.done, status))
@@ -164,10 +164,10 @@ class ReplaceFlow:
             raise ServingError(StatusCode.CANCELLED, f"{old.id} is no longer served")
 
     def _on_error(self, harness: LoaderHarness) -> None:
-        """Called with the lock held. A load beside what serves ends without an event."""
+        """Called with the lock held. A second load of a version that serves ends without an event."""
         if self._registry.harnesses.get(harness.id) is harness:
             self._registry.queue_end(harness)
 
 
 def _ignore(status: Status) -> None:
-    """What becomes of the old one is logged where it happens."""
+    """Ignores the end of the old one, which is logged where it happens."""

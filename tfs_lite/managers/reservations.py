@@ -28,19 +28,20 @@ class Reservations:
         self._tracker = tracker
         # Guarded by the registry's lock:
         self._parked: dict[LoaderHarness, None] = {}  # first come, first served
-        self._ahead = RunningTotal()  # of the parked loads
+        self._ahead = RunningTotal()  # the memory of the parked loads
         self._decided_at = -1  # the registry's ``room_changes`` when the parked loads were decided last
 
     def estimate(self, loader: Loader) -> ResourceAllocation:
-        """What the version will need. Nothing without a tracker. Raises what the loader raises, and INVALID_ARGUMENT
-        for a device that the machine does not have."""
+        """The resources that the version will need; none without a tracker. Raises the loader's error, and
+        INVALID_ARGUMENT for a device that the machine does not have."""
         if self._tracker is None:
             return NO_RESOURCES
         self._tracker.measure()
         return self._tracker.verify(loader.estimate_resources())
 
     def estimate_loaded(self, loader: Loader, before: ResourceAllocation) -> ResourceAllocation:
-        """What the version takes now that it is loaded; the estimate from before the load if the loader cannot say."""
+        """The resources that the version takes now that it is loaded; the estimate from before the load if the loader
+        cannot say."""
         try:
             return self.estimate(loader)
         except Exception:
@@ -48,7 +49,7 @@ class Reservations:
             return before
 
     def measure(self) -> None:
-        """Takes a new measurement of the memory that is held beside models, for the next decisions."""
+        """Measures the memory that is held outside models, for the next decisions."""
         if self._tracker is not None:
             self._tracker.measure()
 
@@ -66,8 +67,8 @@ class Reservations:
         return admission
 
     def hold_beside(self, harness: LoaderHarness) -> None:
-        """Keeps a second load of a managed version beside it, with its memory; RESOURCE_EXHAUSTED if there is no room,
-        or others wait for it."""
+        """Keeps a second load of a managed version, with its memory, beside the first; RESOURCE_EXHAUSTED if there is
+        no room, or others wait for it."""
         if self._admission(harness) is not Admission.ADMIT:
             refusal = self._exhausted(harness)
             raise ServingError(refusal.code, refusal.message)
@@ -90,7 +91,7 @@ class Reservations:
             self._decided_at = -1
 
     def fits_again(self, harness: LoaderHarness) -> bool:
-        """Whether a load that was refused when more was held beside models fits by the latest measurement."""
+        """Whether a load that was refused when more was held outside models fits by the latest measurement."""
         return harness.refused_as_measured and self._admission(harness) is Admission.ADMIT
 
     @property

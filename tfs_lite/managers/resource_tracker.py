@@ -24,11 +24,11 @@ def default_reserve(limit: int) -> int:
 
 
 class ModelShare:
-    """What models may have of the memory of a control group. Any thread.
+    """The part of a control group's memory that models may have. Any thread.
 
         limit = share of the models + what else the group holds + reserve
 
-    What else it holds is measured: all that the group holds, less what versions have reserved. While a load or an
+    The rest that it holds is measured: all that the group holds, less what versions have reserved. While a load or an
     unload runs its memory is there in part only, and the figure of before stays unless the new one is higher.
     """
 
@@ -51,7 +51,8 @@ class ModelShare:
             self._group = group
 
     def settle(self, reserved: int, *, in_flight: bool) -> None:
-        """Works out what is held beside models, from the last measurement. ``reserved``: what versions count for."""
+        """Works out the memory that is held outside models, from the last measurement. ``reserved``: the memory that
+        versions count for."""
         with self._lock:
             others = self._group.held - reserved if self._group is not None else 0
             self._others = max(others, self._others if in_flight else 0)
@@ -93,7 +94,7 @@ class ResourceTracker:
 
     @property
     def total(self) -> ResourceAllocation:
-        """What models may have of each resource, as it was measured last."""
+        """The amount of each resource that models may have, as measured last."""
         share = self._share.total if self._share is not None else None
         if share is None:
             return self._total
@@ -102,12 +103,12 @@ class ResourceTracker:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the total depends on what is held beside models."""
+        """Whether the total depends on the memory that is held outside models."""
         return self._share is not None and self._share.total is not None
 
     @property
     def beside_models(self) -> str:
-        """What the share says of the memory that models do not get; empty if there is none."""
+        """The words of the share about the memory that models do not get; empty if there is none."""
         return str(self._share) if self.is_measured else ""
 
     def measure(self) -> None:
@@ -127,7 +128,7 @@ class ResourceTracker:
         return self._util.normalize(allocation)
 
     def recompute_used(self, allocations: Iterable[ResourceAllocation]) -> ResourceAllocation:
-        """What all of them hold together."""
+        """Sums up anew what all of them hold together."""
         return reduce(self._util.add, allocations, NO_RESOURCES)
 
     def reserve(self, used: ResourceAllocation, wanted: ResourceAllocation) -> ResourceAllocation | None:
@@ -140,7 +141,7 @@ class ResourceTracker:
         return self.reserve(self.recompute_used(used), wanted) is not None
 
     def explain(self, used: Iterable[ResourceAllocation], wanted: ResourceAllocation) -> str:
-        """For every resource wanted: how much, how much is used, and the total. For messages."""
+        """A text for messages: how much of each resource is wanted, how much is used, and the total."""
         held = self._util.overbind(self.recompute_used(used)).entries
         figures = [
             f"{resource} wanted {quantity}{self._places(resource, held)}"

@@ -1,4 +1,4 @@
-"""What can be served right now, and who is using it.
+"""The versions that can be served right now, and the handles on them.
 
 Requests look versions up here and nowhere else, so this is kept tiny: one lookup takes one short lock, adds one to the
 version's handle count and returns. Managers add a version when it is loaded and withdraw it before it is unloaded;
@@ -16,7 +16,7 @@ from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import not_found
 
 
-class _Entry:
+class _ServedVersion:
     """One version. ``handles`` and ``on_drained`` are guarded by the lock of the map."""
 
     __slots__ = ("_lock", "handles", "id", "on_drained", "servable")
@@ -47,12 +47,12 @@ class _Entry:
         return drained
 
 
-class _Stream:
+class _ServedStream:
     """The versions of one name, immutable: changes make a new one."""
 
     __slots__ = ("latest", "versions")
 
-    def __init__(self, versions: dict[int, _Entry]) -> None:
+    def __init__(self, versions: dict[int, _ServedVersion]) -> None:
         self.versions = versions
         self.latest = versions[max(versions)]
 
@@ -62,8 +62,8 @@ class ServingMap:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _streams and the counts of every entry; nothing is called under it
-        self._streams: dict[str, _Stream] = {}
-        self._leaving: dict[_Entry, None] = {}  # withdrawn, with live handles; guarded by the lock too
+        self._streams: dict[str, _ServedStream] = {}
+        self._leaving: dict[_ServedVersion, None] = {}  # withdrawn, with live handles; guarded by the lock too
 
     def lookup(self, request: ModelRef) -> ServableHandle:
         """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
@@ -77,41 +77,41 @@ class ServingMap:
         raise not_found(f"Servable not found for request: {request}")
 
     def add(self, servable_id: ServableId, servable: Any) -> None:
-        """From now on lookups find ``servable``. The version must not be in the map."""
+        """Lets lookups find ``servable`` from now on. The version must not be in the map."""
         with self._lock:
             versions = self._versions(servable_id.name)
             if servable_id.version in versions:
                 raise ValueError(f"{servable_id} is already being served")
-            versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
-            self._streams[servable_id.name] = _Stream(versions)
+            versions[servable_id.version] = _ServedVersion(servable_id, servable, self._lock)
+            self._streams[servable_id.name] = _ServedStream(versions)
 
     def replace(self, servable_id: ServableId, servable: Any, on_drained: Callable[[], None]) -> None:
-        """From now on lookups find ``servable`` for the version, which is in the map: no lookup fails meanwhile.
-        ``on_drained`` is called as by :meth:`withdraw`, for what was there before."""
+        """Lets lookups find ``servable`` from now on for the version, which is in the map: no lookup fails meanwhile.
+        ``on_drained`` is called as by :meth:`withdraw`, for the servable that was there before."""
         with self._lock:
             versions = self._versions(servable_id.name)
             entry = versions[servable_id.version]
-            versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
-            self._streams[servable_id.name] = _Stream(versions)
+            versions[servable_id.version] = _ServedVersion(servable_id, servable, self._lock)
+            self._streams[servable_id.name] = _ServedStream(versions)
             drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
 
     def withdraw(self, servable_id: ServableId, on_drained: Callable[[], None]) -> None:
-        """From now on lookups do not find the version. ``on_drained`` is called exactly once, when the last handle is
-        gone: on the releasing thread (often a request's), or inside this call if none is live. It must be short."""
+        """Hides the version from lookups. ``on_drained`` is called exactly once, when the last handle is gone: on the
+        releasing thread (often a request's), or inside this call if none is live. It must be short."""
         with self._lock:
             versions = self._versions(servable_id.name)
             entry = versions.pop(servable_id.version)
             if versions:
-                self._streams[servable_id.name] = _Stream(versions)
+                self._streams[servable_id.name] = _ServedStream(versions)
             else:
                 del self._streams[servable_id.name]
             drained = self._leave(entry, on_drained)
         if drained is not None:
             drained()
 
-    def _leave(self, entry: _Entry, on_drained: Callable[[], None]) -> Callable[[], None] | None:
+    def _leave(self, entry: _ServedVersion, on_drained: Callable[[], None]) -> Callable[[], None] | None:
         """The callback to call at once, if the entry is unused. Called with the lock held."""
 
         def gone() -> None:
@@ -163,13 +163,13 @@ class ServingMap:
             entries = [entry for entry in self._leaving if entry.handles and name in (None, entry.id.name)]
             return [entry.take() for entry in sorted(entries, key=lambda entry: entry.id)]
 
-    def _versions(self, name: str) -> dict[int, _Entry]:
+    def _versions(self, name: str) -> dict[int, _ServedVersion]:
         """A copy to change. Called with the lock held."""
         stream = self._streams.get(name)
         return dict(stream.versions) if stream is not None else {}
 
 
-def _count(entries: Iterable[_Entry]) -> dict[ServableId, int]:
+def _count(entries: Iterable[_ServedVersion]) -> dict[ServableId, int]:
     """Live handles by version. Called with the lock held."""
     found: dict[ServableId, int] = {}
     for entry in entries:

@@ -1,6 +1,6 @@
-"""What a manager has to say about its versions at one moment: not only their states, but what each of them waits for.
+"""A manager's report on its versions at one moment: not only their states, but also what each of them waits for.
 
-Values for those who explain. Times are in seconds of the manager's ``clock.monotonic``.
+The values are for explanations. Times are in seconds of the manager's ``clock.monotonic``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfs_lite.managers.harness import ServableStateSnapshot
 
 
 class LoadStage(enum.Enum):
-    """What a load that was requested is doing."""
+    """The stages of a load that was requested."""
 
     QUEUED = "queued"
     """It waits for a thread."""

@@ -1,4 +1,4 @@
-"""What operators use, and serving does without: each folder is a feature, and nothing but
+"""The features that operators use and serving does without: each folder is a feature, and nothing but
 :mod:`tfs_lite.server.features` names one.
 
 history          events of the lifecycle, who wanted each, and the byte account of loads

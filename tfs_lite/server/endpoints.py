@@ -24,7 +24,7 @@ from tfs_lite.server.access.access import Access
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import DenialEvents
 from tfs_lite.server.access.metrics import AccessCollector
-from tfs_lite.server.access.rules import AUTO, Policy
+from tfs_lite.server.access.rules import AUTO, AccessPolicy
 from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.grpc.channel_arguments import parse_grpc_arguments
 from tfs_lite.server.grpc.checked_methods import checked_methods
@@ -72,8 +72,9 @@ LAST_PAGES = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """What the options name by file or text, read and checked before the ports open. ``metrics_path`` is that of the
-    page with TensorFlow Serving's names; None: there is no such page. ``access_file`` None: there are no tokens."""
+    """The settings that the options name by file or text, read and checked before the ports open. ``metrics_path`` is
+    that of the page with TensorFlow Serving's names; None: there is no such page. ``access_file`` None: there are no
+    tokens."""
 
     grpc_arguments: tuple[tuple[str, int | str], ...]
     tls: TlsFile | None
@@ -276,5 +277,5 @@ def _make_access(options: ServerOptions, file: AccessFile | None, history: Histo
             "reload, load, unload and settings work from this machine only; --access_file lets tokens do so from "
             "elsewhere, --management_access=open everybody"
         )
-    policy = Policy(options.predict_access, options.read_access, manage, has_file=file is not None)
+    policy = AccessPolicy(options.predict_access, options.read_access, manage, has_file=file is not None)
     return Access(policy, file, options.allowed_hosts, on_denied=DenialEvents(history, time.monotonic).append)

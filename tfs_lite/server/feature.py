@@ -18,8 +18,8 @@ from tfs_lite.transport.table import CallContext, Method, Scope
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """What a server has in front of its core. ``read_again`` reads the config and the disk without waiting for the next
-    poll. ``repository`` loads and unloads models by call; None: there are no such calls."""
+    """The parts of a server in front of its core. ``read_again`` reads the config and the disk without waiting for the
+    next poll. ``repository`` loads and unloads models by call; None: there are no such calls."""
 
     health: Health
     access: Access
@@ -27,7 +27,7 @@ class Doors:
     repository: RepositoryControl | None
 
     def may(self, request: Request) -> frozenset[Scope]:
-        """What the client may do."""
+        """The scopes that the client may use."""
         return self.access.may(self.access.http(request.peer, request.headers.find))
 
     def manages(self, request: Request) -> bool:
@@ -54,7 +54,7 @@ class ServerFeature(Feature):
         return ()
 
     def drained(self) -> None:
-        """On the event loop: every request is answered or has run out of time; what streams for ever ends now."""
+        """Called on the event loop when every request is answered or has run out of time; endless streams end now."""
 
     def close_doors(self) -> None:
         """Both ports are closed, and no model is loaded any more."""

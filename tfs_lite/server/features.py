@@ -37,5 +37,5 @@ def cluster(core: ServerCore) -> Feature | None:
 
 
 def all_features() -> tuple[MakeFeature, ...]:
-    """Those of this package, and those of the packages that are installed beside it."""
+    """The features of this package and of other installed packages."""
     return (*FEATURES, cluster, *(point.load() for point in entry_points(group=GROUP)))

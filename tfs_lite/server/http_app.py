@@ -58,7 +58,7 @@ class Pages(_PlainPages):
     """Owns every path, so that it comes last."""
 
     def __init__(self, health: Health, metrics: MetricsPages, others: Sequence[Api[Any]]) -> None:
-        """``others``: what this server answers besides."""
+        """``others``: the other APIs that this server answers."""
         self._metrics = metrics
         self._health = health
         self._document = document((*others, self))

@@ -167,7 +167,7 @@ def _listed_model(versions: Tree) -> Tree:
 
 
 def sandbox_schema() -> Tree:
-    """Of a process; null for one in none."""
+    """The schema of a process's sandbox; null for a process in none."""
     things = list_of({"enum": ["files", "programs", "network", "signals"]})
     return object_of(("holds", "lacks"), holds=things, lacks=things) | {"type": ["object", "null"]}
 

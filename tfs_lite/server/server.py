@@ -37,7 +37,7 @@ class Server:
     def __init__(
         self, options: ServerOptions | None = None, *, features: Sequence[MakeFeature] | None = None, **fields: Any
     ) -> None:
-        """``features``: what the server has beside serving, see :mod:`tfs_lite.server.features`; None: everything."""
+        """``features``: the features of the server, see :mod:`tfs_lite.server.features`; None: all of them."""
         if options is not None and fields:
             raise TypeError("pass either options or their fields")
         self.options = options or ServerOptions(**fields)

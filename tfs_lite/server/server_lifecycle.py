@@ -86,7 +86,8 @@ class ServerLifecycle:
         return None
 
     def _first_config(self) -> ModelServerConfig:
-        """In the mode ``explicit`` nothing is served before it is loaded by name, but the repository is checked."""
+        """The config of the start. In the mode ``explicit`` nothing is served before it is loaded by name, but the
+        repository is checked."""
         if self.repository is not None:
             self.repository.check()
             return NO_MODELS

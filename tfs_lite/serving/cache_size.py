@@ -9,7 +9,7 @@ MAX_BYTES = 1 << 50
 
 
 def cache_bytes(text: str) -> int:
-    """How large ``--cache_config`` wants the cache: ``local,size=N`` in bytes, or N alone; 0 for an empty text: no
+    """The size of the cache by ``--cache_config``: ``local,size=N`` in bytes, or N alone; 0 for an empty text: no
     cache. INVALID_ARGUMENT."""
     if not text:
         return 0

@@ -27,7 +27,7 @@ class ChangeNotifier:
 
     @property
     def count(self) -> int:
-        """How many changes there were. Read it before looking at the state; then :meth:`wait_since` misses none."""
+        """The number of changes so far. Read it before looking at the state; then :meth:`wait_since` misses none."""
         with self._changed:
             return self._count
 

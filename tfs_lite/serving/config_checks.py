@@ -57,7 +57,7 @@ def check_actual_platforms(difference: ConfigDiff, actual: Mapping[str, str]) ->
 
 
 def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceConfig:
-    """What the file-system source is told. With ``model_control_mode`` none it looks once, at the start."""
+    """The config of the file-system source. With ``model_control_mode`` none it looks once, at the start."""
     interval = options.file_system_poll_wait_seconds if options.follows_changes else 0
     return SourceConfig(
         servables=tuple(ServableToMonitor(m.name, m.base_path, scan_policy(m)) for m in config.models),
@@ -83,7 +83,7 @@ def logged_models(config: ModelServerConfig) -> dict[str, LoggingSettings]:
 
 
 def scan_policy(model: ModelConfig) -> VersionPolicy:
-    """Which versions of the model are wanted, as the source is told."""
+    """The config of the scan: which versions of the model are wanted."""
     choice = model.model_version_policy.choice
     if isinstance(choice, All):
         return AllPolicy()

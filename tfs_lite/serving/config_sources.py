@@ -1,9 +1,9 @@
-"""Where configs of the server come from: a config file, one base path, or a model repository, as the options say.
+"""The sources of the server's config: a config file, one base path, or a model repository, as the options say.
 
 :func:`read_first_config` reads the one of the start. The watchers keep the served set up to date: they apply a changed
 file or repository as a reload would, but wait for no model, because one that takes long to load must not hold up the
-next change; what goes wrong is logged once per cause and tried again. :class:`ModelLocator` looks up which models could
-be loaded by a call, anew for each call.
+next change; a failure is logged once per cause and tried again. :class:`ModelLocator` looks up which models could be
+loaded by a call, anew for each call.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 def read_first_config(options: ServerOptions) -> ModelServerConfig:
-    """From the config file or the base path. Raises INVALID_ARGUMENT or NOT_FOUND in one line that says where and
-    what. For a model repository, see :class:`RepositoryWatcher`."""
+    """Reads the config file or the base path. Raises INVALID_ARGUMENT or NOT_FOUND in one line that names the place and
+    the fault. For a model repository, see :class:`RepositoryWatcher`."""
     directory = working_directory(options)
     if options.model_config_file:
         return read_config_file(options.model_config_file, directory)
@@ -65,8 +65,8 @@ _Found = tuple[str, VersionPolicy]
 
 @dataclass(frozen=True, slots=True)
 class RefusedConfig:
-    """Why what the config file or the model repository at ``path`` says is not in force. ``config`` is what it says;
-    None: it cannot be read."""
+    """The reason why the config file or the model repository at ``path`` is not in force. ``config`` is its content;
+    None if it cannot be read."""
 
     path: str
     status: Status
@@ -80,13 +80,13 @@ class RefusedConfig:
         return cls(path, without_path(status, path), config, is_repository)
 
     def named(self, model: str) -> ModelConfig | None:
-        """What it says of the model; None if it does not name it, or that is not known."""
+        """The config of the model; None if the file does not name it, or cannot be read."""
         models = self.config.models if self.config is not None else ()
         return next((found for found in models if found.name == model), None)
 
 
 def without_path(status: Status, path: str) -> Status:
-    """For clients, who may not all see paths of the server: the message has the last name of the path only."""
+    """The same for clients, who may not all see paths of the server: the message has the last name of the path only."""
     return replace(status, message=status.message.replace(path, os.path.basename(path)))
 
 
@@ -120,9 +120,9 @@ class ConfigFileWatcher:
         self._applied: ModelServerConfig | None = applied
         self._in_force = applied
         self._bytes = 0
-        """Of the file of the config in force, as far as it was read here."""
+        """The bytes of the file of the config in force, as far as it was read here."""
         self._read_at: FileState | None = None
-        """Of the file when it was read last."""
+        """The state of the file when it was read last."""
         self._quiet = QuietFile(clock.monotonic)
         self._next_look: Timer | None = None
         self._apply = apply
@@ -282,15 +282,15 @@ class RepositoryWatcher:
         self._on_looked(None)
 
     def _refuse(self, error: ServingError, config: ModelServerConfig) -> None:
-        """What was applied last stays in force; the next look tries this one again."""
+        """Notes the refusal: the last config that was applied stays in force, the next look tries this one again."""
         self._on_looked(RefusedConfig.of(self._path, error.status, config, is_repository=True))
         if str(error) != self._logged_error:
             self._logged_error = str(error)
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 
     def _on_problem(self, problem: Status) -> None:
-        """Why the models stay as they are, whatever is in the directory. The look at its models tells when that is
-        over."""
+        """Notes why the models stay as they are, whatever is in the directory. The look at its models tells when that
+        is over."""
         if not problem.ok:
             self._on_looked(RefusedConfig.of(self._path, problem, None, is_repository=True))
 
@@ -401,19 +401,19 @@ _LATEST, _NONE = VersionPolicy(), VersionPolicy(specific=Specific(versions=()))
 
 
 class RepositoryPolicies:
-    """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
-    for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
-    may meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model
-    at a time; ``of`` does not."""
+    """The versions of each model in a repository that are wanted, by the model's own config. Remembers what it read for
+    as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look may
+    meet a file that its writer has emptied and not yet filled. ``look`` asks the disk, on any thread, one model at a
+    time; ``of`` does not."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[_Stamp, VersionPolicy, Status]] = {}  # why the config was not read, too
-        self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
+        self._changed: dict[str, tuple[_Stamp, float]] = {}  # a stamp that was not read yet, and when it was seen first
 
     def look(self, name: str, base: str) -> None:
-        """At the config of one model. While it is wrong, the policy stays what it was; before the first that was right,
-        no version is wanted, for any of them may be the one that nobody should be answered by."""
+        """Looks at the config of one model. While it is wrong, the policy stays as it was; before the first right one
+        no version is wanted, for any of them may be one that must not answer."""
         stamp = _stamp(base)
         before = self._known.get(name)
         if before is not None:
@@ -433,7 +433,7 @@ class RepositoryPolicies:
         self._known[name] = (stamp, policy, problem)
 
     def of(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
-        """By name; ``models`` has the base paths. Other models are forgotten."""
+        """The policies by name; ``models`` has the base paths. Other models are forgotten."""
         for name in self._known.keys() - models.keys():
             self._known.pop(name, None)
             self._changed.pop(name, None)
@@ -441,7 +441,8 @@ class RepositoryPolicies:
 
     @property
     def wrong(self) -> dict[str, Status]:
-        """By name: why the config of a model could not be read, so that its policy stays what it was, if it was any."""
+        """The reasons, by name, why the config of a model could not be read, so that its policy stays as it was, if it
+        had one."""
         return {name: problem for name, (_, _, problem) in list(self._known.items()) if not problem.ok}
 
     @staticmethod
@@ -461,7 +462,7 @@ class RepositoryPolicies:
 
 
 def _stamp(base: str) -> _Stamp:
-    """Differs whenever a config beside the versions was changed."""
+    """A stamp that differs whenever a config beside the versions was changed."""
     found = []
     for name in MODEL_SETTINGS_FILES:
         path = f"{base}/{name}"

@@ -38,12 +38,13 @@ class Feature:
     # The way of a version.
 
     def observe_lists(self, forward: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
-        """What gets the source's lists: something that looks at them and passes each on to ``forward``. The feature
+        """The callback that gets the source's lists: it looks at them and passes each on to ``forward``. The feature
         that comes first in the list sees a list first."""
         return forward
 
     def wrap(self, id: ServableId, loader: Loader) -> Loader:
-        """What loads and unloads the version, around ``loader``. The feature that comes first is the innermost."""
+        """The loader that loads and unloads the version, around ``loader``. The feature that comes first is the
+        innermost."""
         return loader
 
     def open(self, platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> Sequence[OpenedModel] | None:
@@ -60,17 +61,18 @@ class Feature:
     # What it says about versions.
 
     def silence(self, id: ServableId) -> Status:
-        """Why a version that is available refuses every request, as far as the feature knows; OK if it does not."""
+        """The reason why a version that is available refuses every request, as far as the feature knows; OK if it does
+        not."""
         return OK
 
     def replicas(self) -> Iterable[ReplicaReport]:
-        """Of every version that lives in replicas of the feature, also while it is loaded."""
+        """The replicas of every version that lives in replicas of the feature, also while it is loaded."""
         return ()
 
     # From start to close.
 
     def start(self) -> None:
-        """Nothing is loaded yet."""
+        """Starts the feature; nothing is loaded yet."""
 
     def first_load_ended(self) -> None:
         """Every model that is known at the start is available or has failed."""

@@ -1,4 +1,4 @@
-"""What happens to the models of a server, as its features hear of it.
+"""The events of a server's models, as its features hear of them.
 
 The core publishes each event once, in the order of its cause, on the thread where it happened: a list of the source, a
 state of the manager, an attempt of a loader, a config. Features take the events that concern them:
@@ -89,7 +89,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class LoadGivenUp:
-    """No load of the version is tried any more, neither the first one nor one beside what serves."""
+    """The version gets no further load: neither its first one nor another one while it serves."""
 
     id: ServableId
 

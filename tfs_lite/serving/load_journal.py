@@ -35,11 +35,11 @@ class LoadJournal:
         self._on_attempt = on_attempt
         self._lock = threading.Lock()  # guards the three below
         self._last: dict[ServableId, LoadAttempt] = {}
-        self._loading: dict[ServableId, Loader] = {}  # of two of one version the later one takes the other's place
-        self._resident: dict[Loader, ServableId] = {}  # of two of one version the later one takes the other's place
+        self._loading: dict[ServableId, Loader] = {}  # of two loads of one version: the later one
+        self._resident: dict[Loader, ServableId] = {}  # of two loads of one version: the later one
 
     def held(self) -> list[ResourceAllocation]:
-        """What each version in memory holds now; a version whose loader cannot tell is left out."""
+        """The resources that each version in memory holds now; a version whose loader cannot tell is left out."""
         with self._lock:
             loaders = list(self._resident)
         return [held for loader in loaders if (held := _estimate(loader)) is not None]
@@ -57,13 +57,14 @@ class LoadJournal:
                     del self._loading[servable_id]
 
     def progress(self, servable_id: ServableId) -> LoadProgress | None:
-        """How far the load of the version is; None while no loader is at work on it, or its loader cannot tell."""
+        """The progress of the version's load; None while no loader is at work on it, or where its loader does not
+        measure it."""
         with self._lock:
             loader = self._loading.get(servable_id)
         return None if loader is None else loader.progress
 
     def running(self) -> dict[ServableId, LoadProgress]:
-        """How far each load is that a loader is at work on and can tell."""
+        """The progress of each load that a loader is at work on and measures."""
         with self._lock:
             loading = dict(self._loading)
         return {each: progress for each, loader in loading.items() if (progress := loader.progress) is not None}

@@ -26,8 +26,8 @@ SETTLING = 60.0
 """Seconds that files may take to settle, or to be checked, before that counts as a failure."""
 
 
-class Outcome(enum.Enum):
-    """What has become of a model so far."""
+class OutcomeKind(enum.Enum):
+    """The fate of a model so far."""
 
     PENDING = "nothing yet"
     AVAILABLE = "a version answers requests"
@@ -36,9 +36,9 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What is known about one model at one moment. ``given_up``: versions whose failure the source knows, so that what
-    stands in for them is among the ``aspired``."""
+class WaitSnapshot:
+    """The state of one model at one moment. ``given_up``: versions whose failure the source knows, so that what stands
+    in for them is among the ``aspired``."""
 
     configured: bool
     aspired: tuple[ServableId, ...] = ()
@@ -56,7 +56,7 @@ class ModelOutcome:
     """``holds_after``: seconds for which the same outcome must hold. ``reasons`` are ready to be shown. ``waits``: a
     version waits for other models or for room in the cluster, and may yet be loaded when they come."""
 
-    outcome: Outcome
+    outcome: OutcomeKind
     holds_after: float = 0.0
     reasons: tuple[tuple[str, Status], ...] = ()
     waits: bool = False
@@ -71,13 +71,13 @@ class WaitRules:
     first_attempt_counts: bool
 
 
-def outcome_of(name: str, snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
-    """What the snapshot says about the model."""
+def outcome_of(name: str, snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutcome:
+    """The outcome that the snapshot shows for the model."""
     if not snapshot.configured:
-        return ModelOutcome(Outcome.GONE)
+        return ModelOutcome(OutcomeKind.GONE)
     wanted = [(servable_id, snapshot.states.get(servable_id.version)) for servable_id in snapshot.aspired]
     if any(timed and timed.state.state is ManagerState.AVAILABLE for _, timed in wanted):
-        return ModelOutcome(Outcome.AVAILABLE)
+        return ModelOutcome(OutcomeKind.AVAILABLE)
     if wanted:
         return _of_versions(snapshot, rules)
     if snapshot.waiting:
@@ -85,13 +85,13 @@ def outcome_of(name: str, snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
             (f"{{name: {name} version: {version}}}", Status(StatusCode.UNAVAILABLE, reason))
             for version, reason in snapshot.waiting.items()
         )
-        return ModelOutcome(Outcome.FAILED, SETTLING if snapshot.settling else GRACE, reasons)
+        return ModelOutcome(OutcomeKind.FAILED, SETTLING if snapshot.settling else GRACE, reasons)
     if not snapshot.problem.ok:
-        return ModelOutcome(Outcome.FAILED, GRACE, ((f"{{name: {name}}}", snapshot.problem),))
-    return ModelOutcome(Outcome.PENDING)
+        return ModelOutcome(OutcomeKind.FAILED, GRACE, ((f"{{name: {name}}}", snapshot.problem),))
+    return ModelOutcome(OutcomeKind.PENDING)
 
 
-def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
+def _of_versions(snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutcome:
     """Some versions are wanted and none is available: failed once each of them has."""
     reasons: list[tuple[str, Status]] = []
     decided, fresh, waits = True, True, False
@@ -111,15 +111,15 @@ def _of_versions(snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
         else:
             decided = False
     if not decided:
-        return ModelOutcome(Outcome.PENDING, reasons=tuple(reasons))
-    return ModelOutcome(Outcome.FAILED, 0.0 if fresh and not waits else GRACE, tuple(reasons), waits)
+        return ModelOutcome(OutcomeKind.PENDING, reasons=tuple(reasons))
+    return ModelOutcome(OutcomeKind.FAILED, 0.0 if fresh and not waits else GRACE, tuple(reasons), waits)
 
 
 def combined(outcomes: Mapping[str, ModelOutcome]) -> dict[str, ModelOutcome]:
     """A failure that waits for something is pending as long as any model is."""
-    undecided = any(found.outcome is Outcome.PENDING for found in outcomes.values())
+    undecided = any(found.outcome is OutcomeKind.PENDING for found in outcomes.values())
     return {
-        name: replace(found, outcome=Outcome.PENDING) if undecided and found.waits else found
+        name: replace(found, outcome=OutcomeKind.PENDING) if undecided and found.waits else found
         for name, found in outcomes.items()
     }
 
@@ -132,7 +132,7 @@ class WaitResult:
 
     @property
     def failed(self) -> dict[str, ModelOutcome]:
-        good = (Outcome.AVAILABLE, Outcome.GONE)
+        good = (OutcomeKind.AVAILABLE, OutcomeKind.GONE)
         return {name: found for name, found in self.outcomes.items() if found.outcome not in good}
 
     @property
@@ -152,15 +152,15 @@ _UNDECIDED = Status(StatusCode.DEADLINE_EXCEEDED, "no version had been loaded, n
 
 
 class _Outcomes:
-    """What has become of each model, and since when. Of one waiting thread. While any model is pending, a look costs
-    as much as there are models that have changed."""
+    """The outcome of each model, and since when it has it. One waiting thread uses it. While any model is pending, a
+    look costs as much as there are models that have changed."""
 
     def __init__(self, names: Iterable[str], judge: Callable[[str], ModelOutcome]) -> None:
-        self.found = dict.fromkeys(names, ModelOutcome(Outcome.PENDING))
+        self.found = dict.fromkeys(names, ModelOutcome(OutcomeKind.PENDING))
         self._judge = judge
         self._pending = set(self.found)
         self._waiting: set[str] = set()  # failed, and may yet be loaded while others are pending
-        self._held: dict[str, tuple[Outcome, float]] = {}  # since when the outcome is what it is
+        self._held: dict[str, tuple[OutcomeKind, float]] = {}  # since when the outcome is what it is
 
     def look(self, changed: Collection[str] | None, now: float) -> float | None:
         """Judges these models again (None: all). Seconds until every outcome counts: 0 for at once, None while any
@@ -168,7 +168,7 @@ class _Outcomes:
         names = list(self.found) if changed is None else [name for name in changed if name in self.found]
         for name in names:
             found = self.found[name] = self._judge(name)
-            _keep(self._pending, name, found.outcome is Outcome.PENDING)
+            _keep(self._pending, name, found.outcome is OutcomeKind.PENDING)
             _keep(self._waiting, name, found.waits)
             if self._held.get(name, (None, now))[0] is not found.outcome:
                 self._held[name] = (found.outcome, now)
@@ -255,11 +255,11 @@ class ModelWaiter:
     def closed(self) -> bool:
         return self._closed.is_set()
 
-    def _snapshot(self, name: str) -> Snapshot:
+    def _snapshot(self, name: str) -> WaitSnapshot:
         given_up = self._states.given_up(name)  # before the list that it belongs to
         aspired, report = self._states.aspired(name), self._states.source_report(name)
         attempts = {item.version: self._states.last_attempt(item) for item in aspired}
-        return Snapshot(
+        return WaitSnapshot(
             configured=self._states.is_configured(name),
             aspired=aspired,
             states=self._states.version_states(name),

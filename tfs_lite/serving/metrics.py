@@ -1,4 +1,4 @@
-"""What the metrics page says about versions, memory and reloads.
+"""The series of the metrics page about versions, memory and reloads.
 
 Counters follow the manager's events, and those of a configured model begin with 0: an alert on an increase sees the
 first failure only if there was a number before it. Everything that is a state (versions, memory, queues) is read when
@@ -215,7 +215,7 @@ class StateCollector(Collector):
         return states
 
     def _seconds(self, reports: Iterable[ModelReport]) -> Metric:
-        """Of versions that have not ended."""
+        """The seconds for versions that have not ended."""
         seconds = GaugeMetricFamily(
             "tfs_lite_version_state_seconds",
             "For how long a version has been in its state; ended ones are left out.",

@@ -1,4 +1,4 @@
-"""What is known about every model, put together from five places.
+"""The state of every model, put together from five places.
 
     manager's events   which state each version is in
     the source         which versions are wanted, which still wait and why, why a model has nothing to offer
@@ -69,8 +69,8 @@ DIRECTORY_GONE = "stays, though there is no such version directory any more"
 
 
 def places_of(states: Mapping[int, TimedState], aspired: Iterable[int], report: SourceReport) -> dict[int, str]:
-    """By version, of those that are available: why one stays that is wanted no more, or whose directory is gone, and
-    what one stands in for. The words follow on "it" or "version 1"."""
+    """The reasons, by version, why an available version stays though it is no longer wanted or its directory is gone,
+    and what it stands in for. The words follow on "it" or "version 1"."""
     available = {version for version, timed in states.items() if timed.state.state is ManagerState.AVAILABLE}
     wanted = set(report.waiting if report.keeps else aspired)
     found: dict[int, str] = {}
@@ -205,25 +205,25 @@ class ModelStates:
             return self._source.get(name)
 
     def since(self, name: str) -> Mapping[int | None, float]:
-        """Since when, in seconds since 1970, the source says of a version that it waits, and (None) of the model that
-        it has a problem."""
+        """The moment, in seconds since 1970, since which the source reports a version as waiting, and (None) the model
+        as having a problem."""
         with self._lock:
             return dict(self._since.get(name, {}))
 
     def arrived(self, name: str) -> Mapping[int, float]:
-        """When each version that has a directory was seen first, in seconds since 1970; equal for those that one look
-        has found."""
+        """The moment when each version that has a directory was seen first, in seconds since 1970; equal for those that
+        one look has found."""
         with self._lock:
             return dict(self._arrived.get(name, {}))
 
     def remarks(self, name: str) -> dict[int, Status]:
-        """What is said of versions that serve; also that their files are others now, and not complete."""
+        """The remarks about versions that serve; one of them is that their files have changed and are not complete."""
         with self._lock:
             source = self._source.get(name)
             return {**_remarks_about_files(source), **self._remarks.get(name, {})}
 
     def places(self, name: str) -> dict[int, str]:
-        """Why versions serve that would not, if those that are wanted did; see :func:`places_of`."""
+        """The reasons why versions serve that would not, if the wanted ones did; see :func:`places_of`."""
         report = self.source_report(name)
         wanted = [servable_id.version for servable_id in self.aspired(name)]
         return places_of(self.version_states(name), wanted, report) if report is not None else {}
@@ -233,7 +233,7 @@ class ModelStates:
         return self._monitor.get_version_states(name)
 
     def state_seconds(self, name: str) -> dict[int, float]:
-        """For how long each version has been in the state that :meth:`report` shows."""
+        """The seconds that each version has been in the state that :meth:`report` shows."""
         now, states = self._clock.time(), self.version_states(name)
         since = {version: timed.time for version, timed in states.items()}
         lived = {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
@@ -265,7 +265,7 @@ class ModelStates:
         return ModelReport(name, versions, self._problem(name, source), remark)
 
     def _problem(self, name: str, source: SourceReport | None) -> Status:
-        """Why the model has nothing to offer. Where its policy is not known, that is said instead of the empty one."""
+        """The reason why the model has nothing to offer. An unknown policy is named instead of the empty one."""
         problem, unread = source.problem if source is not None else OK, self.unread_policies.get(name, OK)
         if problem.ok or unread.ok:
             return problem
@@ -277,8 +277,8 @@ class ModelStates:
         return {version: status for version, status in found.items() if not status.ok}
 
     def policies_not_read(self, models: Mapping[str, Status]) -> None:
-        """Why the configs of models of a repository are wrong, so that their version policies are not known, or stay as
-        they were; by name. One thread."""
+        """Takes the reasons, by name, why the configs of models of a repository are wrong, so that their version
+        policies are not known or stay as they were. One thread."""
         self.unread_policies = models
         self._changes.notify()
 
@@ -294,7 +294,7 @@ def _remarks_about_files(source: SourceReport | None) -> Mapping[int, Status]:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How many models are to answer, and those of them that have no version that answers."""
+    """The number of models that are to answer, and those of them that have no version that answers."""
 
     total: int = 0
     silent: tuple[str, ...] = ()
@@ -305,7 +305,7 @@ class Answering:
 
     @property
     def names(self) -> str:
-        """Of those that do not answer, some."""
+        """Some names of those that do not answer."""
         more = len(self.silent) - MOST_NAMED
         return ", ".join(self.silent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -317,8 +317,8 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What clients may know of one model: its versions, the highest first, why it has none to offer, and a remark about
-    what lies beside the versions."""
+    """The report of one model for clients: its versions, the highest first, why it has none to offer, and a remark
+    about what lies beside the versions."""
 
     name: str
     versions: tuple[VersionStatus, ...] = ()

@@ -50,7 +50,7 @@ class ServerOptions:
     grpc_channel_arguments: str = ""
     """``name=value,...`` for gRPC's own settings."""
     grpc_server: str = "native"
-    """What serves gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
+    """The server of gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
     grpc_max_threads: int = 0
     """The most gRPC calls in flight; one more is refused. 0 means no limit."""
     rest_api_num_threads: int = 4
@@ -58,7 +58,7 @@ class ServerOptions:
     rest_api_timeout_in_ms: int = 30_000
     """The time limit of a prediction over HTTP, from the moment when its request is whole; 0 or less: none."""
     rest_api_idle_timeout_seconds: float = 75.0
-    """How long an HTTP connection stays open without a request; its answers say so (``Keep-Alive``)."""
+    """The seconds that an HTTP connection stays open without a request; its answers say so (``Keep-Alive``)."""
     rest_api_read_timeout_seconds: float = 60.0
     """The longest silence within a request body, and the longest time for the head of a request."""
     rest_api_write_timeout_seconds: float = 60.0
@@ -67,12 +67,13 @@ class ServerOptions:
     dashboard: bool = True
     """The page at ``/`` of the HTTP port, and the numbers of the last hours that it shows."""
     management_access: str = "auto"
-    """Who may manage: this machine and the server's user, others with a token (``auto``), everybody (``open``), or
-    only tokens and client certificates of the access file (``token``)."""
+    """Clients that may manage: this machine and the server's user, others with a token (``auto``), everybody
+    (``open``), or only tokens and client certificates of the access file (``token``)."""
     read_access: str = "open"
-    """Who may read status, statistics and metrics: everybody (``open``), or tokens and certificates (``token``)."""
+    """Clients that may read status, statistics and metrics: everybody (``open``), or tokens and certificates
+    (``token``)."""
     predict_access: str = "open"
-    """Who may predict: everybody (``open``), or tokens and certificates (``token``)."""
+    """Clients that may predict: everybody (``open``), or tokens and certificates (``token``)."""
     access_file: str = ""
     """Tokens and client certificates with their scopes, read again when the file changes."""
     allowed_hosts: tuple[str, ...] = ()
@@ -91,11 +92,11 @@ class ServerOptions:
     """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored; ``explicit``:
     nothing but what ``load_model`` names and what the repository calls of V2 load and unload."""
     load_model: tuple[str, ...] = ()
-    """In the mode explicit, the models that are loaded at the start; a single ``*`` means all that there are."""
+    """The models that are loaded at the start in the mode explicit; a single ``*`` means all that there are."""
     model_config_list_root_dir: str | None = None
-    """When set (absolute), relative base paths are below it."""
+    """The directory (absolute) that relative base paths are below."""
     allowed_model_base_paths: tuple[str, ...] = ()
-    """When set, a model's base path must lie below one of these directories."""
+    """The directories below which a model's base path must lie; empty: any place."""
     trusted_model_base_paths: tuple[str, ...] = ()
     """Globs; below them models may bring code of their own."""
 
@@ -123,20 +124,20 @@ class ServerOptions:
     max_num_load_retries: int = 5
     load_retry_interval_micros: int = 60_000_000
     reload_timeout_seconds: float = 120.0
-    """How long applying a config waits for the new models to answer."""
+    """The seconds that applying a config waits for the new models to answer."""
     enable_model_warmup: bool = True
     num_request_iterations_for_warmup: int = 0
-    """How often each warm-up request is sent; 0 or less counts as 1."""
+    """The number of times that each warm-up request is sent; 0 or less counts as 1."""
     flush_filesystem_caches: bool = True
-    """After a load, the system may forget the files that were read."""
+    """Whether the system may forget the files that were read, after a load."""
     device: str = "auto"
     per_process_gpu_memory_fraction: float = 0.0
     """The share of a GPU's memory that torch may take; 0: all of it."""
     total_model_memory_limit_bytes: int = 0
     """Main memory for all models; 0: what the machine has."""
     memory_reserve_bytes: int = -1
-    """Main memory of a control group that models never get, beside what else is held there; -1: a tenth of its limit,
-    at least 32 MiB and at most 1 GiB."""
+    """Main memory of a control group that models never get, in addition to what else is held there; -1: a tenth of its
+    limit, at least 32 MiB and at most 1 GiB."""
 
     # running models
     enable_batching: bool = False
@@ -145,18 +146,18 @@ class ServerOptions:
     enable_per_model_batching_parameters: bool = False
     """A version is batched by the ``batching_params.pbtxt`` in its directory, and not at all without one."""
     send_batches: str = "expect"
-    """When a batch without a delay that could still grow is run: when no more requests are expected soon, or
+    """The moment when a batch without a delay is run that could still grow: when no more requests are expected soon, or
     (``greedy``) at once."""
     worker: str = "thread"
-    """Where models run whose config does not say: in a ``thread`` of the server, in a ``process`` of their own, or as
-    replicas on the nodes of the cluster (``ray``)."""
+    """The place where models run whose config names none: in a ``thread`` of the server, in a ``process`` of their own,
+    or as replicas on the nodes of the cluster (``ray``)."""
     worker_sandbox: str = "auto"
     """Whether models' processes are confined: as far as the system can (``auto``), always, or the load fails
     (``require``), or never (``off``)."""
     saved_model_tags: str = "serve"
-    """Which graph of a SavedModel is served: the one with exactly these tags, separated by commas."""
+    """The tags, separated by commas, of the graph that is served from a SavedModel: it has exactly these."""
     sequence_drain_seconds: float = 60.0
-    """How long a withdrawn version stays for the sequences that have not ended."""
+    """The seconds that a withdrawn version stays for the sequences that have not ended."""
     openai_timeout_seconds: float = 600.0
     """The time limit of a request of OpenAI's API; a request may ask for less."""
     cache_config: str = ""
@@ -168,7 +169,7 @@ class ServerOptions:
     cluster_name: str = DEFAULT_CLUSTER_NAME
     """Servers with different names share a cluster and no replicas."""
     cluster_host: str = ""
-    """Where server and replicas listen for one another; empty: the address of each one's node."""
+    """The address on which server and replicas listen for one another; empty: the address of each one's node."""
     cluster_port: int = 0
     """The port on which the server listens for replicas; 0 means a free port."""
     replica_port_range: str = ""
@@ -180,10 +181,10 @@ class ServerOptions:
     health_check_timeout_s: float = 60.0
     """A replica that does not answer for so long is given up; 0: never."""
     model_transfer: str = "shared"
-    """Where replicas have a version's files from: the same path on every node (``shared``), or the server
+    """The source from which replicas take a version's files: the same path on every node (``shared``), or the server
     (``fetch``)."""
     model_cache_dir: str = ""
-    """Where a node keeps the files that it has fetched; empty: a directory of the user."""
+    """The directory in which a node keeps the files that it has fetched; empty: a directory of the user."""
     model_cache_bytes: int = CACHE_BYTES
     """The most that a node keeps of what it has fetched."""
 
@@ -196,21 +197,23 @@ class ServerOptions:
     # the process
     drain_timeout_seconds: float = 30.0
     shutdown_delay_seconds: float = 0.0
-    """How long a stop goes on accepting after the server has ceased to be ready."""
+    """The seconds that a stop goes on accepting after the server has ceased to be ready."""
     ready_requires_all_models: bool = False
     exit_on_initial_load_failure: bool = False
 
     access_log: str = "errors"
-    """Which requests have a line in the log: ``off``, ``errors`` (at most 20 a second) or ``all``."""
+    """The requests that have a line in the log: ``off``, ``errors`` (at most 20 a second) or ``all``."""
     server_timing: str = "asked"
-    """Who is told how long a request took: ``never``, ``asked`` (by the header ``x-server-timing: 1``), ``always``."""
+    """The requests whose answer says how long they took: ``never``, ``asked`` (by the header ``x-server-timing: 1``),
+    ``always``."""
     trace_config: tuple[str, ...] = ()
     """Triton's settings of traces, such as ``rate=100``, ``level=TIMESTAMPS``, ``mode=opentelemetry``; a setting of one
     mode follows its name: ``opentelemetry``, ``url=http://...``."""
 
     # what is remembered
     state_directory: str = ""
-    """Where the history of events survives the server; empty: it ends with it. One server at a time may use it."""
+    """The directory in which the history of events survives the server; empty: it ends with it. One server at a time
+    may use it."""
 
     # bounds of requests
     max_message_bytes: int = 100 * MIB
@@ -312,7 +315,7 @@ class ServerOptions:
 
     @property
     def slow_drain_seconds(self) -> float:
-        """When the last requests and sequences of a withdrawn version take longer, nothing waits for it any more."""
+        """The seconds after which nothing waits any more for the last requests and sequences of a withdrawn version."""
         return self.slow_unload_seconds + self.sequence_drain_seconds
 
     @property

@@ -1,5 +1,5 @@
-"""What the parts of a core know of the core: its other parts. :class:`~tfs_lite.serving.server_core.ServerCore` has
-them all."""
+"""The record of a core's parts, by which each of them knows the others.
+:class:`~tfs_lite.serving.server_core.ServerCore` has them all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Versions that are loaded before the manager asks for them.
 
-When the files or the config of a version change that is being served, the new state is loaded first, beside the old
-one. Only when that has succeeded does it take the old one's place, and the manager's own load of the new one then has
-nothing to do but to take over what is there: a change that cannot be loaded takes nothing away.
+When the files or the config of a version change that is being served, the new state is loaded first, while the old one
+serves. Only when that has succeeded does it take the old one's place, and the manager's own load of the new one then
+only takes over what is there: a change that cannot be loaded takes nothing away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Preloads:
             return self._loaders.pop((servable_id, revision), None)
 
     def estimate(self, servable_id: ServableId, revision: str) -> ResourceAllocation | None:
-        """What a loader takes that still waits; None if there is none."""
+        """The estimate of a loader that still waits; None if there is none."""
         with self._lock:
             loader = self._loaders.get((servable_id, revision))
         return loader.estimate_resources() if loader is not None else None

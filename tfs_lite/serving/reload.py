@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class GoneModels:
-    """What is known of models stays for a while after they are removed from the config. One thread at a time."""
+    """The models that were removed from the config: the facts about them stay for a while. One thread at a time."""
 
     def __init__(self, keep: int = KEPT_MODELS) -> None:
         self._keep = keep
@@ -72,8 +72,8 @@ class AppliedButIncomplete(ServingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the config would be refused. ``model`` is empty if the reason is none of one model."""
+class ConfigRefusal:
+    """The reason why the config would be refused. ``model`` is empty if the reason is none of one model."""
 
     model: str
     status: Status
@@ -132,7 +132,7 @@ class Reloader:
         """The config in force; None before the first."""
         return self._config
 
-    def refusals(self, config: ModelServerConfig) -> list[Refusal]:
+    def refusals(self, config: ModelServerConfig) -> list[ConfigRefusal]:
         """Every reason why :meth:`reload` would refuse the config now, at least one for each model that has one. Empty
         if it would be accepted. Nothing is changed."""
         difference = diff(self._config, config)
@@ -143,14 +143,14 @@ class Reloader:
         together = None if found else self._refusal("", config, difference)
         return [together] if together is not None else found
 
-    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> Refusal | None:
-        """Why ``config``, which is that of the model, would be refused; of all models if the name is empty."""
+    def _refusal(self, name: str, config: ModelServerConfig, difference: ConfigDiff) -> ConfigRefusal | None:
+        """The reason why ``config``, the model's own, would be refused; it concerns all models if the name is empty."""
         changed = tuple(change for change in difference.changed if name in ("", change.new.name))
         try:
             self.check(config)
             self._check_against(config, ConfigDiff((), (), changed, ()))
         except ServingError as error:
-            return Refusal(name, error.status)
+            return ConfigRefusal(name, error.status)
         return None
 
     def reload(self, config: ModelServerConfig) -> str:
@@ -185,7 +185,8 @@ class Reloader:
             raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
 
     def _published(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool) -> T:
-        """With ``is_logged=False`` the caller logs a refusal: it tries again at each look, and logs each cause once."""
+        """Publishes the outcome of the block. With ``is_logged=False`` the caller logs a refusal: it tries again at
+        each look, and logs each cause once."""
         try:
             result = apply(config)
         except ServingError as error:
@@ -232,11 +233,11 @@ class Reloader:
         if self._config is None:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
-    def _commit(self, config: ModelServerConfig) -> _Change:
+    def _commit(self, config: ModelServerConfig) -> _ConfigChange:
         """Carries the config out. The models to wait for are the new ones."""
         old, difference = self._config, diff(self._config, config)
         if old is not None and not (difference.added or difference.removed or difference.changed):
-            return _Change((), _summary(difference))
+            return _ConfigChange((), _summary(difference))
         self.check(config)
         self._check_against(config, difference)
         self._logs.configure(logged_models(config))
@@ -252,7 +253,7 @@ class Reloader:
         for name in self._gone.update(added, removed):
             self._publish(ModelGone(name))
         logger.info("config applied: %s", summary)
-        return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
+        return _ConfigChange(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 
     def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
         check_platforms(difference)
@@ -266,7 +267,7 @@ class Reloader:
         )
 
     def _loaded_platforms(self) -> Mapping[str, str]:
-        """By model."""
+        """The platforms of the loaded models, by model."""
         found = {}
         for servable_id, handle in self._manager.get_available_servable_handles().items():
             with handle:
@@ -276,8 +277,8 @@ class Reloader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """What a config changed: the models to wait for, and a summary in words."""
+class _ConfigChange:
+    """The effect of a config: the models to wait for, and a summary in words."""
 
     awaited: tuple[str, ...]
     summary: str

@@ -1,6 +1,7 @@
-"""Versions that serve and are brought into another state: other files, another config, another number of instances.
+"""The renewal of versions that serve into another state: other files, another config, another number of instances.
 
-What can be done without a load is done in place; all else is loaded beside what serves and takes its place.
+What can be done without a load is done in place; for all else a second load is made while the first serves, and takes
+its place.
 """
 
 from __future__ import annotations

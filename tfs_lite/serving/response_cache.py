@@ -14,7 +14,7 @@ from tfs_lite.serving.lifecycle_events import LifecycleEvent, Replaced
 from tfs_lite.serving.parts import Parts
 
 
-class Cache(Feature):
+class ResponseCacheFeature(Feature):
     """``cache`` None: the options want none."""
 
     def __init__(self, core: Parts) -> None:

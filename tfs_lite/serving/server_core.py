@@ -59,7 +59,7 @@ from tfs_lite.serving.opening.servable_factory import (
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import Reloader
 from tfs_lite.serving.renewal import Renewal
-from tfs_lite.serving.response_cache import Cache
+from tfs_lite.serving.response_cache import ResponseCacheFeature
 from tfs_lite.serving.sequences.feature import Sequences
 from tfs_lite.serving.source_chain import SourceChain
 from tfs_lite.serving.standing import Refusals
@@ -86,8 +86,8 @@ class ServerCore:
     """
 
     def __init__(self, options: ServerOptions, features: Iterable[MakeFeature] = ()) -> None:
-        """``features``: what this core has beside metrics, statistics, sequences and the response cache; the order is
-        that of their events."""
+        """``features``: the features of this core in addition to metrics, statistics, sequences and the response cache;
+        the order is that of their events."""
         self.options = options
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -109,7 +109,7 @@ class ServerCore:
         self.model_configs = ModelConfigs()
         # What serves every request.
         self.metrics = Metrics(self, self.view)
-        self.cache = Cache(self)
+        self.cache = ResponseCacheFeature(self)
         self.statistics = Statistics(self, self.cache.cache)
         self.sequences = Sequences(self)
         self.request_logs = RequestLogs(self.clock, self.metrics.requests.tensorflow.on_logged)
@@ -192,7 +192,7 @@ class ServerCore:
         )
 
     def _environment(self) -> ServableEnvironment:
-        """What servables ask of the server, and tell it."""
+        """The functions by which servables ask the server and report to it."""
         on_runs = [feature.on_run for feature in self.features]
         routes = self.sequences.routes
         return ServableEnvironment(
@@ -293,8 +293,8 @@ class ServerCore:
         self.changes.notify(attempt.id.name)
 
     def _on_overdue(self, servable_id: ServableId, what: Overdue) -> None:
-        """A load beside a version that serves is one too, and so are the last requests of what was replaced; they say
-        nothing about that."""
+        """Takes a step that is overdue. It may also be a second load of a version that serves, or the last requests of
+        a replaced one; these say nothing about the version."""
         options = self.options
         if what is Overdue.DRAIN:
             text = f"requests inside it go on for longer than {options.slow_drain_seconds:g} s; they are waited for"
@@ -313,7 +313,7 @@ class ServerCore:
             self.states.remark(servable_id, None)
 
     def _on_state(self, timed: TimedState) -> None:
-        """After each event of the manager, on its publisher's thread, under the bus."""
+        """Called after each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
         self.publish(StateChanged(timed))
         self.sources.on_event(event)

@@ -147,7 +147,7 @@ class SourceChain:
         return self._source.hanging() if isinstance(self._source, FileSystemStoragePathSource) else {}
 
     def on_event(self, event: ServableState) -> None:
-        """Of the manager: what has become of a version."""
+        """Takes an event of the manager: a version has reached a state."""
         if self._follower is not None:
             self._follower.on_event(event)
         if isinstance(self._source, FileSystemStoragePathSource):
@@ -159,16 +159,16 @@ class SourceChain:
             self._source.on_failed_attempt(servable_id)
 
     def found(self, name: str) -> FoundVersions | None:
-        """What the source has found of the model; None where it does not look at the disk."""
+        """The findings of the source about the model; None where it does not look at the disk."""
         return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
 
     def checking(self) -> dict[ServableId, LoadProgress]:
-        """How far the versions are whose files are checked before anything is loaded."""
+        """The progress of the versions whose files are checked before anything is loaded."""
         return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
 
     @property
     def configs(self) -> Mapping[str, ModelConfig]:
-        """What the config says of each model; nothing where versions come by calls."""
+        """The config of each model; empty where versions come by calls."""
         return self._configs
 
     def make_loader(self, item: ServableData[StoragePath]) -> Loader:
@@ -183,20 +183,21 @@ class SourceChain:
     def look_ahead(
         self, config: ModelServerConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
     ) -> dict[str, Look]:
-        """By model, what the source would find now with this config; see
-        :meth:`FileSystemStoragePathSource.look_ahead`. Nothing where versions come by calls."""
+        """The findings, by model, that the source would have now with this config; see
+        :meth:`FileSystemStoragePathSource.look_ahead`. Empty where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
         return self._source.look_ahead(source_config(config, self._options), disk, outcomes)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
-        """What a load of the version would reserve; ``read`` finds its config. Raises the loader's error."""
+        """The resources that a load of the version would reserve; ``read`` finds its config. Raises the loader's
+        error."""
         return make_loader(item, platform, replace(self._settings, model_settings=read)).estimate_resources()
 
     # For versions that come by calls.
 
     def offer(self, name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
-        """From now on these versions of the model are wanted, and no others. Only in the control mode explicit."""
+        """Offers exactly these versions of the model from now on. Only in the control mode explicit."""
         self._explicit.offer(name, versions)
 
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:

@@ -19,7 +19,8 @@ class StandingRefusal:
     since: float
 
     def in_words(self, paths: bool) -> tuple[str, str]:
-        """What is not in force, and what to do. ``paths``: whether the reader may see paths of the server."""
+        """Sentences that say what is not in force and what to do. ``paths``: whether the reader may see paths of the
+        server."""
         config, where = self.config, f" {self.config.path}" if paths else ""
         if config.is_repository:
             message = config.status.message.replace("the model repository", "it", 1)
@@ -46,7 +47,8 @@ class Refusals:
         self.models: Mapping[str, Status] = {}
 
     def config_looked_at(self, refused: RefusedConfig | None) -> None:
-        """After each look at the config file or the repository: why what it says is not in force; None: it is."""
+        """Takes the result of each look at the config file or the repository: why its content is not in force; None if
+        it is."""
         before = self.config
         if refused != (before.config if before is not None else None):
             since = before.since if before is not None else self._time()
@@ -54,6 +56,6 @@ class Refusals:
             self._changes.notify()
 
     def repository_refuses(self, models: Mapping[str, Status]) -> None:
-        """Which models of the repository are not served, until this is called anew."""
+        """Takes the models of the repository that are not served, until the next call."""
         self.models = models
         self._changes.notify()

@@ -1,9 +1,9 @@
-"""A version that changes while it serves, in the control mode poll: it is loaded anew as it is now.
+"""The follower of versions that change while they serve, in the control mode poll: it loads them anew as they are now.
 
     list of the source -> does it have a version that serves with another revision? -> quiet -> what was loaded?
         -> the same files, and the config says the same   nothing happens
         -> other instances only            they are opened and closed in place
-        -> else, availability policy       loaded beside what serves, which it then replaces without a gap
+        -> else, availability policy       loaded while the old one serves, which it then replaces
         -> else, resource policy           left out of the lists until it is being unloaded, then offered again
         -> wrong, or the load fails        what serves goes on; the log and the status of the version say why
 
@@ -47,14 +47,14 @@ CHANGED_FILES = Status(
     StatusCode.UNAVAILABLE, "its files have changed; until they are loaded, it goes on with the files of before"
 )
 RECHECK_SECONDS = 1.0
-"""How soon a version is tried again that waits for other models, or for room."""
+"""The seconds after which a version is tried again that waits for other models, or for room."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded beside the
-    one that it replaces."""
+    """``quiet_period``: seconds for which a config must not have changed. ``beside``: a version is loaded while the one
+    that it replaces serves."""
 
     quiet_period: float
     beside: bool
@@ -64,7 +64,8 @@ class FollowerOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAs:
-    """What a servable was loaded with, and the state of the files that it was loaded from, its path included."""
+    """The settings that a servable was loaded with, and the state of the files that it was loaded from, its path
+    included."""
 
     settings: ModelSettings
     state: str
@@ -72,17 +73,17 @@ class LoadedAs:
 
 @dataclass(frozen=True, slots=True)
 class FollowerEffects:
-    """What the follower reads and does. Any thread may call any of them; ``resize`` and ``read`` may take a while.
+    """The functions by which the follower reads and acts. Any thread may call any of them; ``resize`` and ``read`` may
+    take a while.
 
     ``read``: the config of a version on disk, by directory and model. ``loaded_as``: what a servable was made of.
     ``state_of``: the state of the files in a directory, with the files that a config names. ServingError if they are
-    gone.
-    ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a load.
-    ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that takes
-    another load. ``remark``: what the status of a version that serves is to say; None takes it back. ``wake_source``:
-    the lists come again soon. ``on_replaced``: another load has taken the version's place; a function gives the
-    servable that had it, or None once nothing holds it. ``on_given_up``: no load beside what serves is tried any
-    more; the last one may have waited.
+    gone. ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a
+    load. ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that
+    takes another load. ``remark``: what the status of a version that serves is to say; None takes it back.
+    ``wake_source``: the lists come again soon. ``on_replaced``: another load has taken the version's place; a function
+    gives the servable that had it, or None once nothing holds it. ``on_given_up``: no second load is tried any more;
+    the last one may have waited.
     """
 
     read: Callable[[str, str], ModelSettings]
@@ -98,10 +99,10 @@ class FollowerEffects:
 
 
 @dataclass(slots=True, eq=False)
-class _Change:
-    """Of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be followed.
-    ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has changed:
-    ``config``, or ``files``."""
+class _VersionChange:
+    """The change of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be
+    followed. ``settled``: what serves is what is offered. ``withheld``: it is left out of the lists. ``what`` has
+    changed: ``config``, or ``files``."""
 
     item: Item
     serves: str
@@ -127,13 +128,13 @@ class VersionFollower:
         self._effects = effects
         self._clock = clock
         self._lock = threading.Lock()  # guards the fields below and every change; nothing is called under it
-        self._changes: dict[ServableId, _Change] = {}
+        self._changes: dict[ServableId, _VersionChange] = {}
         self._loading: set[ServableId] = set()
         self._polling = threading.Lock()  # serialises polls, guards no field
         self._thread = PeriodicThread("tfs-version-changes", self.poll, None)
 
     def start(self) -> None:
-        """From now on changes are followed, on a thread of the follower's own and on the manager's."""
+        """Starts to follow changes, on a thread of the follower's own and on the manager's."""
         self._thread.start()
 
     def close(self) -> None:
@@ -153,7 +154,8 @@ class VersionFollower:
         return look
 
     def on_event(self, event: ServableState) -> None:
-        """Of the manager. A version that is being unloaded, to be loaded in another state, is offered again."""
+        """Takes an event of the manager. A version that is being unloaded, to be loaded in another state, is offered
+        again."""
         with self._lock:
             change = self._changes.get(event.id)
             withheld = change is not None and change.withheld
@@ -183,10 +185,10 @@ class VersionFollower:
         return item
 
     def _note(self, item: Item, served: ServableStateSnapshot) -> None:
-        """The source has waited until the files were quiet, but not for configs beside the versions."""
+        """Notes a change. The source has waited until the files were quiet, but not for configs beside the versions."""
         delay = 0.0 if have_same_configs(item.revision, served.revision) else self._options.quiet_period
         with self._lock:
-            self._changes[item.id] = _Change(item, served.revision, self._clock.monotonic() + delay)
+            self._changes[item.id] = _VersionChange(item, served.revision, self._clock.monotonic() + delay)
         self._thread.wake()
         if delay:
             self._clock.call_later(delay, self._thread.wake)
@@ -219,7 +221,7 @@ class VersionFollower:
                 except ServingError as error:
                     self._fail(change, error.status)
 
-    def _consider(self, change: _Change, *, is_due: bool) -> None:
+    def _consider(self, change: _VersionChange, *, is_due: bool) -> None:
         """Raises the error of a config that is wrong, and of an instance that cannot be opened."""
         servable_id = change.item.id
         try:
@@ -245,7 +247,7 @@ class VersionFollower:
         if is_due:
             self._follow(change, wanted, old, in_place=alike)
 
-    def _follow(self, change: _Change, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
+    def _follow(self, change: _VersionChange, wanted: ModelSettings, old: Callable[[], Any], *, in_place: bool) -> None:
         item, servable_id = change.item, change.item.id
         if not has_state(item.revision, self._effects.state_of(item.payload, wanted)):
             self._postpone(change, self._options.quiet_period)  # the source offers what they become
@@ -260,12 +262,12 @@ class VersionFollower:
                 change.withheld = True
             self._effects.wake_source()
 
-    def _postpone(self, change: _Change, delay: float) -> None:
+    def _postpone(self, change: _VersionChange, delay: float) -> None:
         with self._lock:
             change.due = self._clock.monotonic() + delay
         self._clock.call_later(delay, self._thread.wake)
 
-    def _replace(self, change: _Change, old: Callable[[], Any]) -> None:
+    def _replace(self, change: _VersionChange, old: Callable[[], Any]) -> None:
         servable_id = change.item.id
         data = ServableData.ok(servable_id, self._effects.make_loader(change.item), change.item.revision)
         with self._lock:
@@ -273,8 +275,8 @@ class VersionFollower:
         logger.info("%s: its %s changed; it is loaded anew beside what serves", servable_id, _HAVE[change.what])
         self._manager.replace_servable(data, partial(self._replaced, change, old))
 
-    def _replaced(self, change: _Change, old: Callable[[], Any], status: Status) -> None:
-        """On a thread of the manager."""
+    def _replaced(self, change: _VersionChange, old: Callable[[], Any], status: Status) -> None:
+        """Called on a thread of the manager when the version was replaced."""
         servable_id = change.item.id
         with self._lock:
             self._loading.discard(servable_id)
@@ -292,14 +294,14 @@ class VersionFollower:
                 self._fail(change, status)
         self._thread.wake()  # a later change may have waited
 
-    def _settle(self, change: _Change) -> None:
+    def _settle(self, change: _VersionChange) -> None:
         with self._lock:
             change.settled = True
         self._effects.on_given_up(change.item.id)
         self._remark(change, None)
 
-    def _fail(self, change: _Change, status: Status) -> None:
-        """What serves goes on."""
+    def _fail(self, change: _VersionChange, status: Status) -> None:
+        """Notes a failure; what serves goes on."""
         if not status.waits:
             self._effects.on_given_up(change.item.id)
         delay = self._next_delay(change, status)
@@ -312,14 +314,14 @@ class VersionFollower:
         if delay is not None:
             self._clock.call_later(delay, self._thread.wake)
 
-    def _next_delay(self, change: _Change, status: Status) -> float | None:
+    def _next_delay(self, change: _VersionChange, status: Status) -> float | None:
         if status.waits:
             return RECHECK_SECONDS
         change.failures += 1
         retryable = self._options.may_be_retried(status)
         return next_delay(self._options.retry, change.failures, retryable=retryable, cancelled=False)
 
-    def _remark(self, change: _Change, status: Status | None) -> None:
+    def _remark(self, change: _VersionChange, status: Status | None) -> None:
         with self._lock:
             is_current = self._changes.get(change.item.id) is change
         if is_current:

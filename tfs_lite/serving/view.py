@@ -1,4 +1,4 @@
-"""What a server serves at this moment, read from its parts. Nothing here changes anything.
+"""The view of what a server serves at this moment, read from its parts. Nothing here changes anything.
 
 Any thread may call any method of a :class:`View`; none blocks on a disk or on a load.
 """
@@ -65,8 +65,8 @@ class View:
         return [self._core.states.report(name) for name in sorted(names)]
 
     def availability(self) -> list[tuple[str, list[int], float]]:
-        """Of every known model: its name, the versions that answer requests now, and since when one of them does, in
-        seconds since 1970 (0: none does)."""
+        """The availability of every known model: its name, the versions that answer requests now, and since when one of
+        them does, in seconds since 1970 (0: none does)."""
         found = []
         for report in self.known_models():
             states = self._core.monitor.get_version_states(report.name).items()
@@ -75,9 +75,9 @@ class View:
         return found
 
     def answering(self) -> Answering:
-        """Of the models that are to be served: which have a version that can be asked. One that a call has unloaded is
-        not to be served; one that could not be loaded at the start is. Probes ask often, so that the answer is kept
-        until a state changes, a second at most."""
+        """The models that are to be served, and which of them have a version that can be asked. One that a call has
+        unloaded is not to be served; one that could not be loaded at the start is. Probes ask often, so that the answer
+        is kept until a state changes, a second at most."""
         changes, now = self._core.changes.count, self._core.clock.monotonic()
         known = self._answering
         if known is None or known[0] != changes or now - known[1] > ANSWERING_AGE:
@@ -92,7 +92,7 @@ class View:
         return _is_available(event) and self.can_be_asked(event.state.id)
 
     def _asked_at_start(self) -> Iterable[str]:
-        """By ``--load_model``: a model that could not be loaded is not in the config."""
+        """The models that ``--load_model`` names: one that could not be loaded is not in the config."""
         names = self._core.options.load_model
         return self._core.monitor.get_all_servable_states() if "*" in names else names
 
@@ -114,8 +114,8 @@ class View:
         return self.silence(servable_id).ok
 
     def silence(self, servable_id: ServableId) -> Status:
-        """Why a version that is available refuses every request: none of its workers is up, or the model of a step
-        is missing or is silent itself (``models`` names these). OK for every other. Any thread, cheap."""
+        """The reason why a version that is available refuses every request: none of its workers is up, or the model of
+        a step is missing or is silent itself (``models`` names these). OK for every other. Any thread, cheap."""
         return self._silence(servable_id, {servable_id})
 
     def _silence(self, servable_id: ServableId, seen: set[ServableId]) -> Status:
@@ -139,7 +139,7 @@ class View:
         return OK
 
     def _why_silent(self, name: str, version: int | None, seen: set[ServableId]) -> str:
-        """In words, of the model of a step; empty if it answers."""
+        """The reason in words why the model of a step is silent; empty if it answers."""
         try:
             with self._core.manager.get_servable_handle(ModelRef(name, version)) as handle:
                 found = handle.id
@@ -162,36 +162,37 @@ class View:
         return {version: attempt for version, attempt in found if attempt is not None}
 
     def load_progress(self, servable_id: ServableId) -> LoadProgress | None:
-        """How far the load of the version is, also of one that is loaded beside itself, and the check of its digests
-        before; None while nothing is done for it, or where its loader cannot tell."""
+        """The progress of the version's load, also of a second load while the first serves, and of the check of its
+        digests before; None while nothing is done for it, or where its loader does not measure it."""
         return self._core.journal.progress(servable_id) or self._core.sources.checking().get(servable_id)
 
     def loads(self) -> dict[ServableId, LoadProgress]:
-        """How far every load is that :meth:`load_progress` could tell of."""
+        """The progress of every load that :meth:`load_progress` tells of."""
         return self._core.sources.checking() | self._core.journal.running()
 
     def replicas(self) -> Iterable[ReplicaReport]:
-        """Of every version that has replicas in a cluster, also while it is loaded."""
+        """The replicas of every version that has some in a cluster, also while it is loaded."""
         return (report for feature in self._core.features for report in feature.replicas())
 
     # Numbers.
 
     def device_memory(self) -> list[ResourceUse]:
-        """What the versions in memory hold on each device, as their loaders estimate it, and what there is."""
+        """The memory that the versions hold on each device, as their loaders estimate it, and the device's total."""
         return list(self._core.resources.use(self._core.journal))
 
     def queues(self, names: Collection[str] | None = None) -> Iterator[tuple[ServableId, int]]:
-        """How many calls wait for each version that is available, or for those of these models."""
+        """The number of calls that wait for each version that is available, or for those of these models."""
         return ((servable_id, servable.pending) for servable_id, servable in self._servables(names))
 
     def burdens(self, name: str | None = None) -> Iterator[tuple[ServableId, Burden]]:
-        """How every version that is available, or those of one model, fare under their requests."""
+        """The load that requests put on every version that is available, or on those of one model."""
         for servable_id, servable in self._servables(None if name is None else (name,)):
             workers = tuple(worker_states(servable_id, servable))
             yield servable_id, Burden(servable.pending, servable.refusal(None), workers)
 
     def workers(self, name: str | None = None) -> Iterator[WorkerState]:
-        """Of every instance that answers requests, or of those of one model, then of those that answer their last."""
+        """The workers of every instance that answers requests, or of one model's, then those of instances that answer
+        their last."""
         for servable_id, servable in self._servables(None if name is None else (name,)):
             yield from worker_states(servable_id, servable)
         for handle in self._core.manager.get_leaving_servable_handles(name):
@@ -199,8 +200,8 @@ class View:
                 yield from worker_states(handle.id, handle.servable, drains=True)
 
     def hanging(self) -> Iterator[tuple[str, str, float]]:
-        """What takes longer than its bound: the model, ``disk``, ``load``, ``drain`` or ``unload``, and for how many
-        seconds it has gone on."""
+        """The steps that take longer than their bound: the model, ``disk``, ``load``, ``drain`` or ``unload``, and for
+        how many seconds it has gone on."""
         for name, seconds in self._core.sources.hanging().items():
             yield name, "disk", seconds
         now = self._core.clock.time()
@@ -212,12 +213,13 @@ class View:
                 yield servable_id.name, what, max(now - timed.time, 0.0) if timed is not None else 0.0
 
     def draining(self) -> Iterator[tuple[ServableId, int]]:
-        """How many requests and sequences each version waits for that was withdrawn, or replaced by another load."""
+        """The number of requests and sequences that each version waits for that was withdrawn, or replaced by another
+        load."""
         versions = self._core.manager.survey().versions
         return ((servable_id, view.leaving) for servable_id, view in versions.items() if view.leaving)
 
     def queued_rows(self) -> Iterator[tuple[ServableId, int]]:
-        """How many rows wait for each version that is available."""
+        """The number of rows that wait for each version that is available."""
         return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
 
     def _servables(self, names: Collection[str] | None = None) -> Iterator[tuple[ServableId, Servable]]:

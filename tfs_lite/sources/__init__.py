@@ -1,4 +1,4 @@
-"""Where versions come from: sources look at storage and emit aspired lists of version directories.
+"""Sources of versions: they look at storage and emit aspired lists of version directories.
 
     file_system_source, source_config   the source that the server uses, and its values
     look_queue              looks one after the other, each with a bound in time

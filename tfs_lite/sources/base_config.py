@@ -1,5 +1,5 @@
-"""What a model's own config says about files: that of an ensemble says that a version needs none; others name files
-beside the versions, labels and the data of a warm-up, which belong to every version then.
+"""The files that a model's own config speaks of. The config of an ensemble says that a version needs none; others name
+files beside the versions (labels, the data of a warm-up), which then belong to every version.
 
 A config is read again only when its file has changed, and parsed only if it may say one of these.
 """
@@ -38,7 +38,7 @@ class BaseConfigs:
         return known[1]
 
     def forget(self, directories: Iterable[str]) -> None:
-        """What was read in these directories."""
+        """Forgets what was read in these directories."""
         for directory in directories:
             self._need_files.pop(directory, None)
             self._named.pop(directory, None)

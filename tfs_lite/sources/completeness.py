@@ -1,4 +1,4 @@
-"""Is a version directory all there, or are its files still arriving? A pure verdict over what is known.
+"""The verdict whether a version directory is complete or its files are still arriving: pure, over what is known.
 
 With a manifest: when every listed file has the listed size and digest. Without one: when names, sizes and times have
 been quiet for a while and every archive is structurally whole. A version without files is all there when the config
@@ -16,7 +16,7 @@ from tfs_lite.core.manifest import FileStat, Manifest, Tree
 
 MIN_RETRY = 0.01
 RESTLESS_SECONDS = 30.0
-"""After so long without a quiet moment the reason names a file that goes on changing."""
+"""The seconds without a quiet moment after which the reason names a file that goes on changing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Not yet, and why, in words for people. ``retry_in``: seconds after which the verdict may change by itself.
-    ``settling``: it will change by itself, if nothing else happens to the files. ``being_written``: something does."""
+    """The verdict "not yet" with its reason, in words for people. ``retry_in``: seconds after which the verdict may
+    change by itself. ``settling``: it will change by itself, if nothing else happens to the files. ``being_written``:
+    something does."""
 
     reason: str
     retry_in: float | None = None
@@ -50,7 +51,7 @@ class Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about a version besides its file list. All of it belongs to one state of the files.
+    """The evidence about a version other than its file list. All of it belongs to one state of the files.
 
     ``structure`` and ``digests``: None while not looked at, empty when fine, else what is wrong.
     """

@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 from tfs_lite.core.manifest import MAX_FILES, Tree, open_plain, read_tree, state_of_file
 
 _LISTINGS = 3
-"""Of a directory that becomes another one while it is listed."""
+"""The most listings of a directory that becomes another one while it is listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Disk(Protocol):
         """The children, in no order."""
 
     def identity(self, path: str) -> str:
-        """Which directory ``path`` leads to: another text when it leads to another one, as after a switched link, or
-        where a volume was mounted and is no more."""
+        """A text for the directory that ``path`` leads to. It differs when the path leads to another one, as after a
+        switched link, or where a volume was mounted and is no more."""
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         """Every file below that is looked at; see :mod:`tfs_lite.core.manifest`. No more than ``max_files``
@@ -47,7 +47,8 @@ class Disk(Protocol):
         """A plain file for reading at any position; NoPlainFileError for a pipe. The caller closes it."""
 
     def stamp(self, path: str) -> Stamp:
-        """What differs whenever the contents of a file, or the children of a directory, may have changed. Cheap."""
+        """A value that differs whenever the contents of a file, or the children of a directory, may have changed.
+        Cheap."""
 
     def device(self, path: str) -> int:
         """The number of the device that the path is on, as far as the mount points say: it looks at no disk. 0 where

@@ -24,14 +24,14 @@ class ExplicitSource:
         self._offered: dict[str, Offer] = {}
 
     def set_aspired_versions_callback(self, callback: AspiredVersionsCallback[StoragePath]) -> None:
-        """What was offered before goes out now."""
+        """Sets the callback, and emits at once what was offered before."""
         with self._emitting:
             self._callback = callback
             for name, versions in self._offered.items():
                 callback(name, versions)
 
     def offer(self, name: str, versions: Offer) -> None:
-        """From now on these versions of the model are wanted, and no others."""
+        """Offers exactly these versions of the model from now on."""
         with self._emitting:
             self._offered[name] = versions
             if self._callback is not None:

@@ -26,7 +26,7 @@ from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import Disk, Stamp
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, FoundVersions, Look, Stream, look_at
+from tfs_lite.sources.look import AspiredList, FoundVersions, Look, LookStream, look_at
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, Looked, LookQueue, hangs
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -38,11 +38,12 @@ logger = logging.getLogger(__name__)
 FULL_LOOK_SECONDS = 60.0
 """A stream that seems to be at rest is looked at closely at least this often: not every file system keeps its times."""
 HASH_SECONDS, MOST_HASHES = 60.0, 4
-"""When the digests of one version take longer, another is hashed beside it; so many at most."""
+"""The seconds after which the digests of one version no longer hold up those of another, and the most versions that are
+hashed at once."""
 _Stamps = tuple[Stamp, ...]
 
 
-class _Stream(Looked):
+class _PolledStream(Looked):
     """One stream of one config. The source's lock guards ``forced``; the rest belongs to the look."""
 
     __slots__ = (
@@ -63,20 +64,20 @@ class _Stream(Looked):
     def __init__(
         self,
         servable: ServableToMonitor,
-        memory: Stream,
-        look: Callable[[_Stream], None],
-        on_hang: Callable[[_Stream, str], None],
+        memory: LookStream,
+        look: Callable[[_PolledStream], None],
+        on_hang: Callable[[_PolledStream, str], None],
     ) -> None:
         super().__init__(servable.base_path)
         self.servable, self.memory = servable, memory
         self.forced = True  # the next look emits whatever it finds
         self.parts: tuple[str, ...] = (servable.base_path,)  # the paths that its last look has depended on
-        self.stamps: _Stamps | None = None  # of these; None: nothing may be concluded from them
+        self.stamps: _Stamps | None = None  # the stamps of these; None: nothing may be concluded from them
         self.full_at = 0.0  # when it is looked at whatever they say
         self.emitted: AspiredList | None = None
         self.refused = False  # the target has raised on that list
         self.inspected: frozenset[str] = frozenset()  # version directories
-        self.timer: Timer | None = None  # of the look that a verdict has asked for
+        self.timer: Timer | None = None  # for the look that a verdict has asked for
         self._look, self._on_hang = look, on_hang
 
     def look(self) -> None:
@@ -133,7 +134,7 @@ class FileSystemStoragePathSource:
         self._lock = threading.Lock()  # guards the fields below, and the ``failed`` of each stream
         self._config = config
         self._callback: AspiredVersionsCallback[StoragePath] | None = None
-        self._streams: dict[str, _Stream] = {}  # in alphabetical order
+        self._streams: dict[str, _PolledStream] = {}  # in alphabetical order
         self._inspected: set[str] = set()  # the version directories that the inspector is to know
         self._is_tidy = True  # whether it knows no others
         self._thread: PeriodicThread | None = None
@@ -189,13 +190,13 @@ class FileSystemStoragePathSource:
             self._look_at(names, forced=True)
 
     def found(self, name: str) -> FoundVersions:
-        """What the last look at the stream has found; nothing before the first. Any thread."""
+        """The findings of the last look at the stream; empty before the first. Any thread."""
         with self._lock:
             stream = self._streams.get(name)
         return stream.memory.found if stream is not None else FoundVersions()
 
     def on_state(self, state: ServableState) -> None:
-        """What has become of a version that was offered. Any thread; short."""
+        """Takes note of the state that an offered version has reached. Any thread; short."""
         if state.state is ManagerState.AVAILABLE:
             self._mark(state.id, failed=False)
         elif state.state is ManagerState.END and not state.health.ok and state.health.code is not StatusCode.CANCELLED:
@@ -206,8 +207,9 @@ class FileSystemStoragePathSource:
         self._mark(servable_id, failed=True)
 
     def _mark(self, servable_id: ServableId, *, failed: bool) -> None:
-        """A version that has failed takes nobody's place until it is available: the next look, which this causes, has
-        others stand in for it. Not one that this stream has not offered: what failed was another of the same number."""
+        """Marks a version that has failed: it takes no other version's place until it is available, and the next look,
+        which this causes, has others stand in for it. A version that this stream has not offered is not marked: the
+        failed one was another of the same number."""
         version = frozenset((servable_id.version,))
         with self._lock:
             stream = self._streams.get(servable_id.name)
@@ -220,7 +222,7 @@ class FileSystemStoragePathSource:
         self.wake({servable_id.name})
 
     def checking(self) -> dict[ServableId, LoadProgress]:
-        """How far the versions are whose digests are being checked before they are offered."""
+        """The progress of the versions whose digests are being checked before they are offered."""
         found = self._inspector.hashing
         if not found:
             return {}
@@ -237,7 +239,7 @@ class FileSystemStoragePathSource:
     def hanging(self) -> dict[str, float]:
         """The streams whose look has not answered in time, and for how many seconds it has not."""
         looks = self._looks.hanging()
-        return {item.servable.name: seconds for item, seconds in looks if isinstance(item, _Stream)}
+        return {item.servable.name: seconds for item, seconds in looks if isinstance(item, _PolledStream)}
 
     def poll(self) -> None:
         """Asks for a look at every stream; without a thread, the looks have run when this returns."""
@@ -249,9 +251,9 @@ class FileSystemStoragePathSource:
     def look_ahead(
         self, config: SourceConfig, disk: Disk | None = None, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
     ) -> dict[str, Look]:
-        """By name, what a poll for ``config`` would find now, if the ``outcomes`` were that versions had become
-        available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember it.
-        ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
+        """The findings, by name, that a poll for ``config`` would have now, if the ``outcomes`` were that versions had
+        become available (True) or had failed (False). It emits nothing, hashes nothing, and the polls do not remember
+        it. ``disk`` may stand in for the source's own. A stream that hangs is not looked at."""
         inspector = self._inspector.copy(disk or self._disk)
         with self._lock:
             streams = dict(self._streams)
@@ -262,7 +264,7 @@ class FileSystemStoragePathSource:
             if report is not None and _hangs(report):
                 looks[name] = Look(report)
                 continue
-            memory = known.memory.copy() if known is not None else Stream()
+            memory = known.memory.copy() if known is not None else LookStream()
             ended = {id.version: works for id, works in outcomes.items() if id.name == name}
             memory.failed = memory.failed - ended.keys() | {version for version, works in ended.items() if not works}
             looks[name] = look_at(servable, config, memory, disk or self._disk, inspector, now)
@@ -297,8 +299,8 @@ class FileSystemStoragePathSource:
             known = before.get(name)
             if known is None or known.servable != servable:
                 changed.add(name)
-                memory = known.memory.copy() if known is not None else Stream()
-                self._streams[name] = _Stream(servable, memory, self._look, self._on_hang)
+                memory = known.memory.copy() if known is not None else LookStream()
+                self._streams[name] = _PolledStream(servable, memory, self._look, self._on_hang)
             else:
                 self._streams[name] = known
         gone = [stream for name, stream in before.items() if self._streams.get(name) is not stream]
@@ -307,7 +309,7 @@ class FileSystemStoragePathSource:
         return changed
 
     def _sweep(self) -> None:
-        """What is done at each interval."""
+        """The work of each interval."""
         self._look_at(None)
         self._looks.run_pending()
         self._tidy()
@@ -343,7 +345,7 @@ class FileSystemStoragePathSource:
 
     # One look, on a thread of the queue. All that asks the disk is here, and may hang.
 
-    def _look(self, stream: _Stream) -> None:
+    def _look(self, stream: _PolledStream) -> None:
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
         rests = stream.stamps == stamps
@@ -368,7 +370,7 @@ class FileSystemStoragePathSource:
                 found.append((0, error.errno or 0))
         return tuple(found)
 
-    def _look_closely(self, stream: _Stream, config: SourceConfig) -> Look:
+    def _look_closely(self, stream: _PolledStream, config: SourceConfig) -> Look:
         servable = stream.servable
         try:
             return look_at(servable, config, stream.memory, self._disk, self._inspector, self._clock.monotonic())
@@ -377,7 +379,7 @@ class FileSystemStoragePathSource:
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")
             return Look(SourceReport(servable.name, problem))
 
-    def _conclude(self, stream: _Stream, look: Look, forced: bool, stamps: _Stamps) -> bool:
+    def _conclude(self, stream: _PolledStream, look: Look, forced: bool, stamps: _Stamps) -> bool:
         """Sends out what was found; False if the stream is not looked at any more. When a look has found nothing new,
         the stamps from before it stand for what it has found."""
         paths = [part for path in look.inspected for part in self._inspector.parts(path)]
@@ -405,7 +407,7 @@ class FileSystemStoragePathSource:
                 stream.refused = not _emit(callback, stream.servable.name, look.aspired)
         return True
 
-    def _tell(self, stream: _Stream, report: SourceReport) -> None:
+    def _tell(self, stream: _PolledStream, report: SourceReport) -> None:
         """Called while nothing else goes out."""
         before = stream.memory.report
         if report != before:
@@ -413,8 +415,8 @@ class FileSystemStoragePathSource:
             stream.memory.report = report
             _report(self._on_report, report)
 
-    def _on_hang(self, stream: _Stream, what: str) -> None:
-        """The last report stays true as far as anybody knows."""
+    def _on_hang(self, stream: _PolledStream, what: str) -> None:
+        """The last report stays true as far as is known."""
         name = stream.servable.name
         with self._emitting:
             with self._lock:
@@ -424,7 +426,7 @@ class FileSystemStoragePathSource:
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 
-    def _prepare_next(self, stream: _Stream, look: Look, rests: bool) -> None:
+    def _prepare_next(self, stream: _PolledStream, look: Look, rests: bool) -> None:
         """A stream that rests is watched already, as far as that can be."""
         if stream.timer is not None:
             stream.timer.cancel()

@@ -38,8 +38,8 @@ _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of one version directory; valid for one fingerprint. ``restless_since``: since when it has
-    been found changed again and again."""
+    """The memory of one version directory; valid for one fingerprint. ``restless_since``: the moment since which each
+    look has found it changed."""
 
     tree: Tree
     fingerprint: str
@@ -67,7 +67,7 @@ class VersionInspector:
         on_progress: Callable[[str], None] = ignore,
         trusts_stamps: bool = False,
     ) -> None:
-        """``trusts_stamps``: the disk's clock is taken to be ours, for one look that nobody repeats."""
+        """``trusts_stamps``: the disk's clock is taken to be ours, for one look that is not repeated."""
         self._disk = disk
         self._clock = clock
         self._executor = executor
@@ -133,7 +133,7 @@ class VersionInspector:
 
     @property
     def hashing(self) -> dict[str, LoadProgress]:
-        """By path, how far the versions are whose files are being hashed. Any thread."""
+        """The progress of the versions whose files are being hashed, by path. Any thread."""
         with self._lock:
             return {path: meter.progress for path, meter in self._meters.items()}
 
@@ -276,7 +276,7 @@ def _as_os_error(error: BaseException) -> OSError:
 
 
 def _describe(error: OSError, root: str) -> str:
-    """What went wrong with which file, without the place of the version on this machine."""
+    """The file that is wrong and its fault, without the place of the version on this machine."""
     where = os.fspath(error.filename) if isinstance(error.filename, str) else root
     relative = os.path.relpath(where, root) if where.startswith(root) else os.path.basename(where)
     return f"{'the version directory' if relative == '.' else relative}: {error.strerror or type(error).__name__}"

@@ -1,7 +1,8 @@
 """One look at one base path: which versions are to be emitted, which are waiting, and why.
 
-The look decides nothing by itself: listing, version policy and completeness do. It keeps what has to outlive a poll
-in a :class:`Stream`: the versions of the last list, which stay in it while they are wanted and their directories exist.
+The look decides nothing by itself: listing, version policy and completeness do. It keeps what has to outlive a poll in
+a :class:`LookStream`: the versions of the last list, which stay in it while they are wanted and their directories
+exist.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version,
 logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
 MAX_PASSED_OVER = 10
-"""Names of each kind beside the versions that a report has."""
+"""The most names of each kind beside the versions that a report has."""
 FIRST_WAIT_SECONDS = 30.0
-"""For so long a list waits for newer versions that are not being written, where nothing is left of the last one."""
+"""The seconds that a list waits for newer versions that are not being written, where nothing is left of the last
+one."""
 LEFT_COPY = "a publication that did not end has left it; the next one to this base path removes it"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundVersions:
-    """What the last look has found: every version directory, and for each that is not complete the time, in seconds
-    of ``monotonic``, when the verdict may change by itself (None: it does not). ``config`` is the name of the config
+    """The findings of the last look: every version directory, and for each that is not complete the time, in seconds of
+    ``monotonic``, when the verdict may change by itself (None: it does not). ``config`` is the name of the config
     beside the versions, empty without one."""
 
     versions: frozenset[int] = frozenset()
@@ -44,11 +46,11 @@ class FoundVersions:
 
 
 @dataclass(slots=True)
-class Stream:
-    """What the polls remember of one stream. Only the poll touches it."""
+class LookStream:
+    """The memory of the polls about one stream. Only the poll touches it."""
 
     offered: dict[int, str] = field(default_factory=dict)  # version -> revision, of the last list that was emitted
-    base_path: str = ""  # of these
+    base_path: str = ""  # the base path of the offered versions
     moved: frozenset[int] = frozenset()  # versions that were offered below another one, and not below this one yet
     place: str | None = None  # the identity of the base path when it last held versions that may be loaded
     empty_since: float | None = None  # for which it has held none since, in seconds of ``monotonic``
@@ -58,19 +60,20 @@ class Stream:
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
     def move_to(self, base_path: str) -> None:
-        """What was offered below another base path is not what lies below this one."""
+        """Moves the stream to another base path, and forgets what was offered below the last one: it is not what lies
+        below this one."""
         if self.base_path != base_path:
             self.base_path, self.moved, self.offered = base_path, self.moved | self.offered.keys(), {}
 
-    def copy(self) -> Stream:
+    def copy(self) -> LookStream:
         """Another one that a look may change."""
         return replace(self, offered=dict(self.offered))
 
 
 @dataclass(slots=True)
 class Look:
-    """What was found. ``aspired`` None: nothing is emitted, because the base path cannot be read, or because the report
-    says why the last list goes on counting."""
+    """The result of a look. ``aspired`` None: nothing is emitted, because the base path cannot be read, or because the
+    report says why the last list goes on counting."""
 
     report: SourceReport
     aspired: AspiredList | None = None
@@ -83,7 +86,7 @@ class Look:
 def look_at(
     servable: ServableToMonitor,
     config: SourceConfig,
-    stream: Stream,
+    stream: LookStream,
     disk: Disk,
     by: VersionInspector,
     now: float = 0.0,
@@ -171,13 +174,13 @@ def _why_not_yet(
     chosen: Sequence[tuple[int, str]],
     before: Mapping[int, str],
     settling: Mapping[int, Waiting],
-    stream: Stream,
+    stream: LookStream,
     now: float,
     look: Look,
 ) -> str:
-    """Why the chosen versions are not emitted; empty if they are. Where nothing is there that was offered ``before``,
-    as at a start and when a volume has come back, newer ones that are not being written are waited for: one of them may
-    be what every request was answered by."""
+    """The reason why the chosen versions are not emitted; empty if they are. Where nothing is there that was offered
+    ``before``, as at a start and when a volume has come back, newer ones that are not being written are waited for: one
+    of them may be what every request was answered by."""
     if not chosen:
         return "" if _orders_nothing(servable) else "nothing that is wanted now is there yet"
     newest = max(version for version, _ in chosen)
@@ -194,7 +197,7 @@ def _why_not_yet(
 
 
 def _judge_empty(
-    servable: ServableToMonitor, config: SourceConfig, stream: Stream, place: str, now: float, look: Look
+    servable: ServableToMonitor, config: SourceConfig, stream: LookStream, place: str, now: float, look: Look
 ) -> tuple[Status, str]:
     """A base path without versions: what to say of it, and why that withdraws nothing. It withdraws what was loaded
     from it if it is the same directory as before, and stays empty: a version that is replaced is gone for a moment."""
@@ -229,7 +232,7 @@ def _configs_beside(entries: Iterable[DirectoryEntry]) -> str:
 
 
 def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:
-    """What looks like a version and is none, by name, with the reason; a few of them."""
+    """Names that look like versions and are none, each with the reason; a few of them."""
     found = {e.name: why_no_version(e.name, [o.name for o in entries], is_directory=e.is_directory) for e in entries}
     named = sorted((printable(name), why) for name, why in found.items() if why)
     return dict(named[:MAX_PASSED_OVER])
@@ -238,8 +241,8 @@ def _passed_over(entries: Sequence[DirectoryEntry]) -> dict[str, str]:
 def _left_copies(
     servable: ServableToMonitor, entries: Iterable[DirectoryEntry], disk: Disk, wall_time: float
 ) -> dict[str, str]:
-    """The hidden copies that nobody has written to for an hour, by name, with what becomes of them; a few of them. A
-    publication in progress touches its directory every minute."""
+    """The hidden copies that have not changed for an hour, each with what becomes of it; a few of them. A publication
+    in progress touches its directory every minute."""
     found: list[str] = []
     for entry in entries:
         if entry.is_directory and entry.name.startswith(HIDDEN_PREFIX) and len(found) < MAX_PASSED_OVER:
@@ -259,7 +262,7 @@ def _missing(servable: ServableToMonitor, existing: dict[int, str]) -> dict[int,
 
 
 def _offer(
-    servable: ServableToMonitor, stream: Stream, version: int, child: str, given_up: bool
+    servable: ServableToMonitor, stream: LookStream, version: int, child: str, given_up: bool
 ) -> ServableData[StoragePath]:
     path = os.path.join(servable.base_path, child)
     return ServableData.ok(ServableId(servable.name, version), path, stream.offered[version], given_up)

@@ -28,7 +28,7 @@ MOST_HANGING = 16
 """Looks of one queue that hang; when there are as many, nothing is looked at."""
 MOST_ON_ONE_DISK = 3
 _FULL = MOST_HANGING - MOST_ON_ONE_DISK
-"""From so many on, nothing is looked at that lies on a device where a look hangs."""
+"""The number of hanging looks from which on nothing is looked at that lies on a device where a look hangs."""
 
 
 class Looked:
@@ -47,7 +47,7 @@ class Looked:
         self.hangs_since: float | None = None
 
     def look(self) -> None:
-        """On a thread of the queue. May hang; what it raises is logged."""
+        """Looks once, on a thread of the queue. It may hang; what it raises is logged."""
         raise NotImplementedError
 
     def on_hang(self, what: str) -> None:
@@ -107,7 +107,7 @@ class LookQueue:
                 item.queued = False
 
     def hanging(self) -> list[tuple[Looked, float]]:
-        """What hangs, and for how many seconds it has."""
+        """The items whose look hangs, and the seconds since it began."""
         now = self._clock.monotonic()
         with self._lock:
             return [(item, now - item.hangs_since) for item in self._hanging if item.hangs_since is not None]
@@ -155,7 +155,7 @@ class LookQueue:
             self._take_up(worker.item)
 
     def _next(self, worker: _Worker) -> Looked | None:
-        """What the worker looks at now. It runs for each of a thousand streams in each second."""
+        """The item that the worker looks at now. It runs for each of a thousand streams in each second."""
         now = self._clock.monotonic()
         if now > worker.renewed + self._seconds / 10:
             worker.renewed = now
@@ -199,7 +199,7 @@ class LookQueue:
         self._submit(hired)
 
     def _reason_to_wait(self, item: Looked) -> str | None:
-        """Why the item is not to be looked at now; None: it may be."""
+        """The reason why the item is not to be looked at now; None if it may be."""
         with self._lock:
             hanging = [(each.device, each.path) for each in self._hanging]
         device = item.device or self._disk.device(item.path)

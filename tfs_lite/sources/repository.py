@@ -206,7 +206,7 @@ class ModelRepository:
             done.wait(self._longest_round)
 
     def end(self) -> None:
-        """Nothing is reported any more. Returns at once."""
+        """Stops all reports. Returns at once."""
         self._closed.set()
         self._awaited.set()
         self._thread.end()

@@ -1,4 +1,4 @@
-"""What the file-system source is told, and what it tells back. Values only; building one checks it."""
+"""The config of the file-system source and its reports. Values only; building one checks it."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class SourceConfig:
 
     @property
     def by_name(self) -> dict[str, ServableToMonitor]:
-        """In alphabetical order."""
+        """The models in alphabetical order."""
         return {servable.name: servable for servable in sorted(self.servables, key=lambda servable: servable.name)}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What stands in the way of a stream. Meant for clients too: no server paths.
+    """The obstacles of a stream. Meant for clients too: no server paths.
 
     ``problem``: OK, or why the stream has nothing to offer (base path missing, unreadable or without versions).
     ``waiting``: versions that are wanted and not offered yet -> the reason.

@@ -24,7 +24,7 @@ _MAYBE_ZIP = (".pt", ".pth", ".zip", ".npz", ".bin", ".ckpt")
 
 
 def structural_problem(name: str, size: int, file: BinaryIO) -> str:
-    """Why this file cannot be whole; empty when nothing speaks against it, as for files of unknown kinds."""
+    """The reason why this file cannot be whole; empty when nothing speaks against it, as for files of unknown kinds."""
     base = os.path.basename(name)
     suffix = os.path.splitext(base)[1]
     if suffix == ".safetensors":
@@ -67,7 +67,7 @@ def _zip_problem(name: str, size: int, file: BinaryIO, must_be_zip: bool) -> str
 
 
 def _end_record(tail: bytes) -> int | None:
-    """Where the record that closes a zip begins: the one whose comment reaches exactly to the end."""
+    """The offset of the record that closes a zip: the one whose comment reaches exactly to the end."""
     at = tail.rfind(_END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE and struct.unpack_from("<H", tail, at + 20)[0] == len(tail) - at - _END_SIZE:

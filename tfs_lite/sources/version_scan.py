@@ -1,4 +1,5 @@
-"""Which children of a base path are versions, and which of them a version policy wants. Pure functions."""
+"""The choice of versions: which children of a base path are versions, and which of them a version policy wants. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def versions_in(children: Iterable[str]) -> dict[int, str]:
 
 
 def why_no_version(name: str, beside: Iterable[str], *, is_directory: bool) -> str:
-    """Why a child that looks like a version is none, or not the one that counts; empty for any other."""
+    """The reason why a child that looks like a version is none, or not the one that counts; empty for any other."""
     version = parse_version(name)
     if version is not None:
         if not is_directory:

@@ -76,7 +76,7 @@ class DirectoryWatcher:
 
     Any thread may call any method. ``on_change`` is called on the watcher's or the clock's threads, must be short and
     must not call the watcher. No call begins after ``close``. The lock is held while a watch is made, which asks the
-    disk: nobody waits for it for long.
+    disk: no thread waits for it for long.
     """
 
     def __init__(self, on_change: Callable[[Owners], None], clock: Clock) -> None:
@@ -197,7 +197,7 @@ class _Handler(FileSystemEventHandler):
         return not self.gone and self.identity == target.identity and (self.recursive or not target.recursive)
 
     def set(self, owner: str, target: WatchTarget | None) -> None:
-        """What matters to the owner now; None: nothing does."""
+        """Sets the watch points of the owner; None removes them."""
         before = self.targets.pop(owner, None)
         for name in _names(before):
             if left := self._by_name.get(name, frozenset()) - {owner}:

@@ -1,4 +1,4 @@
-"""Which directories have to be watched to notice that something at a path has changed.
+"""The directories that have to be watched to notice a change at a path.
 
 A path may pass through symbolic links that are switched, may not exist yet, and may be replaced as a whole; each of
 these is a change of a name in some other directory.
@@ -23,7 +23,7 @@ class WatchPoint:
 
 
 def points_for(path: str) -> Iterator[WatchPoint]:
-    """Where to look for changes of what is in the directory ``path``, or of which directory that is.
+    """The directories to watch for changes of what is in the directory ``path``, or of which directory that is.
 
     Follows the path as the system does. Each symbolic link on the way may be switched; the first part that is missing
     may appear; the last part may be replaced.
@@ -50,7 +50,7 @@ def points_for(path: str) -> Iterator[WatchPoint]:
 
 
 def point_below(path: str) -> WatchPoint:
-    """Where to look for changes of anything below ``path``."""
+    """The directory to watch for changes of anything below ``path``."""
     return WatchPoint(os.path.realpath(path), recursive=True)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.language.byte_codec import END, VOCABULARY
 from tfs_lite.core.generation import (
+    GenerationLimits,
     LanguageModel,
-    Limits,
     Rows,
     SampledToken,
     SamplingRequest,
@@ -51,13 +51,13 @@ class HashModel(LanguageModel):
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: GenerationLimits | None = None,
         codec: TextCodec | None = None,
         *,
         choose: Choose | None = None,
         before: Callable[[Step], None] | None = None,
     ) -> None:
-        self._limits = limits or Limits(4, 64, VOCABULARY, frozenset({END}))
+        self._limits = limits or GenerationLimits(4, 64, VOCABULARY, frozenset({END}))
         self._codec = codec
         self._choose = choose
         self.before = before
@@ -77,7 +77,7 @@ class HashModel(LanguageModel):
         return {}
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> GenerationLimits:
         return self._limits
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.language.byte_codec import END, VOCABULARY, ByteCodec
 from tests.support.language.hash_model import HashModel
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Limits, SamplingRequest, Step
+from tfs_lite.core.generation import GenerationLimits, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.servable import GenerativeServable
@@ -99,7 +99,7 @@ def language(
         def choose(held: Sequence[int], draw: SamplingRequest) -> int | None:
             return said[draw.index] if draw.index < len(said) else END
 
-    limits = Limits(slots, length, VOCABULARY, frozenset({END}))
+    limits = GenerationLimits(slots, length, VOCABULARY, frozenset({END}))
     model = HashModel(limits, ByteCodec() if has_text else None, choose=choose, before=steps)
     settings = EngineSettings(slots, length, 32, 32, max_queue, 10_000, 30.0)
     return LanguageServable(model, ServableId(name, 1), settings, steps)

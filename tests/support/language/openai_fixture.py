@@ -24,7 +24,7 @@ from tests.support.language.hash_model import Choose, HashModel
 from tests.support.language.language_servables import Gate
 from tests.support.servers.process import wait_until
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Limits, SamplingRequest
+from tfs_lite.core.generation import GenerationLimits, SamplingRequest
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument, not_found
@@ -103,7 +103,7 @@ class OpenAiServed:
             gate.shut()
             gate.let(steps)
         model = HashModel(
-            Limits(slots, length, VOCABULARY, frozenset({END})),
+            GenerationLimits(slots, length, VOCABULARY, frozenset({END})),
             (codec or ByteCodec()) if text else None,
             choose=spelling(script) if script is not None else choose,
             before=gate,

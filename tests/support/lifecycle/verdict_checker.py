@@ -19,8 +19,8 @@ from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explana
 from tfs_lite.operations.explain.snapshot import (
     NO_REPORT,
     Incomplete,
+    ManagerOverview,
     ModelSnapshot,
-    Overview,
     ServerSnapshot,
     VersionSnapshot,
     known_versions,
@@ -80,7 +80,7 @@ class VerdictChecker:
 
     def _model(self, name: str, view: ManagerView) -> ModelSnapshot:
         """As the server's own snapshot is put together."""
-        simulation, overview = self._simulation, Overview.of(view)
+        simulation, overview = self._simulation, ManagerOverview.of(view)
         report, found = simulation.source_checker.reports.get(name), simulation.found(name)
         managed, states = overview.by_model.get(name, {}), simulation.monitor.get_version_states(name)
         aspired = {item.version for item in simulation.checker.aspired.get(name, ())}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from tfs_lite.server.http.message import Answer, Handler, Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Handler, Request, Response, StreamResponse
 from tfs_lite.transport.table import Reply
 
 
-async def response_to(handler: Handler, request: Request) -> Response | Stream:
+async def response_to(handler: Handler, request: Request) -> Response | StreamResponse:
     """Waits for it as a connection does; when the caller is cancelled, the client has gone."""
     answer = handler(request)
     while isinstance(answer, Reply):

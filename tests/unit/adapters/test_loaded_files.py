@@ -22,7 +22,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import Stream, look_at
+from tfs_lite.sources.look import LookStream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
@@ -86,7 +86,7 @@ def test_the_state_is_the_one_that_a_source_tells_of(version: Path) -> None:
     executor = ManualExecutor(0)
     inspector = VersionInspector(RealDisk(), VirtualClock(), executor)
     look = look_at(
-        ServableToMonitor("m", str(base)), SourceConfig((), quiet_period=0.0), Stream(), RealDisk(), inspector
+        ServableToMonitor("m", str(base)), SourceConfig((), quiet_period=0.0), LookStream(), RealDisk(), inspector
     )
     (item,) = look.aspired or ()
     settings = load_model_settings(version, "m")

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tfs_lite.cli.flag_parser import Settings, parse_flags
+from tfs_lite.cli.flag_parser import FlagValues, parse_flags
 from tfs_lite.cli.flags import FLAGS
 from tfs_lite.cli.output import UsageError
 
 
-def parse(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
+def parse(*argv: str, environ: Mapping[str, str] | None = None) -> FlagValues:
     return parse_flags(argv, environ or {})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.models import TaggedArchives
-from tfs_lite.cli.http import HttpServer
+from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.main import main
 from tfs_lite.cli.what_if import PATH, Ask, lines, of_config_file, show
 from tfs_lite.core.publish import publish
@@ -25,7 +25,7 @@ def address(server: Server) -> str:
 
 
 def over_http(address: str) -> Ask:
-    return lambda asked: HttpServer(address).json(PATH, asked)
+    return lambda asked: AskedServer(address).json(PATH, asked)
 
 
 def write(path: Path, *models: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_json import MAX_JSON_BYTES, settings_of_json
-from tfs_lite.config.repository_policy import ResponseCache, VersionPolicySettings
+from tfs_lite.config.repository_policy import ResponseCacheSettings, VersionPolicySettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.config.tensors import ModelTensor
 from tfs_lite.core.signature import DataType
@@ -38,7 +38,7 @@ def test_fields_are_those_of_the_file() -> None:
         instance_group=(InstanceGroup(kind="KIND_CPU", count=2), InstanceGroup(kind="KIND_GPU")),
         version_policy=VersionPolicySettings.model_validate({"specific": {"versions": [9007199254740993]}}),
         parameters={"a": "1", "b": ""},
-        response_cache=ResponseCache(enable=True),
+        response_cache=ResponseCacheSettings(enable=True),
     )
 
 

@@ -8,7 +8,13 @@ import pytest
 
 from tests.support.errors import refusal
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.scheduling import MAX_INSTANCES, DynamicBatching, InstanceGroup, ModelQueuePolicy, Resource
+from tfs_lite.config.scheduling import (
+    MAX_INSTANCES,
+    DynamicBatching,
+    InstanceGroup,
+    ModelQueuePolicy,
+    RateLimiterResource,
+)
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.protocols import messages
 
@@ -260,7 +266,7 @@ def test_what_changes_nothing_about_an_instance_is_kept() -> None:
     (group,) = parse_model_settings(text, "c.pbtxt").instance_group
     assert group.profile == ("fast",)
     assert group.rate_limiter is not None
-    assert group.rate_limiter.resources == (Resource(name="r", global_=True, count=3),)
+    assert group.rate_limiter.resources == (RateLimiterResource(name="r", global_=True, count=3),)
     assert (group.host_policy, group.secondary_devices[0].device_id) == ("p", 1)
 
 

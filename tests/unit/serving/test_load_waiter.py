@@ -20,9 +20,9 @@ from tfs_lite.serving.load_waiter import (
     SETTLING,
     ModelOutcome,
     ModelWaiter,
-    Outcome,
-    Snapshot,
+    OutcomeKind,
     WaitRules,
+    WaitSnapshot,
     combined,
     outcome_of,
 )
@@ -50,75 +50,75 @@ def attempt(servable_id: ServableId) -> LoadAttempt:
 
 AVAILABLE = timed(M1, ManagerState.AVAILABLE)
 SNAPSHOTS = {
-    "one version available": (Snapshot(True, (M1, M2), {1: AVAILABLE, 2: failed(M2)}), Outcome.AVAILABLE),
-    "available but not wanted any more": (Snapshot(True, (M2,), {1: AVAILABLE}), Outcome.PENDING),
+    "one version available": (WaitSnapshot(True, (M1, M2), {1: AVAILABLE, 2: failed(M2)}), OutcomeKind.AVAILABLE),
+    "available but not wanted any more": (WaitSnapshot(True, (M2,), {1: AVAILABLE}), OutcomeKind.PENDING),
     "one failed, one loading": (
-        Snapshot(True, (M1, M2), {1: failed(M1), 2: timed(M2, ManagerState.LOADING)}),
-        Outcome.PENDING,
+        WaitSnapshot(True, (M1, M2), {1: failed(M1), 2: timed(M2, ManagerState.LOADING)}),
+        OutcomeKind.PENDING,
     ),
-    "removed meanwhile": (Snapshot(False), Outcome.GONE),
-    "nothing known yet": (Snapshot(True), Outcome.PENDING),
+    "removed meanwhile": (WaitSnapshot(False), OutcomeKind.GONE),
+    "nothing known yet": (WaitSnapshot(True), OutcomeKind.PENDING),
 }
 
 
 @pytest.mark.parametrize(("snapshot", "expected"), SNAPSHOTS.values(), ids=SNAPSHOTS)
-def test_outcome_follows_from_the_wanted_versions(snapshot: Snapshot, expected: Outcome) -> None:
+def test_outcome_follows_from_the_wanted_versions(snapshot: WaitSnapshot, expected: OutcomeKind) -> None:
     assert outcome_of("m", snapshot, RULES).outcome is expected
 
 
 def test_model_fails_when_every_version_has() -> None:
-    snapshot = Snapshot(True, (M1, M2), {1: failed(M1), 2: failed(M2)}, given_up=frozenset({1, 2}))
+    snapshot = WaitSnapshot(True, (M1, M2), {1: failed(M1), 2: failed(M2)}, given_up=frozenset({1, 2}))
     both = outcome_of("m", snapshot, RULES)
-    assert (both.outcome, both.holds_after) == (Outcome.FAILED, 0)
+    assert (both.outcome, both.holds_after) == (OutcomeKind.FAILED, 0)
     assert both.reasons == ((str(M1), BROKEN), (str(M2), BROKEN))
 
 
 @pytest.mark.parametrize("rules", [RULES, FIRST])
 def test_failure_that_the_source_does_not_know_yet_must_stand_for_a_moment(rules: WaitRules) -> None:
     """Another version may be there to stand in for the one that failed."""
-    found = outcome_of("m", Snapshot(True, (M2,), {2: failed(M2)}), rules)
-    assert (found.outcome, found.holds_after) == (Outcome.FAILED, GRACE)
-    stood_in_for = Snapshot(True, (M2, M1), {2: failed(M2)}, given_up=frozenset({2}))
-    assert outcome_of("m", stood_in_for, rules).outcome is Outcome.PENDING
+    found = outcome_of("m", WaitSnapshot(True, (M2,), {2: failed(M2)}), rules)
+    assert (found.outcome, found.holds_after) == (OutcomeKind.FAILED, GRACE)
+    stood_in_for = WaitSnapshot(True, (M2, M1), {2: failed(M2)}, given_up=frozenset({2}))
+    assert outcome_of("m", stood_in_for, rules).outcome is OutcomeKind.PENDING
 
 
 def test_failure_of_an_earlier_time_must_stand_for_a_moment() -> None:
-    found = outcome_of("m", Snapshot(True, (M1,), {1: failed(M1, NOW - 5)}), RULES)
-    assert (found.outcome, found.holds_after) == (Outcome.FAILED, GRACE)
+    found = outcome_of("m", WaitSnapshot(True, (M1,), {1: failed(M1, NOW - 5)}), RULES)
+    assert (found.outcome, found.holds_after) == (OutcomeKind.FAILED, GRACE)
 
 
 @pytest.mark.parametrize("reason", [Reason.WAITS_FOR_MODELS, Reason.WAITS_FOR_PLACE])
 def test_version_that_waits_is_pending_as_long_as_any_model_is(reason: Reason) -> None:
     waits = Status(StatusCode.UNAVAILABLE, "something has to come first", reason)
     attempts = {1: LoadAttempt(M1, 1, 0.1, waits)}
-    found = outcome_of("m", Snapshot(True, (M1,), {1: timed(M1, ManagerState.LOADING)}, attempts), RULES)
-    assert (found.outcome, found.holds_after, found.waits) == (Outcome.FAILED, GRACE, True)
+    found = outcome_of("m", WaitSnapshot(True, (M1,), {1: timed(M1, ManagerState.LOADING)}, attempts), RULES)
+    assert (found.outcome, found.holds_after, found.waits) == (OutcomeKind.FAILED, GRACE, True)
     assert found.reasons == ((str(M1), waits),)
-    pending = outcome_of("n", Snapshot(True), RULES)
-    assert combined({"m": found, "n": pending})["m"].outcome is Outcome.PENDING
-    assert combined({"m": found})["m"].outcome is Outcome.FAILED
+    pending = outcome_of("n", WaitSnapshot(True), RULES)
+    assert combined({"m": found, "n": pending})["m"].outcome is OutcomeKind.PENDING
+    assert combined({"m": found})["m"].outcome is OutcomeKind.FAILED
 
 
 def test_failed_attempt_decides_only_where_it_may() -> None:
-    snapshot = Snapshot(True, (M1,), {1: timed(M1, ManagerState.LOADING)}, {1: attempt(M1)})
-    assert outcome_of("m", snapshot, RULES).outcome is Outcome.PENDING
+    snapshot = WaitSnapshot(True, (M1,), {1: timed(M1, ManagerState.LOADING)}, {1: attempt(M1)})
+    assert outcome_of("m", snapshot, RULES).outcome is OutcomeKind.PENDING
     assert outcome_of("m", snapshot, RULES).reasons == ((str(M1), BROKEN),)
-    assert outcome_of("m", snapshot, FIRST).outcome is Outcome.FAILED
+    assert outcome_of("m", snapshot, FIRST).outcome is OutcomeKind.FAILED
 
 
 def test_missing_base_path_fails_after_a_moment_with_its_reason() -> None:
     missing = Status(StatusCode.NOT_FOUND, "base path does not exist")
-    found = outcome_of("m", Snapshot(True, problem=missing), RULES)
-    assert (found.outcome, found.holds_after) == (Outcome.FAILED, GRACE)
+    found = outcome_of("m", WaitSnapshot(True, problem=missing), RULES)
+    assert (found.outcome, found.holds_after) == (OutcomeKind.FAILED, GRACE)
     assert found.reasons == (("{name: m}", missing),)
 
 
 def test_version_whose_files_settle_gets_the_time_to() -> None:
-    stuck = outcome_of("m", Snapshot(True, waiting={3: "model.pt2 is truncated"}), RULES)
-    assert (stuck.outcome, stuck.holds_after) == (Outcome.FAILED, GRACE)
-    settling = Snapshot(True, waiting={3: "files changed"}, settling=frozenset({3}))
+    stuck = outcome_of("m", WaitSnapshot(True, waiting={3: "model.pt2 is truncated"}), RULES)
+    assert (stuck.outcome, stuck.holds_after) == (OutcomeKind.FAILED, GRACE)
+    settling = WaitSnapshot(True, waiting={3: "files changed"}, settling=frozenset({3}))
     found = outcome_of("m", settling, RULES)
-    assert (found.outcome, found.holds_after) == (Outcome.FAILED, SETTLING)
+    assert (found.outcome, found.holds_after) == (OutcomeKind.FAILED, SETTLING)
     assert found.reasons == (("{name: m version: 3}", Status(StatusCode.UNAVAILABLE, "files changed")),)
 
 
@@ -193,7 +193,7 @@ def test_a_change_is_a_look_at_the_model_that_has_changed(fixture: Fixture, monk
     fixture.states.configure(["m", *names])
     looked: list[str] = []
 
-    def judge(name: str, snapshot: Snapshot, rules: WaitRules) -> ModelOutcome:
+    def judge(name: str, snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutcome:
         looked.append(name)
         return outcome_of(name, snapshot, rules)
 

@@ -29,7 +29,7 @@ from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, VersionFiles
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.generation import LanguageModel, Limits, SampledToken, Step, TextCodec
+from tfs_lite.core.generation import GenerationLimits, LanguageModel, SampledToken, Step, TextCodec
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 from tfs_lite.protocols.generation_tensors import generation_signature
@@ -66,7 +66,7 @@ class TransformersModel(LanguageModel, OpenedModel):
         self,
         network: StepNetwork,
         codec: TextCodec | None,
-        limits: Limits,
+        limits: GenerationLimits,
         device: torch.device,
         batches: bool,
         stream: EngineStream,
@@ -90,7 +90,7 @@ class TransformersModel(LanguageModel, OpenedModel):
         return self._signatures
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> GenerationLimits:
         return self._limits
 
     @property
@@ -189,7 +189,7 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
             del module
             module = load_network(request.files, config, dtype, device, request.meter)
         network, why = choose_network(module, device, slots, length, wanted.fallback == "interleaved", graphs)
-    limits = Limits(slots, length, vocabulary, _eos(request, sources, vocabulary))
+    limits = GenerationLimits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
         "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
         request.id,

@@ -20,7 +20,7 @@ from tfs_lite.cli.arguments import Parser, positive_int, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, print_json
 
 if TYPE_CHECKING:
-    from tfs_lite.cli.demo.outcome import Outcome
+    from tfs_lite.cli.demo.outcome import DemoOutcome
 
 
 def run(argv: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     return parser.parse(argv)
 
 
-def _print_summary(outcome: Outcome) -> None:
+def _print_summary(outcome: DemoOutcome) -> None:
     from tfs_lite.cli.demo.outcome import BETTER, FIRST
     from tfs_lite.cli.demo.view import demo_table
     from tfs_lite.cli.output import console

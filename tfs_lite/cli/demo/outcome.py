@@ -13,7 +13,7 @@ FIRST, BETTER, BROKEN = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """The server's last state, the clients' counts, and how the server ended. ``stuck`` names a step that did not reach
     its end, or is empty."""
 

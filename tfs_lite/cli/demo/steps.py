@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfs_lite.cli.demo import model as demo_model
 from tfs_lite.cli.demo.model import DigitClassifier, Digits
-from tfs_lite.cli.demo.outcome import BETTER, BROKEN, FIRST, Outcome
+from tfs_lite.cli.demo.outcome import BETTER, BROKEN, FIRST, DemoOutcome
 from tfs_lite.cli.demo.server import DemoServer
 from tfs_lite.cli.demo.traffic import Tally, Traffic
 from tfs_lite.cli.demo.view import DemoView
@@ -43,7 +43,7 @@ class DemoSteps:
         self._seconds = seconds
         self._started = time.monotonic()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         self._view.step("training two classifiers of handwritten digits")
         training, testing = demo_model.load_digits()
         better = demo_model.train_well(training)
@@ -52,11 +52,11 @@ class DemoSteps:
         with DemoServer(demo_model.NAME, self._base, self._directory / "server.log") as server:
             return self._serve(server, better, testing)
 
-    def _serve(self, server: DemoServer, better: DigitClassifier, testing: Digits) -> Outcome:
+    def _serve(self, server: DemoServer, better: DigitClassifier, testing: Digits) -> DemoOutcome:
         stuck = ""
         traffic = Traffic(server.target, testing, self._clients)
         with Client(server.target, timeout=_STATUS_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as client:
-            watch = _Watch(self._view, server, client, traffic, self._seconds)
+            watch = _StepWatch(self._view, server, client, traffic, self._seconds)
             try:
                 watch.until(f"version {FIRST} is available", _is(FIRST, VersionState.AVAILABLE))
                 with traffic:
@@ -65,9 +65,9 @@ class DemoSteps:
                 stuck = str(error)
             versions = watch.versions()
         self._view.step("stopping the server")
-        return Outcome(versions, traffic.tally(), server.stop(), time.monotonic() - self._started, stuck)
+        return DemoOutcome(versions, traffic.tally(), server.stop(), time.monotonic() - self._started, stuck)
 
-    def _load(self, watch: _Watch, traffic: Traffic, better: DigitClassifier) -> None:
+    def _load(self, watch: _StepWatch, traffic: Traffic, better: DigitClassifier) -> None:
         self._view.step(f"{self._clients} clients send pictures")
         watch.until(f"every client has had answers of version {FIRST}", self._answers_of(FIRST, self._requests))
 
@@ -100,7 +100,7 @@ def _is(version: int, state: VersionState) -> Callable[[Versions, Tally], bool]:
     return lambda versions, tally: version in versions and versions[version].state is state
 
 
-class _Watch:
+class _StepWatch:
     """Polls the server and the clients, shows their states, and waits for states."""
 
     def __init__(self, view: DemoView, server: DemoServer, client: Client, traffic: Traffic, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, a line a step elsewhere, nothing with ``--json``."""
+"""The view of the demo while it runs: a live table on a terminal, a line a step elsewhere, nothing with ``--json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics page.
+"""The part that ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics
+page.
 
 The runs of a language model are the steps of its engine: the rows are those of all texts in a step, the times are those
 between two tokens of a text. The page has histograms, so times are estimates between two limits, or bounds beyond the
@@ -13,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfs_lite.cli.output import state_text, table
-from tfs_lite.cli.views.models import Model, Version, model_json
+from tfs_lite.cli.views.models import ModelRow, Version, model_json
 from tfs_lite.cli.views.replicas import ReplicasByVersion, replicas_json
 from tfs_lite.core.replicas import ReplicaReport
 
@@ -45,7 +46,7 @@ class Quantile:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerNumbers:
     """One instance of a version. ``pid`` is empty without a process of its own, ``reason`` unless the model was opened
     in another way than usual, ``sandbox`` says what is out of the reach of its process, if it is in one."""
 
@@ -59,7 +60,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class RunNumbers:
     """The numbers of one version since its series began. None means unknown. ``padding`` is the share of added rows."""
 
     ok: int | None = None
@@ -71,17 +72,17 @@ class Numbers:
     run_p50: Quantile | None = None
     run_p99: Quantile | None = None
     waiting: int | None = None
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerNumbers, ...] = ()
 
 
-NOTHING = Numbers()
-NumbersByVersion: TypeAlias = Mapping[tuple[str, int], Numbers]
+NOTHING = RunNumbers()
+NumbersByVersion: TypeAlias = Mapping[tuple[str, int], RunNumbers]
 """Numbers by model and version."""
 Buckets: TypeAlias = Sequence[tuple[float, float]]
 """Upper limits, ascending to infinity, and how many values lie at or below each."""
 
 
-def read_numbers(page: str) -> dict[tuple[str, int], Numbers]:
+def read_numbers(page: str) -> dict[tuple[str, int], RunNumbers]:
     """The numbers of each version on the page. Raises ValueError if it is no page of metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -114,7 +115,7 @@ def quantile(buckets: Buckets, share: float) -> Quantile | None:
     return None
 
 
-def verbose_table(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> Table:
+def verbose_table(models: Iterable[ModelRow], known: NumbersByVersion, replicas: ReplicasByVersion) -> Table:
     """A row for each version, and for each model without any."""
     rows: list[tuple[Any, ...]] = []
     for model in models:
@@ -127,7 +128,7 @@ def verbose_table(models: Iterable[Model], known: NumbersByVersion, replicas: Re
     return table((*COLUMNS, "waiting", "workers", "reason"), rows)
 
 
-def verbose_json(models: Iterable[Model], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
+def verbose_json(models: Iterable[ModelRow], known: NumbersByVersion, replicas: ReplicasByVersion) -> dict[str, Any]:
     """The same JSON as without ``--verbose``, with ``numbers`` in each version, and ``replicas`` where it has any."""
     shown = [model_json(model) for model in models]
     for model in shown:
@@ -162,12 +163,12 @@ class _Samples:
         else:
             self.values[name] = sample.value
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> RunNumbers:
         generates = "generation_step_rows_count" in self.values
         size, queue, run = _OF_GENERATION if generates else _OF_BATCHES
         ok, rows = self.requests.get("OK", 0), self.values.get(f"{size}_sum", 0)
         padding = self.values.get("batch_padding_rows_sum", 0)
-        return Numbers(
+        return RunNumbers(
             ok=int(ok) if self.requests else None,
             failed=int(sum(self.requests.values()) - ok) if self.requests else None,
             rows_per_run=_ratio(rows, self.values.get(f"{size}_count", 0)),
@@ -185,13 +186,13 @@ class _Samples:
 
 
 def _order(worker: tuple[str, Any]) -> tuple[int, str]:
-    """By the number of the instance."""
+    """The order of instances by their number."""
     return len(worker[0]), worker[0]
 
 
-def _worker(instance: str, facts: Mapping[str, Any]) -> Worker:
+def _worker(instance: str, facts: Mapping[str, Any]) -> WorkerNumbers:
     up, restarts = facts.get("worker_up"), facts.get("worker_restarts_total")
-    return Worker(
+    return WorkerNumbers(
         instance,
         facts.get("kind", ""),
         facts.get("pid", ""),
@@ -206,7 +207,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _row(name: str, version: Version, numbers: Numbers, replicas: ReplicaReport | None) -> tuple[Any, ...]:
+def _row(name: str, version: Version, numbers: RunNumbers, replicas: ReplicaReport | None) -> tuple[Any, ...]:
     *shown, workers = _shown(numbers)
     return (
         name,
@@ -218,7 +219,7 @@ def _row(name: str, version: Version, numbers: Numbers, replicas: ReplicaReport 
     )
 
 
-def _shown(numbers: Numbers) -> Iterator[str]:
+def _shown(numbers: RunNumbers) -> Iterator[str]:
     yield from map(_or_dash, (numbers.ok, numbers.failed))
     yield UNKNOWN if numbers.rows_per_run is None else f"{numbers.rows_per_run:.1f}"
     yield UNKNOWN if numbers.padding is None else f"{numbers.padding:.1%}"
@@ -232,7 +233,7 @@ def _or_dash(value: object) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _worker_text(worker: Worker) -> str:
+def _worker_text(worker: WorkerNumbers) -> str:
     words = [f"pid {worker.pid}" if worker.pid else worker.kind or "worker"]
     if worker.up is False:
         words.append("down")
@@ -244,7 +245,7 @@ def _worker_text(worker: Worker) -> str:
 
 
 def _time(seconds: float) -> str:
-    """At most three digits, in a suitable unit."""
+    """The time with at most three digits, in a suitable unit."""
     rounded = float(f"{seconds:.3g}")
     if rounded < 1e-3:
         return f"{rounded * 1e6:g} µs"

@@ -28,12 +28,12 @@ class Version:
 
     @property
     def reason(self) -> str:
-        """How far the load is, and what is wrong."""
+        """The progress of the load, and what is wrong."""
         return "; ".join(filter(None, (str(self.progress or ""), self.error)))
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelRow:
     """One model; ``reason`` says why it has no versions to serve."""
 
     name: str
@@ -52,26 +52,26 @@ def answering(count: int, total: int) -> str:
     return f"{count} of {total} model{'s' if total != 1 else ''} answer{'s' if count == 1 else ''}"
 
 
-def read_grpc(client: Client, name: str) -> Model:
-    """What the server says about one model. Raises ServingError."""
+def read_grpc(client: Client, name: str) -> ModelRow:
+    """Reads what the server says about one model. Raises ServingError."""
     versions = client.status(name)
-    return Model(
+    return ModelRow(
         name,
         tuple(Version(item.version, item.state.name, "" if item.status.ok else str(item.status)) for item in versions),
     )
 
 
-def read_rest(item: dict[str, Any]) -> Model:
+def read_rest(item: dict[str, Any]) -> ModelRow:
     """An entry of the list at ``/v1/models``."""
     loads = {entry["version"]: _progress(entry) for entry in item.get("load_progress", ())}
     versions = tuple(
         Version(int(entry["version"]), entry["state"], _error(entry["status"]), loads.get(entry["version"]))
         for entry in item["model_version_status"]
     )
-    return Model(item["name"], versions, item.get("reason", ""))
+    return ModelRow(item["name"], versions, item.get("reason", ""))
 
 
-def models_table(models: Iterable[Model]) -> Table:
+def models_table(models: Iterable[ModelRow]) -> Table:
     rows: list[tuple[Any, ...]] = []
     for model in models:
         if model.reason or not model.versions:
@@ -83,7 +83,7 @@ def models_table(models: Iterable[Model]) -> Table:
     return table(("model", "version", "state", "reason"), rows)
 
 
-def print_models(models: list[Model], as_json: bool) -> None:
+def print_models(models: list[ModelRow], as_json: bool) -> None:
     if as_json:
         print_json(models_json(models))
     elif models:
@@ -92,11 +92,11 @@ def print_models(models: list[Model], as_json: bool) -> None:
         print("the server has no models", flush=True)
 
 
-def models_json(models: Iterable[Model]) -> dict[str, Any]:
+def models_json(models: Iterable[ModelRow]) -> dict[str, Any]:
     return {"models": [model_json(model) for model in models]}
 
 
-def model_json(model: Model) -> dict[str, Any]:
+def model_json(model: ModelRow) -> dict[str, Any]:
     """``progress`` only of versions that have any."""
     shown = asdict(model)
     for version, entry in zip(model.versions, shown["versions"], strict=True):

@@ -1,4 +1,4 @@
-"""What ``status --verbose`` shows of replicas in a cluster, read from the list at ``/v1/models``."""
+"""The view of ``status --verbose`` on replicas in a cluster, read from the list at ``/v1/models``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ReplicasByVersion: TypeAlias = Mapping[tuple[str, int], ReplicaReport]
 
 
 def read_replicas(item: Mapping[str, Any]) -> dict[tuple[str, int], ReplicaReport]:
-    """Of an entry of the list at ``/v1/models``. A version that is loaded beside itself has the replicas of both."""
+    """The replicas in an entry of the list at ``/v1/models``. A version of which two loads are in memory has the
+    replicas of both."""
     found: dict[tuple[str, int], ReplicaReport] = {}
     for entry in item.get("replica_status", ()):
         key = (item["name"], int(entry["version"]))
@@ -38,7 +39,7 @@ def read_replicas(item: Mapping[str, Any]) -> dict[tuple[str, int], ReplicaRepor
 
 
 def replicas_json(report: ReplicaReport) -> dict[str, Any]:
-    """Of a version that has its own entry."""
+    """The replicas of a version that has its own entry, as JSON."""
     return {"summary": report.summary, "replicas": [asdict(replica) for replica in report.replicas]}
 
 

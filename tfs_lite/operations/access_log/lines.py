@@ -23,7 +23,7 @@ access = logging.getLogger("tfs_lite.access")
 
 
 class AccessLog:
-    """On the event loop."""
+    """The access log, on the event loop."""
 
     def __init__(self, metrics: RequestMetrics, wanted: str, now: Callable[[], float] = time.monotonic) -> None:
         """``wanted`` is one of the values of ``--access_log``."""
@@ -80,7 +80,7 @@ def _milliseconds(ended: EndedRequest) -> dict[str, float]:
 
 
 def _fields(ended: EndedRequest) -> dict[str, object]:
-    """What the line says in the format ``json``."""
+    """The fields of a line in the format ``json``."""
     context = ended.context
     fields: dict[str, object | None] = {
         "event": "request",

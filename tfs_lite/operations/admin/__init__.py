@@ -1,4 +1,4 @@
-"""What operators ask of a server, whichever way they ask.
+"""The questions of operators to a server, whichever way they ask.
 
 feature         the admin API as a feature of a server
 control         the one contract: AdminControl answers values

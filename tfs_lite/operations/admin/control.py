@@ -42,8 +42,8 @@ class AdminControl:
         self._snapshots = Snapshots(core, doors.health, doors.repository, pace_of)
 
     def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
-        """Why the model, its version or its label is in its state, and what to do. A model that is not served has an
-        explanation too. ``paths``: whether the reader may see paths of the server."""
+        """Explains why the model, its version or its label is in its state, and what to do. A model that is not served
+        has an explanation too. ``paths``: whether the reader may see paths of the server."""
         found = explain(self._snapshots.of_model(ref), ref, paths=paths)
         core, version = self._core, found.version
         events = [event for event in core.history.of_model(ref.name) if version in (None, event.version)]
@@ -96,7 +96,8 @@ class AdminControl:
         return failures.ring
 
     def what_if(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What a config or a new version would change, without changing it; see :mod:`questions`. Reads the disk."""
+        """Tells what a config or a new version would change, without changing it; see :mod:`questions`. Reads the
+        disk."""
         return what_if(self._core, asked).as_json()
 
     def read_again(self, by: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class WantedEvents:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whose events these are: of which models it may know, and whether it may see the paths of files."""
+    """The reader of events: which models it may know of, and whether it may see the paths of files."""
 
     allows: Callable[[str], bool]
     manage: bool = False
@@ -64,7 +64,8 @@ class EventPage:
 
 
 def wanted_events(fields: Mapping[str, Any]) -> WantedEvents:
-    """From the fields of a query, or of a JSON object; ``kind`` is a text with commas, or a list. INVALID_ARGUMENT."""
+    """The wanted events by the fields of a query, or of a JSON object; ``kind`` is a text with commas, or a list.
+    INVALID_ARGUMENT."""
     model, kinds = fields.get("model"), fields.get("kind", ())
     if model is not None and not isinstance(model, str):
         raise invalid_argument("field model: expected a text")
@@ -104,7 +105,7 @@ def _number(name: str, value: Any, most: float, *, least: float = 0, whole: bool
 
 
 class EventFeed:
-    """On the event loop; ``background`` reads and encodes."""
+    """The feed of events, on the event loop; ``background`` reads and encodes."""
 
     def __init__(self, history: History, health: Health, background: BackgroundRunner) -> None:
         self._history = history
@@ -120,7 +121,8 @@ class EventFeed:
             self._signal.notify()
 
     async def page(self, wanted: WantedEvents, reader: Reader) -> EventPage:
-        """What there is; with ``wait``, what there is as soon as there is something. UNAVAILABLE if too many wait."""
+        """A page of the events that there are; with ``wait``, as soon as there are some. UNAVAILABLE if too many
+        wait."""
         page = await self._read(wanted, reader)
         if page.events or not wanted.wait:
             return page
@@ -138,8 +140,8 @@ class EventFeed:
             self._waiting -= 1
 
     async def stream(self, wanted: WantedEvents, reader: Reader) -> AsyncIterator[EventPage]:
-        """What there is and then what comes, page by page, until the server drains. A page without events is sent when
-        nothing has happened for a while. Call :meth:`admit` before."""
+        """Yields the events that there are, and then new ones, page by page, until the server drains. A page without
+        events is sent when nothing has happened for a while. Call :meth:`admit` before."""
         self._waiting += 1
         try:
             while True:
@@ -170,7 +172,7 @@ class EventFeed:
 
 
 def read_page(history: History, wanted: WantedEvents, reader: Reader) -> EventPage:
-    """On any thread."""
+    """Reads a page, on any thread."""
     last = history.last_seq  # before reading: what comes meanwhile is in the next page
     found = history.after(wanted.after or 0, wanted.model, wanted.kinds)
     allowed = [event for event in found if event.seq <= last and reader.allows(event.model)]

@@ -16,7 +16,7 @@ ASKED = tuple(name for name in FIELDS if name != "wait")
 
 
 class EventsMethod:
-    """On the event loop. ``may_manage`` tells which callers may see the paths of files."""
+    """The method for events, on the event loop. ``may_manage`` tells which callers may see the paths of files."""
 
     def __init__(self, feed: EventFeed, may_manage: Callable[[CallContext], bool]) -> None:
         self._feed = feed

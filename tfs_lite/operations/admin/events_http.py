@@ -14,7 +14,7 @@ from tfs_lite.operations.admin.events import FIELDS, EventFeed, Reader, WantedEv
 from tfs_lite.operations.admin.schemas import events_schema
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
 from tfs_lite.server.http.router import GET, About, Api, Route, Tree
 from tfs_lite.transport.table import Scope
@@ -35,7 +35,7 @@ _ABOUT = About(
 
 
 class EventsApi(Api[None]):
-    """On the event loop. ``may_manage`` tells which clients may see the paths of files."""
+    """The route for events, on the event loop. ``may_manage`` tells which clients may see the paths of files."""
 
     cross_origin = False
     encodings = GZIP
@@ -63,7 +63,7 @@ class EventsApi(Api[None]):
     def error(self, request: Request, error: ServingError) -> Response:
         return error_reply(error)
 
-    async def events(self, request: Request, target: None) -> Response | Stream:
+    async def events(self, request: Request, target: None) -> Response | StreamResponse:
         wanted = wanted_events(_fields(request))
         reader = Reader(request.grant.allows, self._may_manage(request))
         if not _wants_stream(request):
@@ -74,7 +74,7 @@ class EventsApi(Api[None]):
             wanted = replace(wanted, after=last_seen)
         self._feed.admit()
         chunks = self._chunks(wanted, reader)
-        return Stream(chunks, 200, EVENT_TYPE, _STREAM_HEADERS, write_timeout=WRITE_TIMEOUT)
+        return StreamResponse(chunks, 200, EVENT_TYPE, _STREAM_HEADERS, write_timeout=WRITE_TIMEOUT)
 
     async def _chunks(self, wanted: WantedEvents, reader: Reader) -> AsyncIterator[bytes]:
         async for page in self._feed.stream(wanted, reader):
@@ -90,13 +90,13 @@ def _wants_stream(request: Request) -> bool:
 
 
 def _last_seen(request: Request) -> int | None:
-    """What a browser that connects again has seen; None on its first connection."""
+    """The last event that a browser which connects again has seen; None on its first connection."""
     sent = request.headers.fields.get(b"last-event-id", b"")
     return int(sent) if sent.isdigit() and len(sent) <= 18 else None
 
 
 def _fields(request: Request) -> dict[str, str]:
-    """Of the query; of a field that comes twice, the last counts."""
+    """The fields of the query; of a field that comes twice, the last counts."""
     fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
     for name in fields:
         if name not in FIELDS:

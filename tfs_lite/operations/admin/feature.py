@@ -63,5 +63,5 @@ class Admin(ServerFeature):
 
 
 def no_pace(servable_id: ServableId) -> Pace | None:
-    """Where nothing keeps the numbers of the last minute."""
+    """No pace: the answer where nothing keeps the numbers of the last minute."""
     return None

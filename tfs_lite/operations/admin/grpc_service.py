@@ -23,8 +23,8 @@ _FIELDS = ("model", "version", "label")
 
 
 class AdminService:
-    """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
-    ``may_see_paths`` tells which clients are shown paths of the server."""
+    """The admin service over gRPC, on the event loop; ``background`` runs the answers, ``forecasts`` those about what a
+    config would change. ``may_see_paths`` tells which clients are shown paths of the server."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AdminService:
         ]
 
     async def explain(self, data: bytes, context: CallContext) -> bytes:
-        """Of the model, version or label that the request names; without a model, one line for each."""
+        """Explains the model, version or label that the request names; without a model, one line for each."""
         asked = read_question(data, _FIELDS)
         ref, control = read_ref(asked), self._control
         if not ref.name:
@@ -55,12 +55,12 @@ class AdminService:
         return await self._answer(lambda: control.explain(ref, paths=paths).as_json)
 
     async def what_if(self, data: bytes, context: CallContext) -> bytes:
-        """Of a config or a version that is not there yet."""
+        """Tells the effect of a config, or of a version that is not there yet."""
         asked, control = read_body(parse(AdminRequest, data).json), self._control
         return await self._forecasts.run(lambda: _encode(control.what_if(asked)))
 
     async def failed_requests(self, data: bytes, context: CallContext) -> bytes:
-        """With one request id or trace id; else the last ones, of one model or of all."""
+        """The failed requests with one request id or trace id; else the last ones, of one model or of all."""
         asked, control = read_question(data, ("request", "model")), self._control
         if "request" not in asked:
             name = read_ref(asked).name
@@ -71,7 +71,7 @@ class AdminService:
         return await self._answer(lambda: control.failed_request(id))
 
     async def _answer(self, answer: Callable[[], Any]) -> bytes:
-        """Of a function that gives a JSON value and runs on a thread."""
+        """Answers by a function that gives a JSON value and runs on a thread."""
         return await self._background.run(lambda: _encode(answer()))
 
 

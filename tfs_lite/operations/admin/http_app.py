@@ -30,14 +30,14 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
 MAX_PENDING_QUESTIONS = 64
-"""More than these are refused."""
+"""The most questions that may be pending; more are refused."""
 MAX_PENDING_FORECASTS = 4
 """The same, of questions about configs, which are longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminQuery:
-    """What a route was asked: the model of its path, and its other names. ``paths``: whether the client may see paths
+    """The question to a route: the model of its path, and its other names. ``paths``: whether the client may see paths
     of the server; ``grant``: which models it may see."""
 
     model: ModelRef
@@ -47,7 +47,7 @@ class AdminQuery:
 
 
 Answer: TypeAlias = Callable[[AdminControl, AdminQuery], Any]
-"""From a question to a JSON value. Raises ServingError."""
+"""A function from a question to a JSON value. Raises ServingError."""
 
 
 def _route(
@@ -73,8 +73,8 @@ def _explain(control: AdminControl, query: AdminQuery) -> Any:
 
 
 class AdminApi(Api[AdminQuery]):
-    """On the event loop; ``background`` runs what answers, ``forecasts`` what a config would change.
-    ``may_see_paths`` tells which clients are shown paths of the server."""
+    """The admin API over HTTP, on the event loop; ``background`` runs the answers, ``forecasts`` those about what a
+    config would change. ``may_see_paths`` tells which clients are shown paths of the server."""
 
     names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
     cross_origin = False
@@ -139,7 +139,7 @@ class AdminApi(Api[AdminQuery]):
         return error_reply(error)
 
     async def what_if(self, request: Request, query: AdminQuery) -> Response:
-        """On a thread of its own: a long config holds up no other question."""
+        """Answers on a thread of its own: a long config holds up no other question."""
         _refuse_query(request)
         body = await self._bodies.read(request, bytes, StatusCode.INVALID_ARGUMENT)
         return await _reply(self._forecasts, lambda: self._control.what_if(read_body(body)))

@@ -22,7 +22,7 @@ from tfs_lite.serving.server_core import ServerCore
 
 _FIELDS = ("model", "version", "directory")
 MOST_MODELS = 10_000
-"""In a config whose effect is asked."""
+"""The most models in a config whose effect is asked."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the routes of the admin API take and answer, as JSON schemas."""
+"""The questions and answers of the admin API's routes, as JSON schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfs_lite.server.openapi import cause_schema, list_of, object_of, sandbox_sc
 
 
 def schemas() -> dict[str, Tree]:
-    """By name."""
+    """The schemas by name."""
     return {
         **_explained(),
         **_what_if(),
@@ -97,7 +97,7 @@ def _failed_requests() -> Tree:
 
 
 def _what_if() -> Tree:
-    """What a config would change: the question and the answer."""
+    """The schema of a forecast: the question and the answer."""
     text: Tree = {"type": "string"}
     count: Tree = {"type": "integer", "minimum": 0}
     perhaps: Tree = {"type": ["integer", "null"]}

@@ -19,12 +19,12 @@ from tfs_lite.operations.dashboard.feed import WRITE_TIMEOUT, Feed
 from tfs_lite.operations.dashboard.overview import Overview, dumps
 from tfs_lite.operations.dashboard.page import DATA_HEADERS, Page
 from tfs_lite.operations.dashboard.schemas import overview_schemas
-from tfs_lite.operations.dashboard.series import Series
+from tfs_lite.operations.dashboard.series import DashboardSeries
 from tfs_lite.operations.explain.snapshot import FAILING_SECONDS, Pace
 from tfs_lite.server.feature import Doors
 from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.replies import JSON, HttpError, error_reply
 from tfs_lite.server.http.router import GET, HEAD_TOO, About, Api, Route, Tree
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
@@ -51,7 +51,7 @@ class Dashboard(Api[str]):
         self._doors = doors
         self._page = Page()
         self._background = BackgroundRunner("dashboard", 1, MAX_PENDING)
-        self.series = Series(Counters(core).read)
+        self.series = DashboardSeries(Counters(core).read)
         overview = Overview(core, admin, doors.health, self.series)
         self._details = Details(core, admin, self.series, overview)
         self._feed = Feed(overview.snapshot, dumps, self._background)
@@ -93,11 +93,13 @@ class Dashboard(Api[str]):
     def asset(self, request: Request, target: str) -> Response:
         return self._page.asset(request, target)
 
-    async def feed(self, request: Request, target: str) -> Stream:
+    async def feed(self, request: Request, target: str) -> StreamResponse:
         self._feed.admit()
         first = event(dumps({"may": self._names(request)}))
         headers = {**DATA_HEADERS, "x-accel-buffering": "no"}
-        return Stream(self._feed.watch(first, request.grant), 200, EVENT_TYPE, headers, write_timeout=WRITE_TIMEOUT)
+        return StreamResponse(
+            self._feed.watch(first, request.grant), 200, EVENT_TYPE, headers, write_timeout=WRITE_TIMEOUT
+        )
 
     async def overview(self, request: Request, target: str) -> Response:
         fields = _fields(request)
@@ -135,7 +137,7 @@ class Dashboard(Api[str]):
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """Of the query; of a field that comes twice, the last counts."""
+    """The fields of the query; of a field that comes twice, the last counts."""
     fields = dict(parse_qsl(request.head.query, keep_blank_values=True, errors="replace"))
     for name in fields:
         if name not in FIELDS:

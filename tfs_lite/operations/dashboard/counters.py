@@ -1,4 +1,5 @@
-"""What the series are made from: the counters of requests, runs and texts, the calls that wait, the memory held."""
+"""The counts that the series are made from: the counters of requests, runs and texts, the calls that wait, the memory
+held."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Counters:
         self._looked = 0.0
 
     def read(self) -> dict[Key, Counts]:
-        """Of every version that has counters, because requests were for it; ``TOTAL`` has the memory of the others."""
+        """The counts of every version that has counters because requests were for it; ``TOTAL`` has the memory of the
+        others."""
         found = _read_counts(self._core)
         now = time.monotonic()
         if now - self._looked >= MEMORY_AGE:
@@ -53,7 +55,8 @@ def _read_memory(core: ServerCore) -> dict[Key, int]:
 
 
 def held_bytes(memory: VersionMemory) -> int | None:
-    """What a version holds now, as well as it is known: its tensors and its processes, else what was set aside."""
+    """The bytes that a version holds now, as well as they are known: its tensors and its processes, else what was set
+    aside."""
     if not memory.resident:
         return None
     known = memory.measured or memory.reserved

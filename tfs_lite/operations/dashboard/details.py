@@ -1,5 +1,5 @@
-"""What the page shows of one model that is open: why it is in its state, its events, failures, workers, and the points
-of its plots."""
+"""The details of one model that is open on the page: why it is in its state, its events, failures, workers, and the
+points of its plots."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import error_codes
 from tfs_lite.operations.dashboard.overview import Overview, points
-from tfs_lite.operations.dashboard.series import TOTAL, Series
+from tfs_lite.operations.dashboard.series import TOTAL, DashboardSeries
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.table import EVERYTHING, Grant
 
 RANGES = {"10m": False, "4h": True}
-"""By the value in a query: whether the coarse points are meant."""
+"""The ranges by their value in a query: whether the coarse points are meant."""
 SPARK_POINTS, SPARK_STEP = 30, 5
-"""Of the small plot beside each model: how many, and how many fine points each stands for."""
+"""The number of points of the small plot beside each model, and of the fine points that each stands for."""
 MOST_SPARKS = 1000
 
 
 class Details:
     """Any thread but the event loop's."""
 
-    def __init__(self, core: ServerCore, admin: AdminControl, series: Series, overview: Overview) -> None:
+    def __init__(self, core: ServerCore, admin: AdminControl, series: DashboardSeries, overview: Overview) -> None:
         self._core = core
         self._admin = admin
         self._series = series

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FeedSnapshot:
     """``head`` is what is sent each time, ``models`` each model by name: JSON objects as bytes."""
 
     head: bytes
@@ -40,17 +40,17 @@ class Snapshot:
 
 
 class Feed:
-    """On the event loop. ``snapshot`` is called on a thread of ``background``."""
+    """The feed of snapshots, on the event loop. ``snapshot`` is called on a thread of ``background``."""
 
     def __init__(
-        self, snapshot: Callable[[], Snapshot], dumps: Callable[[Any], bytes], background: BackgroundRunner
+        self, snapshot: Callable[[], FeedSnapshot], dumps: Callable[[Any], bytes], background: BackgroundRunner
     ) -> None:
         self._snapshot = snapshot
         self._dumps = dumps
         self._background = background
-        self._now: Snapshot | None = None
+        self._now: FeedSnapshot | None = None
         self._number = 0
-        """Of the snapshot, from 1."""
+        """The number of the snapshot, from 1."""
         self._change = b""
         """The event from the snapshot before to this one."""
         self._whole = b""
@@ -118,7 +118,7 @@ class Feed:
         finally:
             self._task, self._now, self._whole = None, None, b""
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _take(self, snapshot: FeedSnapshot) -> None:
         before = self._now.models if self._now is not None else {}
         self._now, self._number, self._whole = snapshot, self._number + 1, b""
         self._change = self._change_of(before, snapshot.models)

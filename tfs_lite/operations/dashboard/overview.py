@@ -1,4 +1,4 @@
-"""What the page shows of all models, as JSON: how each fares, its versions with their states, and its numbers now.
+"""The overview of all models on the page, as JSON: how each fares, its versions with their states, and its numbers now.
 
 What changes with the states of models is gathered when one has changed, at the latest every five seconds; numbers come
 from the series every two seconds. When neither has changed, a snapshot is the one before.
@@ -19,8 +19,8 @@ from tfs_lite.core.history import Event
 from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import held_bytes
-from tfs_lite.operations.dashboard.feed import Snapshot
-from tfs_lite.operations.dashboard.series import Key, Latest, Numbers, Series
+from tfs_lite.operations.dashboard.feed import FeedSnapshot
+from tfs_lite.operations.dashboard.series import DashboardSeries, Key, LatestNumbers, Numbers
 from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.operations.explain.words import config_refused
 from tfs_lite.operations.history.feature import memory_of
@@ -42,21 +42,21 @@ class _States:
     taken: float
     models: dict[str, dict[str, Any]]
     coming: dict[str, list[tuple[dict[str, Any], ServableId]]] = field(default_factory=dict)
-    """By model, the versions that are being loaded, whose progress is asked for each time."""
+    """The versions that are being loaded, by model; their progress is asked for each time."""
     memory: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Overview:
-    """On one thread, but for ``on_event``."""
+    """The overview, made on one thread; ``on_event`` runs on any."""
 
-    def __init__(self, core: ServerCore, admin: AdminControl, health: Health, series: Series) -> None:
+    def __init__(self, core: ServerCore, admin: AdminControl, health: Health, series: DashboardSeries) -> None:
         self._core = core
         self._admin = admin
         self._health = health
         self._series = series
         self._started = time.time()
         self._states: _States | None = None
-        self._latest: Latest | None = None
+        self._latest: LatestNumbers | None = None
         self._encoded: dict[str, bytes] = {}
         self._events: dict[str, int] = {}
         core.history.listen(self.on_event)
@@ -65,8 +65,8 @@ class Overview:
         """Any thread. The page asks for the events of a model when the number of its last one has changed."""
         self._events[event.model] = event.seq
 
-    def snapshot(self) -> Snapshot:
-        """For the feed."""
+    def snapshot(self) -> FeedSnapshot:
+        """The snapshot for the feed."""
         states, latest = self._gather(), self._series.latest
         fresh = states is not self._states or latest is not self._latest
         self._states, self._latest = states, latest
@@ -74,7 +74,7 @@ class Overview:
             self._encoded = {name: dumps(self._model(states, name, latest)) for name in states.models}
         for name in states.coming:
             self._encoded[name] = dumps(self._model(states, name, latest))
-        return Snapshot(dumps(self._head(states, latest)), self._encoded)
+        return FeedSnapshot(dumps(self._head(states, latest)), self._encoded)
 
     def server(self) -> dict[str, Any]:
         """The server itself."""
@@ -135,7 +135,7 @@ class Overview:
 
     # Their JSON.
 
-    def _model(self, states: _States, name: str, latest: Latest) -> dict[str, Any]:
+    def _model(self, states: _States, name: str, latest: LatestNumbers) -> dict[str, Any]:
         for found, servable_id in states.coming.get(name, ()):
             progress = self._core.view.load_progress(servable_id)
             found["progress"] = None if progress is None else {**progress.as_json(), "text": str(progress)}
@@ -148,7 +148,7 @@ class Overview:
         lost = rounded(latest.versions.get((name, ""), {}))
         return {**model, "versions": versions, "now": now, "unanswered": lost, "event": self._events.get(name, 0)}
 
-    def _head(self, states: _States, latest: Latest) -> dict[str, Any]:
+    def _head(self, states: _States, latest: LatestNumbers) -> dict[str, Any]:
         health = self._health
         why = health.remark if health.ready else "it is being stopped" if health.draining else "models are being loaded"
         return {
@@ -182,7 +182,7 @@ def _replicas(report: Any) -> dict[str, Any]:
 
 
 def resident_bytes() -> int | None:
-    """What this process holds of main memory; None where the system does not tell."""
+    """The main memory, in bytes, that this process holds; None where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE

@@ -23,7 +23,7 @@ MEDIA_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-"""By the end of a file's name. Other files are not part of the page."""
+"""The media types by the end of a file's name. Other files are not part of the page."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,7 +47,7 @@ SAFE_HEADERS: Mapping[str, str] = {
 PAGE_HEADERS: Mapping[str, str] = {**SAFE_HEADERS, "content-security-policy": POLICY, "cache-control": "no-cache"}
 """A browser asks again each time, and is told 304 when it has the file."""
 DATA_HEADERS: Mapping[str, str] = {**SAFE_HEADERS, "cache-control": "no-store"}
-"""Of answers that tell something about the server."""
+"""The headers of answers that tell something about the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class File:
 
 
 class Page:
-    """On the event loop."""
+    """The page, on the event loop."""
 
     def __init__(self) -> None:
         self.files = read_files()
@@ -88,7 +88,7 @@ class Page:
 
 
 def read_files() -> dict[str, File]:
-    """By name."""
+    """The files by name."""
     found = {}
     for path in resources.files(__package__).joinpath("static").iterdir():
         media_type = MEDIA_TYPES.get(path.name.rpartition(".")[2])

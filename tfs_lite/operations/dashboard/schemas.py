@@ -1,4 +1,4 @@
-"""What the dashboard shows, as a JSON schema."""
+"""The schema of what the dashboard shows, in JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tfs_lite.server.openapi import list_of, object_of
 
 
 def overview_schemas() -> Tree:
-    """What the dashboard shows."""
+    """The schemas of the overview."""
     text: Tree = {"type": "string"}
     number: Tree = {"type": "number"}
     perhaps: Tree = {"type": ["number", "null"]}

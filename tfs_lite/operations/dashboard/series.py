@@ -28,7 +28,7 @@ COARSE_SECONDS, COARSE_POINTS = 60.0, 240
 MINUTE_POINTS = 30
 """Fine points of a minute."""
 MAX_VERSIONS = 256
-"""Whose points are kept."""
+"""The most versions whose points are kept."""
 NO_NUMBER = math.nan
 
 Key: TypeAlias = tuple[str, str]
@@ -36,20 +36,20 @@ Key: TypeAlias = tuple[str, str]
 TOTAL: Key = ("", "")
 """Everything together."""
 Numbers: TypeAlias = dict[str, float]
-"""By signal: ``requests`` and ``errors`` are predictions a second, failed ones among them, and those that failed;
-``p50`` and ``p99`` seconds of an answer; ``queue`` and ``run`` the mean seconds of a call before its run, and of a run;
-``rows`` and ``padding`` the mean rows of requests in a run, and those added to it; ``waiting`` the calls that wait for
-a run; ``in_flight`` the requests that hold the version; ``memory`` its bytes; ``tokens`` the output tokens a second;
-``texts``, ``texts_waiting`` and ``cache`` the texts that run and that wait, and the share of the cache that is kept for
-those that run."""
+"""The numbers by signal: ``requests`` and ``errors`` are predictions a second, failed ones among them, and those that
+failed; ``p50`` and ``p99`` seconds of an answer; ``queue`` and ``run`` the mean seconds of a call before its run, and
+of a run; ``rows`` and ``padding`` the mean rows of requests in a run, and those added to it; ``waiting`` the calls that
+wait for a run; ``in_flight`` the requests that hold the version; ``memory`` its bytes; ``tokens`` the output tokens a
+second; ``texts``, ``texts_waiting`` and ``cache`` the texts that run and that wait, and the share of the cache that is
+kept for those that run."""
 GAUGES = ("waiting", "in_flight", "memory", "texts", "texts_waiting", "cache")
 """States. A point of the coarse ring has the highest of its minute."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted of one version since its counters began, and its state now. ``seconds`` is a histogram's cell
-    with the limits of request times. Texts None: it is no language model."""
+    """The counts of one version since its counters began, and its state now. ``seconds`` is a histogram's cell with the
+    limits of request times. Texts None: it is no language model."""
 
     requests: float = 0.0
     failures: float = 0.0
@@ -70,7 +70,7 @@ class Counts:
         return bool(self.requests or self.runs or self.tokens)
 
     def since(self, before: Counts | None) -> Counts:
-        """What was counted since ``before``; everything if the counters have begun anew in between."""
+        """The counts since ``before``; everything if the counters have begun anew in between."""
         if before is None or self.requests < before.requests or self.runs < before.runs or self.tokens < before.tokens:
             return self
         seconds = self.seconds
@@ -92,7 +92,8 @@ class Counts:
         )
 
     def numbers_since(self, before: Counts | None, elapsed: float) -> Numbers:
-        """Of what was counted since ``before``, in ``elapsed`` seconds: most of many models were not asked then."""
+        """The numbers of the counts since ``before``, in ``elapsed`` seconds: most of many models were not asked
+        then."""
         if before is None or self._counted != before._counted:
             return self.since(before).numbers(elapsed)
         tokens = {"tokens": 0.0} if "texts" in self.gauges else {}
@@ -123,7 +124,7 @@ class Counts:
                 self.gauges[name] = self.gauges.get(name, 0.0) + value
 
     def numbers(self, elapsed: float) -> Numbers:
-        """Of what was counted in ``elapsed`` seconds. A mean or quantile of nothing is left out."""
+        """The numbers of the counts in ``elapsed`` seconds. A mean or quantile of nothing is left out."""
         found = {"requests": self.requests / elapsed, "errors": self.failures / elapsed, **self.gauges}
         if self.seconds and any(self.seconds[:-1]):
             found["p50"] = quantile(0.5, self.seconds)
@@ -141,7 +142,8 @@ class Counts:
 
 
 def quantile(share: float, cell: Sequence[float], limits: Sequence[float] = LATENCY_BUCKETS) -> float:
-    """As Prometheus' ``histogram_quantile`` does: evenly spread in each bucket; beyond the last limit, that limit."""
+    """The quantile as Prometheus' ``histogram_quantile`` computes it: evenly spread in each bucket; beyond the last
+    limit, that limit."""
     running = list(accumulate(cell[:-1]))
     wanted = share * running[-1]
     bucket = min(bisect_left(running, wanted), len(limits))
@@ -153,7 +155,7 @@ def quantile(share: float, cell: Sequence[float], limits: Sequence[float] = LATE
 
 
 def _sum(versions: Sequence[Counts]) -> Counts:
-    """Of a model, which mostly has one version. Without shares."""
+    """The sum over the versions of a model, which mostly has one. Shares are left out."""
     if len(versions) == 1 and "cache" not in versions[0].gauges:
         return versions[0]
     total = Counts()
@@ -197,7 +199,7 @@ class Ring:
         return numbers
 
     def keep(self, keys: Sequence[Key]) -> None:
-        """From now on these have points, and no others."""
+        """Keeps the points of exactly these from now on."""
         for key in [key for key in self._tracks if key not in keys]:
             del self._tracks[key]
         for key in keys:
@@ -247,7 +249,7 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LatestNumbers:
     """The numbers of the last point of the fine ring: of everything, of each model and of each version that was ever
     asked."""
 
@@ -257,7 +259,7 @@ class Latest:
     versions: Mapping[Key, Numbers] = field(default_factory=dict)
 
 
-class Series:
+class DashboardSeries:
     """``start`` -> reads from any thread -> ``close``. A thread of its own reads the counters."""
 
     def __init__(self, read: Callable[[], Mapping[Key, Counts]], wall: Callable[[], float] = time.time) -> None:
@@ -271,7 +273,7 @@ class Series:
         self._requests: dict[Key, float] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.latest = Latest()
+        self.latest = LatestNumbers()
         """Replaced as a whole, as is the next one."""
         self.kept: list[Key] = []
         """The versions that have points, those that were asked last first."""
@@ -302,7 +304,7 @@ class Series:
             numbers = self._fine.add(now, {**counts, **by_model, TOTAL: total})
             self._coarse.add(now, {**{key: counts[key] for key in kept if key in counts}, TOTAL: total})
         if numbers is not None:
-            self.latest = Latest(
+            self.latest = LatestNumbers(
                 self._fine.tick,
                 numbers.get(TOTAL, {}),
                 {model: numbers[model, "*"] for model in models if (model, "*") in numbers},
@@ -330,7 +332,7 @@ class Series:
         return sum(found) / len(found) if found else None
 
     def count(self, key: Key, signal: str, seconds: float) -> int:
-        """How many there were of a version in the last ``seconds``, of a signal that is so many a second."""
+        """The count for a version in the last ``seconds``, of a signal that is a rate per second."""
         with self._lock:
             found = self._fine.tail(key, signal, int(seconds / FINE_SECONDS))
         return round(sum(found) * FINE_SECONDS)
@@ -348,7 +350,8 @@ class Series:
         return {model: [round(value, 3) for value in values] for model, values in found.items() if any(values)}
 
     def _choose(self, now: float, counts: Mapping[Key, Counts]) -> list[Key]:
-        """Whose points are kept: those that were asked last. One that is gone is forgotten after four hours."""
+        """Chooses the versions whose points are kept: those that were asked last. One that is gone is forgotten after
+        four hours."""
         for key, found in counts.items():
             asked = found.requests + found.runs + found.tokens
             if asked and self._requests.get(key) != asked:

@@ -1,4 +1,4 @@
-"""Why a model or a version is in its state, and what to do about it.
+"""The explanation why a model or a version is in its state, and what to do about it.
 
 snapshot     gathers what is known, under short locks
 verdicts     decides which verdict a version or a model has; pure

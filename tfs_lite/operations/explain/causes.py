@@ -1,4 +1,4 @@
-"""Why a version or a model has its verdict, and the explanation as a whole. Pure functions of a snapshot.
+"""The causes of a version's or a model's verdict, and the explanation as a whole. Pure functions of a snapshot.
 
 :data:`TABLE` is the table of causes, from the nearest to the root. Each row looks at one case and says nothing, or what
 the cause is about and what to do, in the words of :mod:`words`. The rows that apply are the chain.
@@ -17,7 +17,7 @@ from tfs_lite.operations.explain import words
 from tfs_lite.operations.explain.explanation import (
     MAX_CHAIN,
     AnswersNow,
-    Cause,
+    CauseCode,
     Explanation,
     Link,
     ModelVerdict,
@@ -36,7 +36,8 @@ from tfs_lite.operations.explain.verdicts import (
 )
 
 MOST_IN_VAIN = 3
-"""Versions beside the one that a model is about of which the causes are told; the others are only named."""
+"""The most other versions of a model whose causes are told in addition to those of the version that it is about; the
+others are only named."""
 SLOW_WAIT = 0.05
 """Seconds. Calls that wait longer than this, and longer than they run, are worth a word: the model has more to do than
 it can. Shorter waits are normal: where there is room, waiting for the next batch costs one run at most."""
@@ -44,8 +45,8 @@ it can. Shorter waits are normal: where there is room, waiting for the next batc
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a row of the table looks at. ``version`` is None for a model of which no version is meant; then ``found`` is
-    too. ``paths``: whether texts may name paths of the server. ``depth`` is 0 for what was asked about."""
+    """The case that a row of the table looks at. ``version`` is None for a model of which no version is meant; then
+    ``found`` is too. ``paths``: whether texts may name paths of the server. ``depth`` is 0 for what was asked about."""
 
     model: ModelSnapshot
     verdict: Verdict
@@ -66,12 +67,12 @@ class Case:
 
     @property
     def failure(self) -> Status:
-        """Why the last attempt has failed, or the version has ended; OK if neither is so."""
+        """The status with which the last attempt has failed or the version has ended; OK if neither is so."""
         return failure_of(self.found) if self.found is not None else OK
 
     @property
     def remark(self) -> Status:
-        """What its status says while it answers; OK: nothing."""
+        """The remark in its status while it answers; OK if there is none."""
         return self.found.remark if self.found is not None else OK
 
 
@@ -317,11 +318,11 @@ TABLE = (
     _control_mode,
     _server_stops,
 )
-"""Of every case; the chain has them in this order. The models that a version waits for come between."""
+"""The rows for every case; the chain has them in this order. The models that a version waits for come between."""
 
 
 def chain(case: Case) -> list[Link]:
-    """At most ``MAX_CHAIN`` links, from the nearest to the root."""
+    """The chain of at most ``MAX_CHAIN`` links, from the nearest to the root."""
     links = [link for row in TABLE if (link := row(case)) is not None]
     at = 1 if links and case.label is not None else 0
     links[at:at] = _waits_for_models(case)
@@ -329,7 +330,7 @@ def chain(case: Case) -> list[Link]:
 
 
 def _waits_for_models(case: Case) -> Iterator[Link]:
-    """Which, and their own verdicts and causes."""
+    """The models that it waits for, with their own verdicts and causes."""
     load = case.load
     names = case.found.silence.models if case.found is not None else ()
     if load is not None and load.waits is Reason.WAITS_FOR_MODELS and load.failure is not None:
@@ -358,7 +359,7 @@ def _verdict_of(case: Case, name: str) -> Verdict:
 
 
 def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Explanation:
-    """What is the case with the reference. ``paths``: whether the texts may name paths of the server."""
+    """Explains the state of the reference. ``paths``: whether the texts may name paths of the server."""
     version = model.labels.get(ref.label) if ref.label is not None else ref.version
     if ref.label is not None and version is None:
         case = Case(model, Verdict.NOT_CONFIGURED, None, None, ref.label, paths)
@@ -389,8 +390,8 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
 
 
 def _of_model(model: ModelSnapshot, case: Case, others: Sequence[Link]) -> Iterator[Link]:
-    """What is to be said of a model beside what is the case with the version that it is about. ``others``: what is to
-    be said of its other versions."""
+    """The causes of a model in addition to those of the version that it is about. ``others``: the causes of its other
+    versions."""
     newest = max(model.answering, default=None)
     if newest is not None and newest != case.version and model.versions[newest].place:
         yield words.place(model, model.versions[newest], f"version {newest}")
@@ -415,11 +416,10 @@ def _in_vain(model: ModelSnapshot, case: Case) -> Iterator[Link]:
 
 
 def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """What is to be said of the other versions that answer: new files that are not served, failing requests, and so
-    on."""
+    """The causes of the other versions that answer: new files that are not served, failing requests, and so on."""
     others = [version for version in reversed(model.answering) if version != case.version]
     causes = [(version, cause) for version in others if (cause := _cause_of(model, version, case.paths)) is not None]
-    said = [(version, cause) for version, cause in causes if cause.cause not in (Cause.STAYS, Cause.STANDS_IN)]
+    said = [(version, cause) for version, cause in causes if cause.cause not in (CauseCode.STAYS, CauseCode.STANDS_IN)]
     for version, cause in said[:MOST_IN_VAIN]:
         yield words.answering_too(version, cause)
 
@@ -468,7 +468,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = case_of_model(model), verdict_of_model(model)
     because = chain(case)
     text = words.sentence(model, case.version, None, verdict, case.verdict, because)
-    hanging = [link for link in _draining_too(model, case) if link.cause is Cause.DRAIN_HANGS]
+    hanging = [link for link in _draining_too(model, case) if link.cause is CauseCode.DRAIN_HANGS]
     others = [*_in_vain(model, case), *_answering_too(model, case), *hanging]
     more = list(_of_model(model, case, others))
     nearest = next(iter((*because, *more)), None)

@@ -1,5 +1,5 @@
-"""What an explanation says: a verdict, the chain of causes from the nearest to the root, what happens next, and who
-answers meanwhile. Values only; ``as_json`` is the schema that every way of asking shares.
+"""The values of an explanation: a verdict, the chain of causes from the nearest to the root, what happens next, and who
+answers meanwhile. ``as_json`` is the schema that every way of asking shares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CHAIN = 8
 
 
 class Verdict(enum.Enum):
-    """What is the case with a model or one of its versions, worst first. There is exactly one at every moment."""
+    """The verdicts on a model or one of its versions, worst first. There is exactly one at every moment."""
 
     FAILED = "its last attempt to load has failed, or what runs it is gone for good"
     REFUSED = "its files cannot be served as they are"
@@ -35,8 +35,8 @@ class Verdict(enum.Enum):
     SERVING = "a request is answered by it"
 
 
-class Cause(enum.Enum):
-    """Why: one row of the table of causes each."""
+class CauseCode(enum.Enum):
+    """The causes: one row of the table each."""
 
     NOT_CONFIGURED = "not served under this name"
     BASE_PATH_PROBLEM = "the base path is missing or cannot be read"
@@ -83,7 +83,7 @@ class Link:
     """One cause. ``text`` names what it is about, ``fix`` what to do. ``since``: seconds since 1970, None if it is not
     known. ``doc`` is a page below ``docs/``."""
 
-    cause: Cause
+    cause: CauseCode
     text: str
     fix: str = ""
     since: float | None = None
@@ -102,7 +102,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What happens by itself, and when: seconds since 1970; None: not before something else happens."""
+    """The next step that happens by itself, and its time: seconds since 1970; None: not before something else
+    happens."""
 
     what: str
     at: float | None = None
@@ -110,7 +111,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class AnswersNow:
-    """Which version answers a reference: ``unversioned``, or a label."""
+    """The version that answers a reference: ``unversioned``, or a label."""
 
     reference: str
     version: int
@@ -190,7 +191,7 @@ class ModelVerdict:
     sentence: str
     version: int | None = None
     """The version that answers requests without a version; None: there is no such version."""
-    cause: Cause | None = None
+    cause: CauseCode | None = None
     """The nearest."""
     fix: str = ""
 
@@ -207,7 +208,7 @@ class ModelVerdict:
 
 
 def shortened(text: str) -> str:
-    """At most ``MAX_TEXT`` characters, none of them a control character or half of a pair."""
+    """The text shortened to ``MAX_TEXT`` characters, none of them a control character or half of a pair."""
     clean = "".join(char if char.isprintable() else " " for char in text[: MAX_TEXT + 1])
     return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 3]}..."
 

@@ -1,4 +1,4 @@
-"""What is known about a model at one moment, gathered from the manager, the source, the journal and the config.
+"""The facts about a model at one moment, gathered from the manager, the source, the journal and the config.
 
 Every part is read under its own short lock; nothing waits, and nothing is decided here. The parts are read one after
 the other, so that a version may have moved on between two of them: what a lookup finds comes from the same look at the
@@ -35,7 +35,7 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
 
 MAX_DEPTH = 3
-"""How far the models of ensembles are followed."""
+"""The depth to which the models of ensembles are followed."""
 MAX_UNKNOWN = 32
 """Versions on disk that are listed although nothing was ever done with them."""
 FAILING_SECONDS = 300.0
@@ -44,15 +44,15 @@ LEAST_FAILED, LEAST_SHARE = 5, 0.01
 
 
 NO_REPORT = SourceReport("")
-"""Of a source that has not looked at the model."""
+"""The report of a source that has not looked at the model."""
 NO_VERSION = SpecificPolicy(())
 """The policy of a model of a repository whose config has been wrong since the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """Why a version on disk is not offered yet. ``retry_at``: when that may change by itself, in seconds since 1970;
-    ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being)."""
+    """The reason why a version on disk is not offered yet. ``retry_at``: when that may change by itself, in seconds
+    since 1970; ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being)."""
 
     reason: str
     since: float | None = None
@@ -62,8 +62,8 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of the last minute, on average: the seconds that a call waited for its run, and those of a run (0: nothing ran).
-    Of the last five minutes: the requests, and how many of them failed."""
+    """The pace of the last minute, on average: the seconds that a call waited for its run, and those of a run (0:
+    nothing ran). Of the last five minutes: the requests, and how many of them failed."""
 
     wait_seconds: float = 0.0
     run_seconds: float = 0.0
@@ -82,7 +82,8 @@ class Failing:
 
 
 Paces: TypeAlias = Callable[[ServableId], Pace | None]
-"""Of a version; None: nothing of it has run in the last minute, or the dashboard is off. Any thread."""
+"""The function from a version to its pace; None: nothing of it has run in the last minute, or the dashboard is off. Any
+thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class VersionSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class ManagerOverview:
     """A manager's versions as a whole: by model and number, those that are at work with their loads, those that are
     leaving, and who holds how much of which kind of memory (by device and resource), the largest first."""
 
@@ -129,7 +130,7 @@ class Overview:
     holders: Mapping[tuple[str, str], Sequence[tuple[int, ServableId]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, view: ManagerView) -> Overview:
+    def of(cls, view: ManagerView) -> ManagerOverview:
         by_model: dict[str, dict[int, VersionView]] = {}
         at_work, leaving = {}, []
         holders: dict[tuple[str, str], list[tuple[int, ServableId]]] = {}
@@ -149,11 +150,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
-    """What is the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since 1970 and of
-    ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
+    """The facts that are the same for every model. ``taken`` and ``monotonic`` are the same moment, in seconds since
+    1970 and of ``time.monotonic``. ``known`` are the names of models; ``offered`` those that a load call could load.
     ``refused_config`` is the config file or repository that is not in force, ``has_yaml`` whether the server's config
-    file is YAML. ``refused_models`` are those of the
-    repository that cannot be served as they are."""
+    file is YAML. ``refused_models`` are those of the repository that cannot be served as they are."""
 
     taken: float
     monotonic: float
@@ -170,7 +170,7 @@ class ServerSnapshot:
     refused_config: StandingRefusal | None = None
     has_yaml: bool = False
     refused_models: Mapping[str, Status] = field(default_factory=dict)
-    overview: Overview = field(default_factory=lambda: Overview())
+    overview: ManagerOverview = field(default_factory=lambda: ManagerOverview())
     beside_models: str = ""
 
     @property
@@ -193,7 +193,7 @@ class ModelSnapshot:
     """One model. ``versions`` has every version of which anything is known. ``config_name`` is the config beside its
     versions, empty without one. ``looked``: the source has looked at its base path. ``exists``: the asked version has a
     directory now, which the source may not have seen. ``unmarked``: the repository has a directory of its name that
-    holds no version. ``refused``: why nothing was begun with a version, by a load call or because nobody knows which
+    holds no version. ``refused``: why nothing was begun with a version, by a load call or because it is unknown which
     versions are wanted, by version. ``others``: the models that its versions wait for. ``report`` is the source's last.
     ``unread_policy``: why its version policy stays as it was, whatever the config beside its versions says."""
 
@@ -216,12 +216,12 @@ class ModelSnapshot:
 
     @property
     def problem(self) -> Status:
-        """Why the source has nothing to offer."""
+        """The reason why the source has nothing to offer."""
         return self.report.problem
 
     @property
     def wants_unknown(self) -> bool:
-        """Whether nobody knows which versions are wanted: the config beside them has been wrong since the start."""
+        """Whether it is unknown which versions are wanted: the config beside them has been wrong since the start."""
         return not self.unread_policy.ok and self.policy == NO_VERSION
 
     @property
@@ -232,7 +232,7 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What is looked up once for all models."""
+    """The facts that are looked up once for all models."""
 
     server: ServerSnapshot
     configured: frozenset[str]
@@ -274,8 +274,8 @@ class Snapshots:
             return False
 
     def of_all(self) -> Iterator[ModelSnapshot]:
-        """Of every model of the config, each other that still has a version, and those of the repository that are
-        refused. They share one look at the manager."""
+        """The snapshots of every model of the config, of each other that still has a version, and of those of the
+        repository that are refused. They share one look at the manager."""
         shared = self._shared()
         server = shared.server
         for name in dict.fromkeys((*server.known, *sorted({*server.overview.by_model, *server.refused_models}))):
@@ -314,7 +314,7 @@ class Snapshots:
             core.refusals.config,
             options.model_config_file.endswith(YAML_ENDINGS),
             core.refusals.models,
-            Overview.of(view),
+            ManagerOverview.of(view),
             core.resources.tracker.beside_models,
         )
 
@@ -402,7 +402,7 @@ class Snapshots:
         return Incomplete(reason, since, server.wall(retry_at) if retry_at is not None else None, hashed)
 
     def _with_others(self, snapshot: ModelSnapshot, shared: _Shared, depth: int) -> ModelSnapshot:
-        """With the models that its versions wait for, and what those wait for."""
+        """The snapshot with the models that its versions wait for, and what those wait for."""
         names = set(waited_for(snapshot.versions.values())) - {snapshot.name}
         if not names or not depth:
             return snapshot

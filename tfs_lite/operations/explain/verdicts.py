@@ -1,4 +1,4 @@
-"""Which verdict a version or a model has: exactly one at every moment. Pure functions of a snapshot."""
+"""The verdict on a version or a model: exactly one at every moment. Pure functions of a snapshot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _verdict_of_managed(found: VersionSnapshot) -> Verdict | None:
 
 
 def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdict:
-    """Nothing is done with it now: it is not there, not complete, not wanted, has failed or has ended."""
+    """The verdict on a version with which nothing is done now: it is not there, not complete, not wanted, has failed or
+    has ended."""
     if not model.configured:
         return Verdict.NOT_CONFIGURED
     if found.on_disk is False and (not found.aspired or model.report.keeps):
@@ -80,7 +81,7 @@ def _verdict_of_failure(status: Status) -> Verdict:
 
 
 def verdict_of_model(model: ModelSnapshot) -> Verdict:
-    """That of the newest version that is wanted, unless another one answers meanwhile."""
+    """The verdict on the newest version that is wanted, unless another one answers meanwhile."""
     newest = newest_wanted(model)
     if newest is None:
         verdict = Verdict.ENDED if model.configured and model.server.by_calls else _verdict_of_unknown(model)
@@ -130,7 +131,7 @@ def _is_in_vain(model: ModelSnapshot, version: int) -> bool:
 
 
 def failure_of(found: VersionSnapshot) -> Status:
-    """Why the last attempt has failed or the version has ended in error; OK if neither is so."""
+    """The status with which the last attempt has failed or the version has ended in error; OK if neither is so."""
     view = found.view
     if view is not None:
         if view.load is not None and view.load.failure is not None:

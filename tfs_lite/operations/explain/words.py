@@ -25,7 +25,7 @@ from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
-from tfs_lite.operations.explain.explanation import Cause, Link, Verdict
+from tfs_lite.operations.explain.explanation import CauseCode, Link, Verdict
 from tfs_lite.operations.explain.snapshot import (
     Failing,
     Incomplete,
@@ -63,7 +63,7 @@ SHORT = {
     Verdict.ENDED: "was withdrawn",
     Verdict.SERVING: "answers",
 }
-"""What to say of a version."""
+"""Short words for the state of a version."""
 
 
 def sentence(
@@ -100,7 +100,7 @@ def worker_down(model: ModelSnapshot, found: VersionSnapshot, down: Sequence[Wor
     if found.replicas and (not down or down[0].kind == "ray"):
         text = f"its replicas in the cluster: {found.replicas}"
         fix = "they are placed again by themselves; if that fails, give the cluster a node that has room for them"
-        cause = Cause.WORKER_RESTARTING if down and not down[0].failure else Cause.WORKER_DOWN
+        cause = CauseCode.WORKER_RESTARTING if down and not down[0].failure else CauseCode.WORKER_DOWN
         return Link(cause, text, fix)
     first = down[0]
     count = "its process" if total == 1 else f"{len(down)} of its {total} processes"
@@ -119,11 +119,11 @@ def worker_down(model: ModelSnapshot, found: VersionSnapshot, down: Sequence[Wor
             )
         else:
             fix += "mend what the message says before then, or publish a version without the fault"
-        return Link(Cause.WORKER_DOWN, text, fix)
+        return Link(CauseCode.WORKER_DOWN, text, fix)
     fix = "it is started again by itself; if it ends again and again, publish a version whose model does not end"
     if first.cause == "signal 9":
         fix += ", or give the machine more memory: the system ends processes with signal 9 when it has none left"
-    return Link(Cause.WORKER_RESTARTING, text, fix)
+    return Link(CauseCode.WORKER_RESTARTING, text, fix)
 
 
 def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
@@ -133,7 +133,7 @@ def queue_full(model: ModelSnapshot, burden: Burden) -> Link:
         "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's config; "
         "--max_queued_requests is the length of the queue"
     )
-    return Link(Cause.QUEUE_FULL, text, fix, doc="operating.md")
+    return Link(CauseCode.QUEUE_FULL, text, fix, doc="operating.md")
 
 
 def slow(pace: Pace, burden: Burden) -> Link:
@@ -145,7 +145,7 @@ def slow(pace: Pace, burden: Burden) -> Link:
         "let it run more at a time: raise instance_group count or max_batch_size in the model's config, or give it "
         "another server; a wait of about batch_timeout_micros is what that field asks for"
     )
-    return Link(Cause.SLOW, text, fix, doc="batching.md")
+    return Link(CauseCode.SLOW, text, fix, doc="batching.md")
 
 
 def files_not_loaded(remark: Status) -> Link:
@@ -161,7 +161,7 @@ def files_not_loaded(remark: Status) -> Link:
             "finish the copy or mend the files: once they are complete and quiet they are loaded beside what serves, "
             "and swapped. Or publish a new version: tfs-lite publish DIR --base BASE"
         )
-    return Link(Cause.FILES_NOT_LOADED, remark.message, fix, doc="serving.md")
+    return Link(CauseCode.FILES_NOT_LOADED, remark.message, fix, doc="serving.md")
 
 
 def failing(model: ModelSnapshot, what: Failing) -> Link:
@@ -169,10 +169,10 @@ def failing(model: ModelSnapshot, what: Failing) -> Link:
     text = f"{share} of its requests in the last five minutes failed ({what.failures} of {what.requests})"
     each = f"tfs-lite explain {model.name} --failed lists the last ones"
     if worst is None:
-        return Link(Cause.FAILING, text, each)
+        return Link(CauseCode.FAILING, text, each)
     ago = duration(max(model.server.taken - worst.time, 0.0))
     text += f", most of them {worst.code} in {worst.stage}, the last {ago} ago: {worst.message}"
-    return Link(Cause.FAILING, text, f"{_against(worst)}; {each}")
+    return Link(CauseCode.FAILING, text, f"{_against(worst)}; {each}")
 
 
 def _against(worst: FailedRequest) -> str:
@@ -204,19 +204,19 @@ def config_not_applied(model: ModelSnapshot, found: VersionSnapshot) -> Link:
         )
     else:
         fix = "mend what the message says, then save the model's config file again; or put the config of before back"
-    return Link(Cause.CONFIG_NOT_APPLIED, remark.message, fix)
+    return Link(CauseCode.CONFIG_NOT_APPLIED, remark.message, fix)
 
 
 def policy_not_read(problem: Status) -> Link:
-    """Of a model in a repository; versions with a config of their own do not mind."""
+    """The words for a model in a repository; versions with a config of their own do not mind."""
     text = f"its version policy stays as it was, for the config beside its versions is wrong: {problem.message}"
     fix = "correct that config file: it is read again by itself"
-    return Link(Cause.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
+    return Link(CauseCode.CONFIG_NOT_APPLIED, text, fix, doc="model-config.md")
 
 
 def config_refused(refused: StandingRefusal, paths: bool) -> Link:
-    """Of all models: nothing of the file is in force."""
-    return Link(Cause.CONFIG_NOT_APPLIED, *refused.in_words(paths), refused.since, "model-config.md")
+    """The words for all models: nothing of the file is in force."""
+    return Link(CauseCode.CONFIG_NOT_APPLIED, *refused.in_words(paths), refused.since, "model-config.md")
 
 
 def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
@@ -225,11 +225,11 @@ def place(model: ModelSnapshot, found: VersionSnapshot, what: str) -> Link:
     if found.version in model.report.stand_ins:
         other = max((*model.versions, found.version)) + 1
         fix = f"mend what has failed, remove its directory, or publish a good one as version {other}; it goes then"
-        return Link(Cause.STANDS_IN, text, fix)
+        return Link(CauseCode.STANDS_IN, text, fix)
     fix = "bring what is wanted to SERVING, and it goes; if nothing is to answer, take the model out of the config"
     if found.version not in model.report.on_disk and found.version in model.report.waiting:
         fix = "put its directory back before the next restart, or change the policy to a version that is there"
-    return Link(Cause.STAYS, text, fix)
+    return Link(CauseCode.STAYS, text, fix)
 
 
 def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
@@ -238,7 +238,7 @@ def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
         fix = "give it the number that it is to have, or move it away"
         if name.startswith(HIDDEN_PREFIX):
             fix = "publish again, or remove the directory"
-        yield Link(Cause.NAME_PASSED_OVER, text, fix)
+        yield Link(CauseCode.NAME_PASSED_OVER, text, fix)
 
 
 # What is on its way.
@@ -252,7 +252,7 @@ def load_hangs(model: ModelSnapshot, version: int, load: LoadView) -> Link:
         "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
         "hangs keeps its thread and its memory until the server is started again"
     )
-    return Link(Cause.LOAD_HANGS, text, fix, server.wall(load.since))
+    return Link(CauseCode.LOAD_HANGS, text, fix, server.wall(load.since))
 
 
 def unload_hangs(found: VersionSnapshot) -> Link:
@@ -261,7 +261,7 @@ def unload_hangs(found: VersionSnapshot) -> Link:
         "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
         "memory, which counts as used"
     )
-    return Link(Cause.UNLOAD_HANGS, text, fix, found.state.time if found.state is not None else None)
+    return Link(CauseCode.UNLOAD_HANGS, text, fix, found.state.time if found.state is not None else None)
 
 
 def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
@@ -269,7 +269,7 @@ def loading(model: ModelSnapshot, version: int, load: LoadView) -> Link:
     seconds = max(server.monotonic - load.since, 0.0)
     attempt = f", attempt {load.failures + 1} of {load.max_attempts}" if load.failures else ""
     text = f"version {version} has been loading for {seconds:.1f} s{attempt}"
-    return Link(Cause.LOADING, text, "wait: it serves when it has loaded and warmed up", server.wall(load.since))
+    return Link(CauseCode.LOADING, text, "wait: it serves when it has loaded and warmed up", server.wall(load.since))
 
 
 def waits_for_load_thread(model: ModelSnapshot, version: int, load: LoadView) -> Link:
@@ -281,14 +281,14 @@ def waits_for_load_thread(model: ModelSnapshot, version: int, load: LoadView) ->
     text = f"{counted(load.ahead, 'load')} before it in the queue of {counted(server.manager.load_threads, 'thread')}"
     text += f"; loading now: {listed(busy)}" if busy else ""
     fix = "wait until those have loaded, or start the server with a higher --num_load_threads"
-    return Link(Cause.WAITS_FOR_LOAD_THREAD, text, fix, server.wall(load.since))
+    return Link(CauseCode.WAITS_FOR_LOAD_THREAD, text, fix, server.wall(load.since))
 
 
 def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadView | None, failure: Status) -> Link:
     server, needs = model.server, found.view.estimate.entries if found.view is not None else {}
     if not needs:
         fix = "make room: unload another version, or serve it where there is more memory"
-        return Link(Cause.WAITS_FOR_MEMORY, failure.message, fix)
+        return Link(CauseCode.WAITS_FOR_MEMORY, failure.message, fix)
     figures = [_Memory.of(server, resource, wanted) for resource, wanted in needs.items()]
     text = "; ".join(map(str, figures))
     if server.beside_models and _main_only(needs):
@@ -306,7 +306,7 @@ def waits_for_memory(model: ModelSnapshot, found: VersionSnapshot, load: LoadVie
     fix = f"take another model or version out of the config ({again}), or {flag}{beside}"
     if _never_fits(figures):
         fix = f"{flag}, or publish a smaller model: nothing that is unloaded makes enough room"
-    return Link(Cause.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
+    return Link(CauseCode.WAITS_FOR_MEMORY, text, fix, server.wall(load.since) if load is not None else _ended(found))
 
 
 def can_be_renewed(found: VersionSnapshot) -> bool:
@@ -326,7 +326,7 @@ def _never_fits(figures: Sequence[_Memory]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Of one kind: how much is wanted, free and there, and who holds it, the largest first."""
+    """The memory of one kind: how much is wanted, free and there, and the versions that hold it, the largest first."""
 
     resource: Resource
     wanted: int
@@ -360,20 +360,20 @@ def waits_for_models(model: ModelSnapshot, since: float | None, verdicts: Mappin
     fix = f"bring these to SERVING; it follows by itself: {listed(list(verdicts))}"
     if missing:
         fix = f"serve {listed(missing)} too: add it to the config or the repository; this model follows by itself"
-    return Link(Cause.WAITS_FOR_MODELS, text, fix, model.server.wall(since) if since is not None else None)
+    return Link(CauseCode.WAITS_FOR_MODELS, text, fix, model.server.wall(since) if since is not None else None)
 
 
 def waits_for_place(model: ModelSnapshot, load: LoadView) -> Link:
     text = load.failure.message if load.failure is not None else "the cluster has no room for its replicas"
     fix = "add a node that has the room, or ask for less in the model's config (replicas, their CPUs and GPUs)"
-    return Link(Cause.WAITS_FOR_PLACE, text, fix, model.server.wall(load.since), "cluster.md")
+    return Link(CauseCode.WAITS_FOR_PLACE, text, fix, model.server.wall(load.since), "cluster.md")
 
 
 def retrying(model: ModelSnapshot, found: VersionSnapshot, load: LoadView) -> Link:
     message = load.failure.message if load.failure is not None else ""
     text = f"attempt {load.failures} of {load.max_attempts} failed: {message}"
     when = f", at {clock(model.server.wall(load.retry_at))}" if load.retry_at is not None else ""
-    return Link(Cause.RETRYING, text, f"mend that before the next attempt{when}", model.server.wall(load.since))
+    return Link(CauseCode.RETRYING, text, f"mend that before the next attempt{when}", model.server.wall(load.since))
 
 
 def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
@@ -390,11 +390,11 @@ def waits_for_turn(model: ModelSnapshot, version: int) -> Link:
         fix = "wait: versions of a model are loaded one after the other, the highest first"
     else:
         text, fix = "it is taken on with the next look of the manager", "wait a moment"
-    return Link(Cause.WAITS_FOR_TURN, text, fix)
+    return Link(CauseCode.WAITS_FOR_TURN, text, fix)
 
 
 def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
-    """Of one that was withdrawn, or of the load before the one that answers."""
+    """The words for a version that was withdrawn, or of the load before the one that answers."""
     view = found.view
     assert view is not None
     inside, pids = view.leaving, [str(worker.pid) for worker in found.leaving if worker.pid is not None]
@@ -421,7 +421,7 @@ def draining(model: ModelSnapshot, found: VersionSnapshot) -> Link:
         fix += "; it is wanted again and is loaded anew then"
     since = found.state.time if found.state is not None and not found.answers else None
     return Link(
-        Cause.DRAIN_HANGS if inside and view.state.is_overdue else Cause.DRAINING,
+        CauseCode.DRAIN_HANGS if inside and view.state.is_overdue else CauseCode.DRAINING,
         text,
         fix,
         since,
@@ -450,7 +450,7 @@ def incomplete(model: ModelSnapshot, version: int, what: Incomplete) -> Link:
     elif what.retry_at is not None:
         text += f"; {max(what.retry_at - model.server.taken, 0):.1f} s of quiet are left"
         fix = "wait until nothing writes there any more, or publish with tfs-lite publish, which needs no wait"
-    return Link(Cause.INCOMPLETE, text, fix, what.since)
+    return Link(CauseCode.INCOMPLETE, text, fix, what.since)
 
 
 def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, failure: Status, *, paths: bool) -> Link:
@@ -461,12 +461,12 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
     other = f"publish a good one as version {max((*model.versions, version)) + 1}"
     if failure.reason is Reason.NO_PLATFORM:
         fix = f"put in what one of them needs, or set platform in {_config_name(model)}; {again}"
-        return Link(Cause.PLATFORM_UNKNOWN, failure.message, fix, since, "serving.md")
+        return Link(CauseCode.PLATFORM_UNKNOWN, failure.message, fix, since, "serving.md")
     if failure.reason is Reason.NEEDS_EXTRA:
         command = _PIP.search(failure.message)
         what = command[0] if command else "install it"
         fix = f"{what} in the environment of the server, then start the server again"
-        return Link(Cause.EXTRA_MISSING, failure.message, fix, since, "serving.md")
+        return Link(CauseCode.EXTRA_MISSING, failure.message, fix, since, "serving.md")
     if failure.reason is Reason.NEEDS_TRUST:
         text = failure.message
         if paths:
@@ -474,25 +474,27 @@ def failed(model: ModelSnapshot, version: int, found: VersionSnapshot | None, fa
             text += f"; trusted are: {trusted}"
         where = model.base_path if paths and model.base_path else "GLOB"
         fix = f"if you trust who writes there, start the server with --trusted_model_base_paths={where}"
-        return Link(Cause.TRUST_MISSING, text, fix, since, "serving.md")
+        return Link(CauseCode.TRUST_MISSING, text, fix, since, "serving.md")
     if any(f"{name}:" in failure.message for name in MODEL_SETTINGS_FILES):
-        return Link(Cause.ARTEFACT_REFUSED, failure.message, f"correct that config file: {again}", since, "serving.md")
+        return Link(
+            CauseCode.ARTEFACT_REFUSED, failure.message, f"correct that config file: {again}", since, "serving.md"
+        )
     refused = failure.reason is Reason.FILES_REFUSED
     if refused or failure.code in (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT):
         fix = f"export it anew and {other}, or mend it in place: {again}"
-        return Link(Cause.ARTEFACT_REFUSED, failure.message, fix, since, "serving.md")
+        return Link(CauseCode.ARTEFACT_REFUSED, failure.message, fix, since, "serving.md")
     tries = (
         f"{counted(found.view.attempts, 'attempt')} failed: " if found and found.view and found.view.attempts else ""
     )
     fix = f"mend what the message says ({again}), or {other}"
-    return Link(Cause.LOAD_FAILED, f"{tries}{failure.message}", fix, since)
+    return Link(CauseCode.LOAD_FAILED, f"{tries}{failure.message}", fix, since)
 
 
 def unloaded(model: ModelSnapshot, version: int | None, found: VersionSnapshot | None) -> Link:
     text = "it was withdrawn" if version is not None else "its last version was withdrawn"
     if not model.configured:
         text += " when the model left the config"
-    return Link(Cause.UNLOADED, text, _load_it(model), _ended(found))
+    return Link(CauseCode.UNLOADED, text, _load_it(model), _ended(found))
 
 
 def passed_over(model: ModelSnapshot, version: int) -> Link:
@@ -518,7 +520,7 @@ def passed_over(model: ModelSnapshot, version: int) -> Link:
         how = f"set {fix} {where} and reload it: tfs-lite reload FILE"
     else:
         how = f"reload a config with {fix}: tfs-lite reload FILE"
-    return Link(Cause.POLICY_PASSES_OVER, text, how)
+    return Link(CauseCode.POLICY_PASSES_OVER, text, how)
 
 
 def _latest(model: ModelSnapshot, count: int) -> str:
@@ -545,7 +547,7 @@ def _is_yaml(model: ModelSnapshot) -> bool:
 
 
 def _config_name(model: ModelSnapshot) -> str:
-    """The config beside the versions, or the one that there could be."""
+    """The name of the config beside the versions, or of the one that there could be."""
     return model.config_name or MODEL_SETTINGS_FILES[0]
 
 
@@ -559,12 +561,12 @@ def left_out(model: ModelSnapshot, version: int, *, is_newer: bool) -> Link:
 
 
 def in_vain(version: int, verdict: Verdict, cause: Link) -> Link:
-    """Of a model, beside the version that it is about."""
+    """The words for another wanted version of a model, which does not answer."""
     return replace(cause, text=f"version {version} is wanted too, but {SHORT[verdict]}: {cause.text}")
 
 
 def answering_too(version: int, cause: Link) -> Link:
-    """Of a model, beside the version that it is about."""
+    """The words for another version of a model, which answers."""
     return replace(cause, text=f"version {version}: {cause.text}")
 
 
@@ -581,14 +583,14 @@ def not_on_disk(model: ModelSnapshot, version: int, found: VersionSnapshot | Non
         since = found.state.time
         text += "; it was there before and its directory has gone"
     fix = f"publish it (tfs-lite publish SRC --base BASE --version {version}), or ask for another version"
-    return Link(Cause.NOT_ON_DISK, text, fix, since)
+    return Link(CauseCode.NOT_ON_DISK, text, fix, since)
 
 
 def seen_soon(model: ModelSnapshot) -> Link:
     text = "its directory is there, and the next look at the disk takes it up"
     if not model.looked:
         text = "its base path has not been looked at yet"
-    return Link(Cause.WAITS_FOR_TURN, text, "wait a moment")
+    return Link(CauseCode.WAITS_FOR_TURN, text, "wait a moment")
 
 
 def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
@@ -599,20 +601,20 @@ def base_path_problem(model: ModelSnapshot, paths: bool) -> Link:
             "make the disk answer (a mount that hangs, its server, its network): it is looked at again by itself then; "
             "or correct base_path and reload. Versions that are loaded go on, and new ones are not seen until then"
         )
-        return Link(Cause.DISK_HANGS, text, fix, since)
+        return Link(CauseCode.DISK_HANGS, text, fix, since)
     if "another directory" in text:
         fix = (
             "bring the volume or directory of before back, or publish a version here; if nothing is to answer, take "
             "the model out of the config"
         )
-        return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
+        return Link(CauseCode.BASE_PATH_PROBLEM, text, fix, since)
     if "holds no version" in text:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
-        return Link(Cause.NO_VERSIONS, text, fix, since)
+        return Link(CauseCode.NO_VERSIONS, text, fix, since)
     if "lists no version" in text:
-        return Link(Cause.NO_VERSIONS, text, f"name versions: {_specific(model, [1])}, and reload", since)
+        return Link(CauseCode.NO_VERSIONS, text, f"name versions: {_specific(model, [1])}, and reload", since)
     fix = "bring the directory back (a mount that is missing, a name, its rights), or correct base_path and reload"
-    return Link(Cause.BASE_PATH_PROBLEM, text, fix, since)
+    return Link(CauseCode.BASE_PATH_PROBLEM, text, fix, since)
 
 
 # What is not asked for rightly.
@@ -630,7 +632,7 @@ def label_unknown(model: ModelSnapshot, label: str) -> Link:
     if said is not None and label in said.version_labels:
         text += f"; the config file gives it to version {said.version_labels[label]}, but was refused"
         fix = "correct the config file: it is read again by itself"
-    return Link(Cause.LABEL_UNKNOWN, text, fix)
+    return Link(CauseCode.LABEL_UNKNOWN, text, fix)
 
 
 def _said_by_refused_file(model: ModelSnapshot) -> ModelConfig | None:
@@ -645,7 +647,7 @@ def label_to_missing(model: ModelSnapshot, label: str, verdict: Verdict) -> Link
     fix = f"make version {version} available"
     if newest is not None:
         fix += f", or point the label to version {newest}, which answers, and reload: tfs-lite reload FILE"
-    return Link(Cause.LABEL_TO_MISSING, text, fix)
+    return Link(CauseCode.LABEL_TO_MISSING, text, fix)
 
 
 def not_configured(model: ModelSnapshot, paths: bool) -> Link:
@@ -660,19 +662,19 @@ def not_configured(model: ModelSnapshot, paths: bool) -> Link:
         what = _REPOSITORY if refused.is_repository else "the config file"
         fix = f"correct {what}: it is read again by itself"
         if refused.named(model.name) is not None:
-            return Link(Cause.NOT_CONFIGURED, f"{what} names model {model.name!r}, but was refused", fix)
+            return Link(CauseCode.NOT_CONFIGURED, f"{what} names model {model.name!r}, but was refused", fix)
         if refused.config is None:
             text = f"no model {model.name!r} is served; {what} may name it, but cannot be read"
-            return Link(Cause.NOT_CONFIGURED, text, fix)
+            return Link(CauseCode.NOT_CONFIGURED, text, fix)
     if model.name in server.refused_models:
         text = f"the repository has it, but it is refused: {server.refused_models[model.name].message}"
         fix = "correct what the message says (a wrong name: rename its directory); it is looked at again by itself"
-        return Link(Cause.NOT_CONFIGURED, text, fix, doc="model-config.md")
+        return Link(CauseCode.NOT_CONFIGURED, text, fix, doc="model-config.md")
     if model.unmarked:
         text = "the repository has a directory of this name without a version: those are directories named by a number"
         fix = f"move its files into {model.name}/1; {_looked_at(model)}"
-        return Link(Cause.NOT_CONFIGURED, text, fix, doc="serving.md")
-    return Link(Cause.NOT_CONFIGURED, text, _load_it(model))
+        return Link(CauseCode.NOT_CONFIGURED, text, fix, doc="serving.md")
+    return Link(CauseCode.NOT_CONFIGURED, text, _load_it(model))
 
 
 def _looked_at(model: ModelSnapshot) -> str:
@@ -686,7 +688,7 @@ def _origin(model: ModelSnapshot) -> str:
 
 
 def _load_it(model: ModelSnapshot) -> str:
-    """How a model comes to be served."""
+    """The way in which a model comes to be served."""
     if model.server.by_calls:
         if model.server.offered and model.name not in model.server.offered:
             there = listed(sorted(model.server.offered))
@@ -708,16 +710,16 @@ def control_mode(model: ModelSnapshot, version: int | None) -> Link:
         if version is not None and model.configured:
             config = json.dumps({"version_policy": {"specific": {"versions": [version]}}})
             fix += f" with the body {json.dumps({'parameters': {'config': config}})}"
-        return Link(Cause.CONTROL_MODE, text, fix)
+        return Link(CauseCode.CONTROL_MODE, text, fix)
     flag = "--model_control_mode=none" if mode == "none" else "--file_system_poll_wait_seconds=0"
     text = f"version {version} is on disk now; {flag}: the disk is not looked at again"
     fix = "start the server again, with --model_control_mode=poll if versions are to be taken up as they come"
-    return Link(Cause.CONTROL_MODE, text, fix)
+    return Link(CauseCode.CONTROL_MODE, text, fix)
 
 
 def draining_server(model: ModelSnapshot) -> Link:
     text = "the server is being stopped: it answers what is inside and takes nothing new"
-    return Link(Cause.DRAINING_SERVER, text, "ask another server, or start it again")
+    return Link(CauseCode.DRAINING_SERVER, text, "ask another server, or start it again")
 
 
 # What happens next.

@@ -19,14 +19,14 @@ from tfs_lite.metrics.requests import REST, UNKNOWN
 
 KEPT_OF_MODEL, KEPT, MOST_BYTES = 100, 2000, 4 * 2**20
 MOST_A_SECOND = 50
-"""Of these as many are kept; in a second with more, one of each :data:`SAMPLED` further ones."""
+"""The number of failures that are kept in each second; of further ones, one of each :data:`SAMPLED`."""
 SAMPLED = 16
 MAX_MESSAGE = 300
 """Characters of the error's text."""
 MAX_NAME = 200
 """Characters of a model's name, which a client has chosen."""
 _ENTRY_BYTES = 600
-"""What an entry takes beside its texts."""
+"""The bytes that an entry takes in addition to its texts."""
 _V2 = frozenset(("ModelInfer",))
 _OPENAI = frozenset(("Completions", "ChatCompletions"))
 
@@ -130,7 +130,7 @@ class FailedRequests:
         return [entry for entry in entries if entry.model == name][:most]
 
     def latest(self) -> list[FailedRequest]:
-        """Of all models, the newest first."""
+        """The latest failures of all models, the newest first."""
         with self._lock:
             entries = list(self._entries.values())
         return entries[::-1]
@@ -143,7 +143,7 @@ class FailedRequests:
 
     @property
     def reaches_back_to(self) -> float:
-        """Since when every failure is here that was not left out, in seconds since 1970."""
+        """The moment, in seconds since 1970, since which every failure is here that was not left out."""
         return max(self._dropped_until, self._started)
 
     @property
@@ -158,7 +158,7 @@ class FailedRequests:
         return entry.model if self._is_known(entry.model) else UNKNOWN
 
     def _drop_oldest(self) -> None:
-        """Of all models. A ring begins with its oldest entry."""
+        """Drops the oldest entry of all models. A ring begins with its oldest entry."""
         number = next(iter(self._entries))
         for name, ring in self._of_model.items():
             if ring and ring[0] == number:

@@ -1,4 +1,4 @@
-"""What happened, who wanted it, and what it cost in memory.
+"""The history of a server: what happened, who wanted it, and what it cost in memory.
 
 feature    what a server has of it
 recorder   turns what the lifecycle does into events, each with who wanted it

@@ -67,7 +67,7 @@ class EventFile:
         return found
 
     def start(self) -> None:
-        """From now on events are written."""
+        """Starts to write events."""
         self._thread.start()
 
     def write(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class EventFile:
                 return
 
     def _next(self) -> tuple[list[Event], bool]:
-        """What waits, at least one; whether it is the last."""
+        """The events that wait, at least one, and whether the last is among them."""
         events, event = [], self._queue.get()
         while event is not None:
             events.append(event)

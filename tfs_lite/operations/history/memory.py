@@ -35,24 +35,24 @@ LEAK_BYTES, LEAK_SHARE = 64 << 20, 0.1
 GPU_LEAK_BYTES, GPU_LEAK_SHARE = 32 << 20, 0.02
 """The same on a GPU, where weights and graphs have blocks of their own."""
 KEPT_BYTES = 16 << 20
-"""What an unload or a failed load may leave behind without a collection."""
+"""The bytes that an unload or a failed load may leave behind without a collection."""
 LEAST_OWED = 64 << 10
-"""What it counts for at least: the figures of the process are no finer."""
+"""The least that it counts for: the figures of the process are no finer."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a process holds at one moment, in bytes. ``gpus``: per GPU what torch has allocated, and what is free; none
-    while torch uses no GPU."""
+    """The memory that a process holds at one moment, in bytes. ``gpus``: per GPU what torch has allocated, and what is
+    free; none while torch uses no GPU."""
 
     rss: int
     gpus: tuple[tuple[int, int], ...] = ()
 
     def free(self, device: str) -> int | None:
-        """On a device as :class:`VersionMemory` names them, up to a constant: differences count, which show what the
-        process takes. On a GPU that is more than torch has allocated: its cache, graphs and libraries take memory too.
-        None while torch does not use the GPU."""
+        """The free memory of a device as :class:`VersionMemory` names them, up to a constant: differences count, which
+        show what the process takes. On a GPU that is more than torch has allocated: its cache, graphs and libraries
+        take memory too. None while torch does not use the GPU."""
         if device == MAIN:
             return -self.rss
         number = int(device.partition("/")[2])
@@ -103,15 +103,15 @@ class VersionMemory:
         return {name: moment for name, moment in named.items() if moment is not None}
 
     def taken(self, device: str) -> int | None:
-        """By which the process grew with the load; may be negative."""
+        """Bytes by which the process grew during the load; may be negative."""
         return _difference(self.before, self.loaded, device)
 
     def given_back(self, device: str) -> int | None:
-        """By which the process shrank with the unload; may be negative."""
+        """Bytes by which the process shrank during the unload; may be negative."""
         return _difference(self.unloaded, self.leaving, device)
 
     def leaked(self, device: str) -> int | None:
-        """What the load has taken and the unload has not given back, at least 0."""
+        """Bytes that the load has taken and the unload has not given back, at least 0."""
         taken, given_back = self.taken(device), self.given_back(device)
         return None if taken is None or given_back is None else max(0, taken - given_back)
 
@@ -135,7 +135,7 @@ class VersionMemory:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """As events and explain show it: the figures of main memory first, then those of each GPU."""
+        """The account as events and explain show it: the figures of main memory first, then those of each GPU."""
         moments = self.moments
         return {
             "version": self.version,
@@ -166,18 +166,18 @@ class VersionMemory:
 
 
 def _difference(first: Moment | None, second: Moment | None, device: str) -> int | None:
-    """What the process had taken at ``second`` beyond ``first``; None if one of them is not known."""
+    """The bytes that the process had taken at ``second`` beyond ``first``; None if one of them is not known."""
     before, after = (None if moment is None else moment.free(device) for moment in (first, second))
     return None if before is None or after is None else before - after
 
 
 def read_moment() -> Moment:
-    """What this process holds now. Some ten microseconds, and one call of the driver per GPU in use."""
+    """Reads what this process holds now. It takes some ten microseconds, and one call of the driver per GPU in use."""
     return Moment(resident_memory("self") or 0, gpu_use())
 
 
 def resident_memory(pid: int | str) -> int | None:
-    """Of a process; None where the system does not tell."""
+    """The resident memory of a process; None where the system does not tell."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -187,7 +187,7 @@ def resident_memory(pid: int | str) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """Of one loader, from its first load on."""
+    """The account of one loader, from its first load on."""
 
     id: ServableId
     loader: Loader
@@ -201,7 +201,7 @@ class _Account:
     held: Measured = field(default_factory=dict)
 
     def value(self) -> VersionMemory:
-        """Of a version in memory, as it is now: instances come and go."""
+        """The account of a version in memory, as it is now: instances come and go."""
         resident = self.loaded is not None and self.leaving is None
         return VersionMemory(
             self.id.version,
@@ -314,13 +314,13 @@ class MemoryAccounts:
         return account.value() if account is not None else None
 
     def resident(self) -> list[tuple[str, VersionMemory]]:
-        """Of every model, the versions in memory."""
+        """The accounts of every model's versions in memory."""
         with self._lock:
             accounts = [(name, account) for name, own in self._accounts.items() for account in own.values()]
         return [(name, memory) for name, account in accounts if (memory := account.value()).resident]
 
     def leaked(self) -> dict[str, int]:
-        """By model: the bytes that undisturbed unloads left behind, where that was more than chance."""
+        """The bytes, by model, that undisturbed unloads left behind, where that was more than chance."""
         with self._lock:
             return dict(self._leaked)
 
@@ -333,7 +333,7 @@ class MemoryAccounts:
                 self._drop(account)
 
     def _give_back(self, account: _Account) -> None:
-        """After an unload: returns what is free, and collects where that was not enough."""
+        """Called after an unload: returns free memory to the system, and collects where that was not enough."""
         account.unloaded = self._read()
         if self._memory is None:
             return
@@ -348,7 +348,7 @@ class MemoryAccounts:
             self._memory.owe(max(left, LEAST_OWED))
 
     def _give_back_failed(self, account: _Account) -> None:
-        """After a failed load, of which nothing has to stay."""
+        """Called after a failed load, of which nothing has to stay."""
         now = self._read()
         if self._memory is None or account.before is None:
             return
@@ -414,8 +414,8 @@ class AccountedLoader(LoaderAround):
 
 
 def by_device(loader: Loader) -> dict[str, int]:
-    """What the loader says that the version takes, by device; a GPU that is not chosen yet counts as the first. Empty
-    where the loader cannot tell."""
+    """The memory that the version takes by its loader's word, by device; a GPU that is not chosen yet counts as the
+    first. Empty where the loader cannot tell."""
     try:
         entries = loader.estimate_resources().entries
     except ServingError:
@@ -428,7 +428,7 @@ def by_device(loader: Loader) -> dict[str, int]:
 
 
 def _held(loader: Loader) -> Measured:
-    """By device and kind, of all instances; empty where models cannot tell."""
+    """The memory of all instances by device and kind; empty where models cannot tell."""
     return total([model.measured_bytes() for model in getattr(loader.servable, "models", ()) if _measures(model)])
 
 

@@ -1,4 +1,4 @@
-"""What the metrics page says about events and about the memory that versions take and leave behind."""
+"""The series of the metrics page about events and about the memory that versions take and leave behind."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ FILES = Origin(Cause.FILES)
 
 
 @dataclass(slots=True)
-class _Model:
-    """What the source said of one model. ``expected``: who wanted the config that the next list follows."""
+class _ListedModel:
+    """The last words of the source about one model. ``expected``: who wanted the config that the next list follows."""
 
     wanted: dict[int, str] = field(default_factory=dict)  # version -> revision
     incomplete: frozenset[int] = frozenset()
@@ -56,7 +56,7 @@ class _Model:
 
 
 @dataclass(slots=True)
-class _Version:
+class _RecordedVersion:
     """A version that is wanted, or that the manager works on. ``since``: when its present step began."""
 
     origin: Origin | None = None
@@ -73,12 +73,12 @@ class Recorder:
         self._accounts = accounts
         self._is_configured = is_configured
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
-        self._models: dict[str, _Model] = {}
-        self._versions: dict[ServableId, _Version] = {}
+        self._models: dict[str, _ListedModel] = {}
+        self._versions: dict[ServableId, _RecordedVersion] = {}
         self._stopping: Origin | None = None
 
     def on_event(self, event: LifecycleEvent) -> None:
-        """What happens to a version; nothing else."""
+        """Takes the events of versions, and no others."""
         match event:
             case StateChanged(timed):
                 self.on_state(timed)
@@ -103,7 +103,7 @@ class Recorder:
         self._history.append(EventKind.SERVER_STARTED, details=details)
 
     def stopping(self, origin: Origin) -> None:
-        """From now on what is unloaded is so because of that. May be called again."""
+        """Notes that the server stops: it is the cause of every unload from now on. May be called again."""
         with self._lock:
             first = self._stopping is None
             self._stopping = self._stopping or origin
@@ -124,7 +124,7 @@ class Recorder:
             with self._lock:
                 for name, change in changes.items():
                     if name in self._models or change != "removed":
-                        self._models.setdefault(name, _Model()).expected = origin
+                        self._models.setdefault(name, _ListedModel()).expected = origin
         self._history.append(EventKind.CONFIG_APPLIED, details={"summary": summary})
         if origin is None or origin.cause is not Cause.START:
             for name, change in changes.items():
@@ -148,7 +148,7 @@ class Recorder:
     def on_source_report(self, report: SourceReport) -> None:
         incomplete = frozenset(report.waiting) & report.on_disk
         with self._lock:
-            model = self._models.setdefault(report.name, _Model())
+            model = self._models.setdefault(report.name, _ListedModel())
             seen = incomplete - model.incomplete - model.wanted.keys()
             model.incomplete = model.incomplete & report.on_disk | incomplete
             if not report.problem.ok and not report.on_disk:
@@ -173,7 +173,7 @@ class Recorder:
 
     def _on_list(self, name: str, wanted: dict[int, str]) -> None:
         with self._lock:
-            model = self._models.setdefault(name, _Model())
+            model = self._models.setdefault(name, _ListedModel())
             origin = current_origin() or model.expected or POLL
             before, model.wanted, model.expected = model.wanted, wanted, None
             completed, on_disk = model.incomplete & wanted.keys(), model.on_disk
@@ -202,8 +202,8 @@ class Recorder:
                 append(EventKind.FILES_CHANGED, name, version, origin=of_files)
 
     def _settle(self, servable_id: ServableId, origin: Origin, wanted: bool = True) -> None:
-        """Who wants the version now, or wants it no more. Called with the lock held."""
-        version = self._versions.setdefault(servable_id, _Version())
+        """Notes who wants the version now, or no longer wants it. Called with the lock held."""
+        version = self._versions.setdefault(servable_id, _RecordedVersion())
         version.origin, version.exhausted = origin, False
         if not wanted and version.state in (None, ManagerState.END):
             del self._versions[servable_id]
@@ -237,7 +237,7 @@ class Recorder:
             self._begun(servable_id, timed.time)
             return
         with self._lock:
-            version = self._versions.setdefault(servable_id, _Version())
+            version = self._versions.setdefault(servable_id, _RecordedVersion())
             seconds = timed.time - version.since
             before, version.state, version.since = version.state, state, timed.time
             if state in (ManagerState.UNLOADING, ManagerState.END) and self._stopping and self._is_wanted(servable_id):
@@ -258,7 +258,7 @@ class Recorder:
     def _begun(self, servable_id: ServableId, time: float) -> None:
         """The manager has taken the version on: once more if it had lacked memory."""
         with self._lock:
-            version = self._versions.setdefault(servable_id, _Version())
+            version = self._versions.setdefault(servable_id, _RecordedVersion())
             version.state, version.since = ManagerState.START, time
             if version.exhausted:
                 version.origin, version.exhausted = Origin(Cause.MEMORY), False

@@ -47,7 +47,7 @@ class CollectorClient:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """There are no more attempts."""
+        """Ends all attempts."""
         self._closed.set()
         self._way.close()
 
@@ -61,7 +61,7 @@ def _way(settings: OtlpSettings) -> Way:
 
 
 def check_certificates(settings: OtlpSettings) -> str:
-    """Why nothing can be sent with them; empty: something can."""
+    """The reason why nothing can be sent with these certificates; empty if they are good."""
     try:
         tls_context(settings)
     except OSError as error:

@@ -56,8 +56,9 @@ class SpanLimits:
 
 @dataclass(frozen=True, slots=True)
 class OtlpSettings:
-    """Where and how spans are sent. ``url`` is whole for HTTP, and ``HOST:PORT`` for gRPC; ``timeout`` in seconds, for
-    all attempts of an export. ``authority``, ``certificate`` and ``key`` are files, empty where nothing is said."""
+    """The settings by which spans are sent. ``url`` is whole for HTTP, and ``HOST:PORT`` for gRPC; ``timeout`` in
+    seconds, for all attempts of an export. ``authority``, ``certificate`` and ``key`` are files, empty where nothing is
+    said."""
 
     protocol: str = PROTOBUF
     url: str = f"http://localhost:{PORTS[PROTOBUF]}{PATH}"
@@ -93,7 +94,7 @@ class TraceEnvironment:
 
 
 def read_environment(config: TraceConfig, environment: Mapping[str, str]) -> TraceEnvironment:
-    """What the flag says, and where it says nothing the environment."""
+    """Reads the settings from the flag and, where it is silent, from the environment."""
     variables = _Variables(environment)
     queue = config.max_queue_size or variables.number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE)
     delay = config.schedule_delay or variables.number("OTEL_BSP_SCHEDULE_DELAY", DELAY)
@@ -129,7 +130,7 @@ class _Variables:
         self.complaints.append(f"{name} {why}")
 
     def flag(self, name: str) -> bool:
-        """Only "true" is true, says the standard."""
+        """The value of a flag. Only "true" is true, says the standard."""
         text = self.text(name).lower()
         if text not in ("", "true", "false"):
             self.complain(name, f"is {text:.200}, expected true or false: false counts")
@@ -241,7 +242,7 @@ def _is_header(name: str, value: str) -> bool:
 
 
 def _read_resource(config: TraceConfig, variables: _Variables) -> Mapping[str, str]:
-    """What is said of this server: by the flag, before the environment."""
+    """The attributes of this server: the flag comes before the environment."""
     name = "OTEL_RESOURCE_ATTRIBUTES"
     found = {"service.name": "tfs_lite", **(variables.pairs(name, variables.text(name)) or {})}
     service = variables.text("OTEL_SERVICE_NAME")
@@ -250,7 +251,7 @@ def _read_resource(config: TraceConfig, variables: _Variables) -> Mapping[str, s
 
 def _read_limits(variables: _Variables) -> SpanLimits:
     def limit(names: Sequence[str], usual: int) -> int:
-        """By the first variable that is set."""
+        """The limit by the first variable that is set."""
         name = next((name for name in names if variables.text(name)), names[0])
         return variables.number(name, usual, least=0)
 

@@ -11,7 +11,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 
 
 class Exemplars:
-    """On the exporter's thread."""
+    """The traces that have arrived, on the exporter's thread."""
 
     def __init__(self, requests: RequestMetrics, batches: BatchMetrics) -> None:
         self._requests = requests

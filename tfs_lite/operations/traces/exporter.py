@@ -28,10 +28,10 @@ from tfs_lite.operations.traces.spans import SERVER, BatchLinks, ChosenRequest, 
 from tfs_lite.serving.statistics.trace_config import TraceConfig
 
 BATCH_SECONDS = 1.0
-"""How long after its end the span of a batch waits for requests that have not ended."""
+"""The seconds after its end for which the span of a batch waits for requests that have not ended."""
 FLUSH_SECONDS = 2.0
 LOG_SECONDS = 60.0
-"""Between two lines about a collector that does not take spans."""
+"""The seconds between two lines about a collector that does not take spans."""
 FULL, REFUSED, REJECTED = "queue_full", "not_taken", "rejected"
 logger = logging.getLogger(__name__)
 

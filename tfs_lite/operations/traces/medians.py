@@ -1,4 +1,4 @@
-"""How long requests of a model usually take: the median of about the last minute, for a few additions a request."""
+"""The usual duration of a model's requests: the median of about the last minute, for a few additions a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ WINDOW = 30.0
 LEAST = 20
 """Requests without which there is no median."""
 MANY, EVERY = 2000, 32
-"""Of a model with many requests in a minute, one of so many is enough."""
+"""The number of requests in a minute that is many, and the step at which requests of such a model count: one of so many
+is enough."""
 _STEPS = 4
 """Buckets for each power of two: a median is at most a quarter too high."""
 _LOWEST = -24

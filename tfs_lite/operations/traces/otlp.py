@@ -24,9 +24,9 @@ from tfs_lite.operations.traces.spans import SERVER, Span
 
 NO_LIMITS = SpanLimits()
 ALL = 1 << 62
-"""More spans than were sent."""
+"""A number that is more than the spans sent."""
 _REMOTE_KNOWN, _REMOTE = 0x100, 0x200
-"""Of the flags of a span: whether it is known that its parent is another process', and that it is."""
+"""Bits in the flags of a span: whether it is known that its parent is another process', and that it is."""
 
 
 class SpanEncoder:
@@ -124,7 +124,7 @@ def _text(value: str) -> str:
 
 
 class Attempt(NamedTuple):
-    """What became of one attempt to send spans. ``rejected``: how many of them the collector has not taken; ALL without
+    """The result of one attempt to send spans. ``rejected``: how many of them the collector has not taken; ALL without
     its word about each. ``why``: its words, or what has failed. ``again``: whether another attempt may help, after so
     many seconds at least."""
 
@@ -135,7 +135,7 @@ class Attempt(NamedTuple):
 
 
 def read_answer(body: bytes, protocol: str) -> Attempt:
-    """What the collector has not taken, though it has answered that all is well."""
+    """Reads what the collector has not taken, though it has answered that all is well."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     answer = ExportTraceServiceResponse()

@@ -126,7 +126,7 @@ def _attributes(chosen: ChosenRequest) -> dict[str, Attribute]:
 
 
 def _edges(root: Span, ended: EndedRequest) -> Iterator[Span]:
-    """What comes before and behind the model."""
+    """The spans before and behind the model."""
     begun = [call.arrived for call in ended.calls if call.arrived]
     first = min(begun) if begun else (root.end if ended.stage == "decode" else None)
     if first is not None:

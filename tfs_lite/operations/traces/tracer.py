@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 class _PerSecond:
-    """At most ``most`` of a second."""
+    """A limit of ``most`` in each second."""
 
     __slots__ = ("_most", "_second", "_taken")
 
@@ -68,7 +68,7 @@ class _PerSecond:
         return self._taken <= self._most
 
 
-class _Model:
+class _TracedModel:
     """Requests of a model. Of ``step`` that may end one after the other ``left`` are to come; the last of them is
     looked at in any case, and any other one only if it failed, has a caller or took ``slow`` seconds. ``uncounted``
     have ended since one was counted for the median."""
@@ -128,7 +128,7 @@ class Tracer:
         self._metrics = metrics
         self._settings = settings
         self._sink = sink
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _TracedModel] = {}
         self._clients = _PerSecond(MAX_OF_CLIENTS)
         self._failures = _PerSecond(MAX_FAILURES)
         self._slow = _PerSecond(MAX_FAILURES)
@@ -165,15 +165,20 @@ class Tracer:
         if model.left <= 0 or seconds >= model.slow or code is not _OK or record.caller is not None:
             self._look_at(model, record, code, seconds, error)
 
-    def _new_model(self, record: RecordedRequest, seconds: float) -> _Model:
+    def _new_model(self, record: RecordedRequest, seconds: float) -> _TracedModel:
         if len(self._models) >= MAX_MODELS:
             self._models.clear()
-        found = _Model(self._settings.traces_of(record.model), record.started + seconds)
+        found = _TracedModel(self._settings.traces_of(record.model), record.started + seconds)
         self._models[record.model] = found
         return found
 
     def _look_at(
-        self, model: _Model, record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
+        self,
+        model: _TracedModel,
+        record: RecordedRequest,
+        code: StatusCode,
+        seconds: float,
+        error: BaseException | None,
     ) -> None:
         if self._sink is None:
             if self._is_next(model, bool(record.calls)):
@@ -186,8 +191,10 @@ class Tracer:
             record.trace_id = f"{found.trace:032x}"
             self._sink.offer(ChosenRequest(ended_request(record, code, seconds, error), found, caller, why))
 
-    def _choose(self, model: _Model, caller: TraceContext | None, code: StatusCode, seconds: float, now: float) -> str:
-        """Why the request is traced; empty if it is not."""
+    def _choose(
+        self, model: _TracedModel, caller: TraceContext | None, code: StatusCode, seconds: float, now: float
+    ) -> str:
+        """The reason why the request is traced; empty if it is not."""
         failed, followed, median = code is not _OK, caller is None or caller.sampled, model.median.at(now)
         model.uncounted += model.step - model.left
         if model.uncounted >= model.median.every and not failed:
@@ -207,7 +214,7 @@ class Tracer:
         is_slow = followed and median is not None and seconds > SLOW * median
         return "slow" if is_slow and self._slow.take(now) else ""
 
-    def _is_next(self, model: _Model, counts: bool) -> bool:
+    def _is_next(self, model: _TracedModel, counts: bool) -> bool:
         """Whether the request is the one that rate and count choose; ``counts``: whether it is one of those."""
         chosen = model.traces.passed(model.step - model.left - (not counts)) and counts
         rest = NEVER if self._sink is None else model.median.every - model.uncounted

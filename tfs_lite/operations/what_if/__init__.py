@@ -1,4 +1,5 @@
-"""What a config or a new version would change, found out before it is applied. Nothing is loaded, unloaded or run.
+"""The forecast of what a config or a new version would change, made before it is applied. Nothing is loaded, unloaded
+or run.
 
 feature             what a server has of it
 forecast            the answer: the versions of each model that would load, unload or stay, and why

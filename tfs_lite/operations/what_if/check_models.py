@@ -1,4 +1,5 @@
-"""What a server would do with the versions on disk, and their signatures, without serving or running any of them.
+"""The check of the versions on disk: what a server would do with them, and their signatures, without serving or running
+any of them.
 
 The sources' own code decides which versions are complete and wanted (one poll, as at the start of a server); the
 loaders' own code decides on platforms and trust, and inspects archives and reads what they
@@ -53,17 +54,17 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, sta
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import Look, Stream, look_at
+from tfs_lite.sources.look import Look, LookStream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import versions_in
 
 
 class VersionVerdict(enum.Enum):
-    """What a server that starts now would do with a version."""
+    """The verdict of a server that starts now on a version."""
 
     SERVED = "served"
     WAITING = "waiting"
-    """Not complete: it is served once it is."""
+    """The version is not complete; it is served once it is."""
     REFUSED = "refused"
     """Complete and wanted, but loading it would fail."""
     NOT_WANTED = "not wanted"
@@ -94,7 +95,7 @@ class ModelCheck:
     label_problems: tuple[str, ...] = ()
     """Labels of versions that would not be served."""
     remarks: tuple[str, ...] = ()
-    """What looks like a version and is none; files of versions that are not read."""
+    """Remarks about names that look like versions and are none, and about files of versions that are not read."""
 
     @property
     def ok(self) -> bool:
@@ -168,7 +169,7 @@ def _look(servable: ServableToMonitor, quiet_period: float, refused: Collection[
     executor = PoolExecutor("tfs-check", 0)
     inspector = VersionInspector(RealDisk(), SystemClock(), executor, trusts_stamps=True)
     config = SourceConfig((servable,), quiet_period=quiet_period)
-    stream = Stream(failed=frozenset(refused))
+    stream = LookStream(failed=frozenset(refused))
     look_at(servable, config, stream, RealDisk(), inspector)
     executor.run_pending()
     return look_at(servable, config, stream, RealDisk(), inspector)
@@ -211,7 +212,7 @@ def check_version(
         unread = unread_files(files, [file.name for file in read_tree(path).version.files], chosen, settings)
     except (ServingError, OSError) as error:
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
-    except Exception as error:  # of torch, for an archive that it cannot read
+    except Exception as error:  # an error of torch, for an archive that it cannot read
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
     return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures, unread=tuple(unread))
 
@@ -317,8 +318,8 @@ _INSPECTIONS: Mapping[
     LANGUAGE_MODEL: _inspect_language_model,
     saved_model.NAME: _inspect_saved_model,
 }
-"""By platform: raises what loading would raise, and returns the model's own signature, or its signatures by key, if
-they are known."""
+"""The inspections by platform: each raises what loading would raise, and returns the model's own signature, or its
+signatures by key, if they are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ class Forecasts(Feature):
         self._calls = BoundedCalls(max(options.reload_timeout_seconds, options.disk_timeout_seconds), 1)
 
     def config(self, config: ModelServerConfig) -> WhatIf:
-        """What a reload of this config would change; see :meth:`Preview.config`."""
+        """Tells what a reload of this config would change; see :meth:`Preview.config`."""
         self._core.reloader.require_following()
         return self._calls.call("the forecast", lambda: self._preview().config(config))
 
     def published(self, name: str, version: int | None, directory: str) -> WhatIf:
-        """What would change if these files were published; see :meth:`Preview.published`."""
+        """Tells what would change if these files were published; see :meth:`Preview.published`."""
         self._core.reloader.require_following()
         return self._calls.call("the forecast", lambda: self._preview().published(name, version, directory))
 

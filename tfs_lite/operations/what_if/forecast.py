@@ -1,4 +1,4 @@
-"""What would change: values, as JSON and as lines for people."""
+"""The forecast of changes: values, as JSON and as lines for people."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.serving.reload import Refusal
+from tfs_lite.serving.reload import ConfigRefusal
 
 
 class Fate(enum.Enum):
-    """What becomes of one version."""
+    """The fates of a version."""
 
     LOAD = "load"
     """Its load begins, and nothing speaks against it."""
@@ -89,7 +89,7 @@ class WhatIf:
     """The whole answer. With ``refusals`` nothing would change, and there are no ``models``."""
 
     models: tuple[ModelForecast, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[ConfigRefusal, ...] = ()
 
     @property
     def ok(self) -> bool:

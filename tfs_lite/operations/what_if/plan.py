@@ -1,4 +1,5 @@
-"""What the manager would do with new lists of wanted versions: its own rules, played through to the end at once.
+"""The plan of what the manager would do with new lists of wanted versions: its own rules, played through to the end at
+once.
 
 The rules are those of :class:`~tfs_lite.managers.aspired_versions_manager.AspiredVersionsManager`: what a list keeps,
 drops and renews; the transition policy, asked in the same way; the same decision about memory. In place of loads there
@@ -23,8 +24,8 @@ from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import BEGIN, Fate
 
 
-class Outcome(enum.Enum):
-    """How a load would end, as far as its files tell."""
+class ExpectedEnd(enum.Enum):
+    """The end of a load, as far as its files tell."""
 
     LOADS = "loads"
     FAILS = "fails"
@@ -35,9 +36,9 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of the load of one version before it begins. ``why`` it would not succeed."""
+    """The facts about the load of one version before it begins. ``why`` says why it would not succeed."""
 
-    outcome: Outcome = Outcome.LOADS
+    outcome: ExpectedEnd = ExpectedEnd.LOADS
     needs: ResourceAllocation = NO_RESOURCES
     why: str = ""
 
@@ -54,12 +55,13 @@ class Managed:
 
 
 Wanted = Mapping[str, Mapping[int, str]]
-"""By stream: the versions of its next list with their revisions. A stream without a list keeps what it has."""
+"""The wanted versions by stream: those of its next list with their revisions. A stream without a list keeps what it
+has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What a source lists. ``given_up``: the versions that it knows to have failed. ``expected`` may leave out what
+    """The lists of a source. ``given_up``: the versions that it knows to have failed. ``expected`` may leave out what
     would simply load."""
 
     wanted: Wanted
@@ -68,12 +70,13 @@ class Lists:
 
 
 ListAgain = Callable[[Mapping[ServableId, bool]], Lists]
-"""What the source lists once these versions have become available (True) or have failed (False)."""
+"""The function that gives the lists of the source once these versions have become available (True) or have failed
+(False)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What becomes of one version. ``after`` are the versions whose load or unload came before and had to. ``before``:
+    """The course of one version. ``after`` are the versions whose load or unload came before and had to. ``before``:
     the loads and unloads of the version itself that came first."""
 
     fate: Fate
@@ -84,7 +87,7 @@ class Course:
 
 
 def plan(managed: Managed, lists: Lists, list_again: ListAgain | None = None) -> dict[ServableId, Course]:
-    """What becomes of every version that is managed or wanted. Without ``list_again`` no failure changes the lists."""
+    """The course of every version that is managed or wanted. Without ``list_again`` no failure changes the lists."""
     return _Play(managed, lists, list_again).run()
 
 
@@ -139,7 +142,8 @@ class _Play:
         self.state = {id: replace(s, given_up=id in self.lists.given_up) for id, s in self.state.items()}
 
     def _leave_out_what_goes(self) -> None:
-        """What is wanted no more and not ready goes in any case; a list that names it waits until it is gone."""
+        """Leaves out the versions that are no longer wanted and not ready: they go in any case; a list that names it
+        waits until it is gone."""
         for snapshot in self.managed.versions:
             if snapshot.is_aspired or snapshot.state is HarnessState.READY:
                 self.state[snapshot.id] = snapshot
@@ -171,13 +175,13 @@ class _Play:
     def _is_to_be_renewed(self, known: ServableStateSnapshot, revision: str) -> bool:
         if known.state is not HarnessState.ERROR:
             return False
-        arrives = self._expected(known.id).outcome is not Outcome.NEVER_BEGINS
+        arrives = self._expected(known.id).outcome is not ExpectedEnd.NEVER_BEGINS
         return known.revision != revision or (arrives and not known.has_loader)
 
     def _take_on(self, id: ServableId, revision: str) -> None:
         expected = self._expected(id)
         self.state[id] = ServableStateSnapshot(id, HarnessState.NEW, True, revision)
-        if expected.outcome is Outcome.NEVER_BEGINS:
+        if expected.outcome is ExpectedEnd.NEVER_BEGINS:
             self._end(id, Status(StatusCode.INTERNAL, expected.why), Course(Fate.REFUSE, expected.why))
 
     # Actions.
@@ -192,7 +196,8 @@ class _Play:
                 self.steps.append(Action(ActionKind.LOAD, id))
 
     def _next_action(self) -> Action | None:
-        """As the manager's tick: the first stream that has something to do, one that unloads before all others."""
+        """The next action, as the manager's tick chooses it: the first stream that has something to do, one that
+        unloads before all others."""
         streams: dict[str, list[ServableStateSnapshot]] = {}
         for id in sorted(self.state):
             streams.setdefault(id.name, []).append(self.state[id])
@@ -225,7 +230,7 @@ class _Play:
                 return
             if not fits_now:
                 after = tuple(step.id for step in self.steps if step.kind is ActionKind.UNLOAD)
-        if expected.outcome is Outcome.FAILS:
+        if expected.outcome is ExpectedEnd.FAILS:
             self._end(id, Status(StatusCode.UNKNOWN, expected.why), Course(Fate.FAIL, expected.why, fits_now, after))
             return
         self.state[id] = replace(self.state[id], state=HarnessState.READY)

@@ -22,7 +22,7 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.check_models import VersionVerdict, check_version, settings_of
 from tfs_lite.operations.what_if.forecast import Fate, LabelMove, ModelForecast, VersionForecast, WhatIf
-from tfs_lite.operations.what_if.plan import Course, Expected, Lists, Managed, Outcome, plan
+from tfs_lite.operations.what_if.plan import Course, Expected, ExpectedEnd, Lists, Managed, plan
 from tfs_lite.operations.what_if.unpublished import UnpublishedVersion
 from tfs_lite.serving.config_checks import below_allowed_roots
 from tfs_lite.serving.options import ServerOptions
@@ -39,7 +39,7 @@ _SETTLED = (HarnessState.READY, HarnessState.LOADING, HarnessState.LOAD_APPROVED
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What holds a version back from being unloaded: how many requests and live sequences, by version."""
+    """The requests and live sequences that hold a version back from being unloaded: their number, by version."""
 
     requests: Callable[[ServableId], int]
     sequences: Callable[[], Mapping[ServableId, int]]
@@ -66,14 +66,14 @@ class Preview:
         self._trusted = TrustedPaths.of(options.trusted_model_base_paths)
 
     def config(self, config: ModelServerConfig) -> WhatIf:
-        """What a reload of ``config`` would change. UNAVAILABLE before the first config is in force."""
+        """Tells what a reload of ``config`` would change. UNAVAILABLE before the first config is in force."""
         before = self._require_config()
         refusals = self._reloader.refusals(config)
         return WhatIf(refusals=tuple(refusals)) if refusals else self._what_if(before, config)
 
     def published(self, name: str, version: int | None, directory: str) -> WhatIf:
-        """What would change if the files in ``directory``, which is of this machine, were published as a version of
-        the model; as the next one if ``version`` is None. NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION or
+        """Tells what would change if the files in ``directory``, which is of this machine, were published as a version
+        of the model; as the next one if ``version`` is None. NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION or
         INVALID_ARGUMENT if they cannot be."""
         config = self._require_config()
         model = next((model for model in config.models if model.name == name), None)
@@ -103,7 +103,7 @@ class Preview:
     def _what_if(
         self, old: ModelServerConfig, new: ModelServerConfig, unpublished: UnpublishedVersion | None = None
     ) -> WhatIf:
-        """With ``unpublished`` the models that ``new`` does not have stay as they are."""
+        """Makes the forecast. With ``unpublished`` the models that ``new`` does not have stay as they are."""
         looks: dict[str, Look] = {}
         expected: dict[ServableId, Expected] = {}
         views = self._manager.survey().versions
@@ -131,7 +131,7 @@ class Preview:
     def _expect(
         self, model: ModelConfig, item: ServableData[StoragePath], unpublished: UnpublishedVersion | None
     ) -> Expected:
-        """From the files of the version alone."""
+        """The load that is expected, from the files of the version alone."""
         place = item.payload
         path = unpublished.real_path(place) if unpublished is not None else place
         per_model = self._options.enable_per_model_batching_parameters
@@ -141,9 +141,9 @@ class Preview:
             needs = self._sources.estimate(moved, model.platform, lambda _, name: settings_of(path, place, name))
             needs = self._tracker.verify(needs) if self._tracker is not None else needs
         except (ServingError, OSError) as error:
-            return Expected(Outcome.NEVER_BEGINS, why=status_of(error).message)
+            return Expected(ExpectedEnd.NEVER_BEGINS, why=status_of(error).message)
         refused = check.verdict is VersionVerdict.REFUSED
-        return Expected(Outcome.FAILS if refused else Outcome.LOADS, needs, check.reason)
+        return Expected(ExpectedEnd.FAILS if refused else ExpectedEnd.LOADS, needs, check.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class _Telling:
         return tuple(sorted(found, key=lambda version: version.version, reverse=True))
 
     def _gap(self, name: str) -> str:
-        """Why a model that answers would not answer for some time, or no more."""
+        """The reason why a model that answers would not answer for some time, or no more."""
         courses = {id.version: course for id, course in self.courses.items() if id.name == name}
         answer = {v for v in courses if self._is_ready(ServableId(name, v))}
         if not answer or any(courses[version].fate in (Fate.STAY, Fate.KEEP) for version in answer):
@@ -296,7 +296,7 @@ def _why_unwanted(model: ModelConfig) -> str:
 
 
 def _versions(base_path: str) -> dict[int, str]:
-    """What is on disk: the directory of each version."""
+    """The versions on disk: the directory of each."""
     try:
         return versions_in(entry.name for entry in RealDisk().list_directory(base_path) if entry.is_directory)
     except OSError:

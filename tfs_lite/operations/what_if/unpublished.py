@@ -21,7 +21,7 @@ class UnpublishedVersion:
         self._directory = directory
 
     def real_path(self, path: str) -> str:
-        """Where the files of ``path`` are."""
+        """The real path of the files of ``path``."""
         place = os.path.join(self._base, self._version)
         path = os.path.normpath(path)
         if path == place or path.startswith(place + os.sep):

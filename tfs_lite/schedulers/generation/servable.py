@@ -18,8 +18,8 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.generation import (
     EngineState,
     GenerationCall,
+    GenerationLimits,
     LanguageModel,
-    Limits,
     OnStep,
     OnText,
     Piece,
@@ -124,7 +124,7 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         return self.model.batches
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> GenerationLimits:
         """The limits of the model, lowered to those of the settings."""
         return self._limits
 

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Prompt, TextCodec, check_generation
+from tfs_lite.core.generation import (
+    ChatPrompt,
+    Generation,
+    GenerationCall,
+    GenerationLimits,
+    Prompt,
+    TextCodec,
+    check_generation,
+)
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument, queue_full
 from tfs_lite.core.threads import start
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, MAX_TEXTS, TEXT_INPUT, texts_of
@@ -50,7 +58,7 @@ def weigh(call: GenerationCall) -> int:
     )
 
 
-def prepare(call: GenerationCall, codec: TextCodec | None, limits: Limits) -> list[Prepared]:
+def prepare(call: GenerationCall, codec: TextCodec | None, limits: GenerationLimits) -> list[Prepared]:
     """All texts of a call, checked and tokenized. Any thread; :func:`weigh` says how long it takes.
 
     Texts without a priority of their own get the call's. Raises INVALID_ARGUMENT, with the number of the prompt where
@@ -76,7 +84,7 @@ def prepare(call: GenerationCall, codec: TextCodec | None, limits: Limits) -> li
     return found
 
 
-def _tokens(prompt: Prompt, codec: TextCodec | None, limits: Limits) -> list[int]:
+def _tokens(prompt: Prompt, codec: TextCodec | None, limits: GenerationLimits) -> list[int]:
     if isinstance(prompt, str | ChatPrompt):
         tokens = _encode(prompt, codec, limits)
     else:
@@ -91,7 +99,7 @@ def _tokens(prompt: Prompt, codec: TextCodec | None, limits: Limits) -> list[int
     return tokens
 
 
-def _encode(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits) -> list[int]:
+def _encode(prompt: str | ChatPrompt, codec: TextCodec | None, limits: GenerationLimits) -> list[int]:
     if codec is None:
         raise invalid_argument("the prompt is a text, and the model has no tokenizer; send tokens")
     characters, most = _weight(prompt), max(LEAST_CHARACTERS, CHARACTERS_OF_A_TOKEN * limits.length)
@@ -107,12 +115,12 @@ def _encode(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits) -
     return codec.chat(prompt)
 
 
-def _check_length(count: int, limits: Limits) -> None:
+def _check_length(count: int, limits: GenerationLimits) -> None:
     if count > limits.length:
         raise _too_long(f"the prompt has {count} tokens, more than the {limits.length} of the model's context")
 
 
-def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: Limits) -> int:
+def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: GenerationLimits) -> int:
     """The most output tokens."""
     if wanted.echo and codec is None and not wanted.score_prompt:
         raise invalid_argument("echo: the model has no tokenizer, and cannot give the prompt back as a text")

@@ -15,12 +15,12 @@ from tfs_lite.server.access.guesses import Guesses
 from tfs_lite.server.access.rules import (
     ALL_MODELS,
     CLOSABLE,
+    AccessEntry,
+    AccessPolicy,
     Caller,
     Denial,
-    Entry,
+    DenialReason,
     Header,
-    Policy,
-    Reason,
     grpc_caller,
     http_caller,
     is_wrong_token,
@@ -32,10 +32,11 @@ from tfs_lite.transport.table import CallContext, Grant, Scope
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What listeners are told. ``caller`` is a name of the access file, else the peer's address."""
+    """The event that listeners get for a denied caller. ``caller`` is a name of the access file, else the peer's
+    address."""
 
     scope: Scope
-    reason: Reason
+    reason: DenialReason
     caller: str
     message: str
 
@@ -49,11 +50,11 @@ class AccessDenied(ServingError):
 
 
 class Access:
-    """On the event loop. ``denials`` counts by scope and reason."""
+    """The check of every caller, on the event loop. ``denials`` counts by scope and reason."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AccessPolicy,
         file: AccessFile | None = None,
         allowed_hosts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +67,7 @@ class Access:
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._guesses = Guesses(clock)
         self._on_denied = on_denied
-        self.denials: Counter[tuple[Scope, Reason]] = Counter()
+        self.denials: Counter[tuple[Scope, DenialReason]] = Counter()
 
     def checks(self, scope: Scope) -> bool:
         """Whether callers of such a route or method have to be checked. It never changes."""
@@ -96,15 +97,15 @@ class Access:
         return isinstance(decision, Grant) and decision.models is None
 
     def check(self, scope: Scope, caller: Caller) -> Grant:
-        """What the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED, UNAUTHENTICATED for
-        a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
+        """Returns what the caller may do with this scope. Raises :class:`AccessDenied`: PERMISSION_DENIED,
+        UNAUTHENTICATED for a missing or wrong token, RESOURCE_EXHAUSTED after too many wrong ones."""
         caller, blocked = self._with_token(caller)
         decision = self._decide(scope, caller)
         if isinstance(decision, Grant):
             return decision
         if blocked:
             message = f"too many wrong tokens came from here; tokens are looked at again in {blocked} s"
-            decision = Denial(StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, message)
+            decision = Denial(StatusCode.RESOURCE_EXHAUSTED, DenialReason.TOO_MANY, message)
         else:
             self._count_guess(caller)
         raise self._deny(scope, caller, decision, blocked)
@@ -117,10 +118,12 @@ class Access:
                 continue
             if model != ALL_MODELS:
                 message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
-                self._count(Denied(scope, Reason.MODELS, grant.name, message))
+                self._count(Denied(scope, DenialReason.MODELS, grant.name, message))
                 raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
-            raise self._deny(scope, caller, Denial(StatusCode.PERMISSION_DENIED, Reason.MODELS, message, grant.name))
+            raise self._deny(
+                scope, caller, Denial(StatusCode.PERMISSION_DENIED, DenialReason.MODELS, message, grant.name)
+            )
 
     def _with_token(self, caller: Caller) -> tuple[Caller, int]:
         """The caller; after too many wrong tokens without its token, and for how many seconds yet."""
@@ -133,7 +136,7 @@ class Access:
             self._guesses.wrong(caller.peer.address)
 
     def _decide(self, scope: Scope, caller: Caller) -> Grant | Denial:
-        entries: Sequence[Entry] = self._file.entries if self._file is not None else ()
+        entries: Sequence[AccessEntry] = self._file.entries if self._file is not None else ()
         return may(scope, caller, self._policy, entries)
 
     def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:

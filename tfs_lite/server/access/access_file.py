@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tfs_lite.config.text import QUIET_SECONDS, REMOVAL_SECONDS, FileState, QuietFile
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
-from tfs_lite.server.access.rules import CLOSABLE, Entry
+from tfs_lite.server.access.rules import CLOSABLE, AccessEntry
 from tfs_lite.transport.table import Scope
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ MAX_NAME = 100
 MAX_SHOWN = 12
 """Characters of a wrong scope that a message repeats."""
 CHECK_SECONDS = 1.0
-"""Between two looks at the file."""
+"""The seconds between two looks at the file."""
 _HASHED, _CERTIFICATE, _MODELS = "sha256:", "tls:", "models="
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(rf"[A-Za-z0-9_.@/-]{{1,{MAX_NAME}}}")
@@ -41,13 +41,13 @@ _SCOPES = {scope.name.lower(): scope for scope in CLOSABLE}
 _READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
-def read_entries(text: str, path: str, private: bool = True) -> tuple[Entry, ...]:
+def read_entries(text: str, path: str, private: bool = True) -> tuple[AccessEntry, ...]:
     """The entries of a file. ``private``: only the server's user can read it. INVALID_ARGUMENT or FAILED_PRECONDITION
     names the file and the line, and repeats nothing of a secret."""
     lines = text.splitlines()
     if len(lines) > MAX_LINES:
         raise invalid_argument(f"{path} has {len(lines)} lines, the most is {MAX_LINES} ({FLAG})")
-    found: list[Entry] = []
+    found: list[AccessEntry] = []
     for number, line in enumerate(lines, 1):
         words = line.split("#", 1)[0].split() if line.lstrip().startswith("#") else line.split()
         if not words:
@@ -59,7 +59,7 @@ def read_entries(text: str, path: str, private: bool = True) -> tuple[Entry, ...
     return tuple(found)
 
 
-def _entry(words: list[str], private: bool) -> Entry:
+def _entry(words: list[str], private: bool) -> AccessEntry:
     if len(words) != 3:
         raise ValueError(f"expected NAME SCOPES SECRET, got {len(words)} words")
     name, rights, secret = words
@@ -69,8 +69,8 @@ def _entry(words: list[str], private: bool) -> Entry:
     if secret.startswith(_CERTIFICATE):
         if not secret.removeprefix(_CERTIFICATE):
             raise ValueError("tls: is followed by a URI or a DNS name of the client's certificate")
-        return Entry(name, scopes, models, certificate=secret.removeprefix(_CERTIFICATE))
-    return Entry(name, scopes, models, digest=_digest(secret, private))
+        return AccessEntry(name, scopes, models, certificate=secret.removeprefix(_CERTIFICATE))
+    return AccessEntry(name, scopes, models, digest=_digest(secret, private))
 
 
 def _rights(text: str) -> tuple[frozenset[Scope], str | None]:
@@ -123,7 +123,7 @@ class AccessFile:
         self._entries = self._read()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[AccessEntry, ...]:
         now = self._clock()
         if now - self._looked >= CHECK_SECONDS:
             self._looked = now
@@ -147,7 +147,7 @@ class AccessFile:
             logger.info("%s was read again: %d entries (%s)", self._shown, len(self._entries), FLAG)
         self._seen = state
 
-    def _read(self) -> tuple[Entry, ...]:
+    def _read(self) -> tuple[AccessEntry, ...]:
         try:
             with open(self._path, "rb", opener=_open_at_once) as file:
                 mode = os.fstat(file.fileno()).st_mode

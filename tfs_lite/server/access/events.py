@@ -8,11 +8,12 @@ from tfs_lite.core.history import Cause, EventKind, History, Origin
 from tfs_lite.server.access.access import Denied
 
 LEAST_SECONDS = 1.0
-"""Between two events: a flood of denials pushes no other event out of the history. The metric counts them all."""
+"""The seconds between two events: a flood of denials pushes no other event out of the history. The metric counts them
+all."""
 
 
 class DenialEvents:
-    """On the event loop. ``clock`` gives seconds."""
+    """The events of denied callers, on the event loop. ``clock`` gives seconds."""
 
     def __init__(self, history: History, clock: Callable[[], float]) -> None:
         self._history = history

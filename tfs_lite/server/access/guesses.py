@@ -1,4 +1,4 @@
-"""How many wrong tokens one peer may send, so that guessing costs time."""
+"""The bound on the wrong tokens that one peer may send, so that guessing costs time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Count:
 
 
 class Guesses:
-    """On the event loop. ``clock`` gives seconds."""
+    """The wrong tokens of each peer, on the event loop. ``clock`` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     def seconds_blocked(self, address: str) -> float:
-        """For how long no token of this peer is looked at; 0 if they are."""
+        """The seconds for which no token of this peer is looked at; 0 if they are."""
         count = self._counts.get(address)
         return 0.0 if count is None else max(count.blocked_until - self._clock(), 0.0)
 

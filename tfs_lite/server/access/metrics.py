@@ -1,4 +1,4 @@
-"""How many callers were denied."""
+"""The metric of denied callers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tfs_lite.server.access.access import Access
-from tfs_lite.server.access.rules import CLOSABLE, Reason
+from tfs_lite.server.access.rules import CLOSABLE, DenialReason
 
 
 class AccessCollector(Collector):
@@ -28,6 +28,6 @@ class AccessCollector(Collector):
             labels=["scope", "reason"],
         )
         for scope in CLOSABLE:
-            for reason in Reason:
+            for reason in DenialReason:
                 family.add_metric([scope.name.lower(), reason.value], self._access.denials[scope, reason])
         yield family

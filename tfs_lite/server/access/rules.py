@@ -39,9 +39,9 @@ Header = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a decision needs to know of a request. ``forwarded``: a proxy says that it stands between. ``token`` is the
-    one that was sent, empty without. ``forged`` says why a web page of somebody else may have sent the request, empty
-    where none can have; ``rebound`` the same of the name by which the server was called."""
+    """The facts about a request that a decision needs. ``forwarded``: a proxy says that it stands between. ``token`` is
+    the one that was sent, empty without. ``forged`` says why a foreign web page may have sent the request, empty where
+    none can have; ``rebound`` the same of the name by which the server was called."""
 
     peer: Peer = UNKNOWN
     forwarded: bool = False
@@ -55,8 +55,8 @@ class Caller:
         return (self.peer.loopback or self.peer.same_user) and not self.forwarded
 
 
-class Reason(enum.Enum):
-    """Why a caller is denied; the values are labels of a metric."""
+class DenialReason(enum.Enum):
+    """The reasons to deny a caller; the values are labels of a metric."""
 
     NOT_LOCAL = "not_local"
     NO_TOKEN = "no_token"
@@ -72,13 +72,13 @@ class Denial:
     """``name`` is that of the caller in the access file, empty if it is not in there."""
 
     code: StatusCode
-    reason: Reason
+    reason: DenialReason
     message: str
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AccessEntry:
     """One line of the access file. ``digest`` is the SHA-256 of a token, ``certificate`` a name in a client's
     certificate; one of them is set."""
 
@@ -94,7 +94,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AccessPolicy:
     """The flags. ``has_file`` tells whether there is an access file, so that a token could help at all."""
 
     predict: str = OPEN
@@ -113,12 +113,12 @@ class Policy:
 
 
 def grpc_caller(peer: Peer, metadata: Mapping[str, str]) -> Caller:
-    """Of a gRPC call. Browsers cannot make one."""
+    """The caller of a gRPC call. Browsers cannot make one."""
     return Caller(peer, _is_forwarded(metadata.get), token_of(metadata.get(HEADER)))
 
 
 def http_caller(peer: Peer, header: Header, allowed_hosts: Collection[str] = ()) -> Caller:
-    """Of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
+    """The caller of an HTTP request. ``allowed_hosts`` are names of the server, in lower case."""
     return Caller(
         peer, _is_forwarded(header), token_of(header(HEADER)), _forged(header), _rebound(header("host"), allowed_hosts)
     )
@@ -152,7 +152,7 @@ def _is_of_a_browser(header: Header) -> bool:
 
 
 def _origins(host: str | None) -> tuple[str, ...]:
-    """Of web pages that come from the server itself."""
+    """The origins of web pages that come from the server itself."""
     return () if host is None else (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
@@ -175,17 +175,19 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def may(scope: Scope, caller: Caller, policy: Policy, entries: Sequence[Entry]) -> Grant | Denial:
+def may(scope: Scope, caller: Caller, policy: AccessPolicy, entries: Sequence[AccessEntry]) -> Grant | Denial:
     """Whether the caller may use what has this scope; of which models is in the grant."""
     mode = policy.mode(scope)
     if scope is Scope.MANAGE and caller.forged:
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.BROWSER, f"{_what(scope)} is refused: {caller.forged}")
+        return Denial(StatusCode.PERMISSION_DENIED, DenialReason.BROWSER, f"{_what(scope)} is refused: {caller.forged}")
     known = find_entries(caller, entries)
     for entry in known:
         if scope in entry.scopes and entry.digest:
             return entry.grant
     if scope is Scope.MANAGE and caller.rebound:
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.BROWSER, f"{_what(scope)} is refused: {caller.rebound}")
+        return Denial(
+            StatusCode.PERMISSION_DENIED, DenialReason.BROWSER, f"{_what(scope)} is refused: {caller.rebound}"
+        )
     if mode == OPEN or (mode == AUTO and caller.is_local):
         return EVERYTHING
     for entry in known:
@@ -194,38 +196,38 @@ def may(scope: Scope, caller: Caller, policy: Policy, entries: Sequence[Entry]) 
     return _denial(scope, caller, policy, known)
 
 
-def find_entries(caller: Caller, entries: Iterable[Entry]) -> list[Entry]:
+def find_entries(caller: Caller, entries: Iterable[AccessEntry]) -> list[AccessEntry]:
     """Those that the caller's token or certificate is for. A token takes as long as any other."""
     digest = sha256(caller.token.encode()).digest() if caller.token else b""
     return [entry for entry in entries if _fits(entry, digest, caller.peer.names)]
 
 
-def is_wrong_token(caller: Caller, entries: Iterable[Entry]) -> bool:
+def is_wrong_token(caller: Caller, entries: Iterable[AccessEntry]) -> bool:
     """Whether the caller has sent a token that no entry is for, whatever its certificate is for."""
     return bool(caller.token) and not any(entry.digest for entry in find_entries(caller, entries))
 
 
-def _fits(entry: Entry, digest: bytes, names: Collection[str]) -> bool:
+def _fits(entry: AccessEntry, digest: bytes, names: Collection[str]) -> bool:
     return entry.certificate in names if entry.certificate else hmac.compare_digest(entry.digest, digest)
 
 
-def _denial(scope: Scope, caller: Caller, policy: Policy, known: Sequence[Entry]) -> Denial:
+def _denial(scope: Scope, caller: Caller, policy: AccessPolicy, known: Sequence[AccessEntry]) -> Denial:
     what, flag = _what(scope), f"{FLAGS[scope]}={policy.mode(scope)}"
     if known:
         message = f"{what} is not among the scopes of {known[0].name!r} in the server's access file ({flag})"
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.SCOPE, message, known[0].name)
+        return Denial(StatusCode.PERMISSION_DENIED, DenialReason.SCOPE, message, known[0].name)
     here = "works from the server's own machine only" if policy.mode(scope) == AUTO else "needs a token"
     if policy.mode(scope) == AUTO and caller.forwarded:
         here += ", and this request came through a proxy"
     if not policy.has_file:
         message = f"{what} {here} ({flag}); a server with --access_file takes tokens"
-        return Denial(StatusCode.PERMISSION_DENIED, Reason.NOT_LOCAL, message)
+        return Denial(StatusCode.PERMISSION_DENIED, DenialReason.NOT_LOCAL, message)
     if caller.token:
         message = f"{what} needs a token or client certificate of the server's access file, and this token is not in it"
-        return Denial(StatusCode.UNAUTHENTICATED, Reason.WRONG_TOKEN, f"{message} ({flag})")
+        return Denial(StatusCode.UNAUTHENTICATED, DenialReason.WRONG_TOKEN, f"{message} ({flag})")
     message = f"{what} {here}, or with a token: send 'Authorization: Bearer TOKEN'" if here[0] == "w" else ""
     message = message or f"{what} {here}: send 'Authorization: Bearer TOKEN'"
-    return Denial(StatusCode.UNAUTHENTICATED, Reason.NO_TOKEN, f"{message} ({flag})")
+    return Denial(StatusCode.UNAUTHENTICATED, DenialReason.NO_TOKEN, f"{message} ({flag})")
 
 
 def _what(scope: Scope) -> str:

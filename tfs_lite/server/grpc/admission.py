@@ -17,7 +17,7 @@ QUIET_SECONDS = 0.1
 
 
 class AdmissionControl:
-    """On the event loop. ``max_calls`` bounds the calls in flight; None: no bound."""
+    """The bound on gRPC calls, on the event loop. ``max_calls`` bounds the calls in flight; None: no bound."""
 
     def __init__(self, max_calls: int | None = None) -> None:
         self._open = True

@@ -61,7 +61,7 @@ def _wrong(item: str, why: str) -> ServingError:
 Arguments = Sequence[tuple[str, int | str]]
 
 LARGEST = 2**31 - 1
-"""As a time it means "never", like -1."""
+"""The largest number. As a time it means "never", like -1."""
 LARGEST_MESSAGE = 2**32 - 1
 """The length of a message has four bytes."""
 LONGEST_HANDSHAKE = 3_600_000
@@ -110,7 +110,7 @@ _RULES: dict[str, _Rule] = {
     "grpc.http2.min_ping_interval_without_data_ms": _Rule("min_ping_interval", 0, read=_seconds),
     "grpc.http2.max_ping_strikes": _Rule("max_ping_strikes", 0),
 }
-"""Of two arguments for the same field, the later one in this table wins."""
+"""The rules of the arguments; of two arguments for the same field, the later one in this table wins."""
 
 
 def read_limits(arguments: Arguments, max_message_bytes: int) -> Limits:

@@ -22,13 +22,13 @@ def checked_methods(methods: Iterable[Method], access: Access) -> list[Method]:
 
 
 def _checked(method: Method, access: Access) -> Method:
-    check = _Check(method, access)
+    check = _MethodCheck(method, access)
     handler: Any = check.one_request if method.kind in _ONE_REQUEST else check.many_requests
     return replace(method, handler=handler, admit=check.admit)
 
 
-class _Check:
-    """Of the calls of one method. A call that is denied fails before its handler begins, and before a request that
+class _MethodCheck:
+    """The check of one method's calls. A call that is denied fails before its handler begins, and before a request that
     comes in pieces is kept."""
 
     def __init__(self, method: Method, access: Access) -> None:

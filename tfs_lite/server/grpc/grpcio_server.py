@@ -164,10 +164,10 @@ def _target(host: str, port: int) -> str:
 
 
 class _Peers:
-    """Who calls. ``socket_path`` is the server's UNIX socket, empty without one.
+    """The peers that call. ``socket_path`` is the server's UNIX socket, empty without one.
 
-    The library does not tell which process is at the other end of a UNIX socket. Where nobody but the socket's owner
-    may write to its file, the system lets only processes of that user and of root connect.
+    The library does not tell which process is at the other end of a UNIX socket. Where only the socket's owner may
+    write to its file, the system lets only processes of that user and of root connect.
     """
 
     def __init__(self) -> None:
@@ -314,7 +314,8 @@ class _Incoming:
         self.cut = False
 
     def check(self) -> None:
-        """At the end of the call. UNAVAILABLE if it was cut, because the answer does not cover all messages."""
+        """Checks the answer at the end of the call. UNAVAILABLE if it was cut, because the answer does not cover all
+        messages."""
         if self.cut:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
 

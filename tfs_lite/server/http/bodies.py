@@ -42,7 +42,7 @@ SMALLEST_ANSWER = 1024
 @dataclass(frozen=True, slots=True)
 class BodyNumbers:
     """Bytes of request bodies in memory, and the bodies refused since the start: ``too_large`` alone, ``no_room``
-    beside the others, or ``too_slow`` to arrive, which are those that were cut."""
+    together with the others, or ``too_slow`` to arrive, which are those that were cut."""
 
     held_bytes: int
     most_held_bytes: int
@@ -158,7 +158,7 @@ class _Body:
     def _hold(self, size: int) -> None:
         with self._lock:
             if self._closed:
-                raise ServingError(StatusCode.CANCELLED, "the request has ended")  # on a thread: nobody sees it
+                raise ServingError(StatusCode.CANCELLED, "the request has ended")  # on a thread: no caller sees it
             self._budget.acquire(size)
             self._held += size
 
@@ -211,7 +211,7 @@ class Bodies:
     async def read(
         self, request: Request, parse: Callable[[bytes], T], refusal: StatusCode = StatusCode.UNIMPLEMENTED
     ) -> T:
-        """What ``parse`` makes of the whole body, decompressed; on a thread if that takes long.
+        """Returns what ``parse`` makes of the whole body, decompressed; on a thread if that takes long.
 
         HttpError: 413 for a body that is too large (before anything is read, if Content-Length tells), 408 for one that
         does not come, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
@@ -278,8 +278,8 @@ class Bodies:
             del self._arriving[arriving]
 
     def _make_room(self, now: float) -> None:
-        """For requests to come: otherwise a few clients who send their bodies a byte at a time could hold the whole
-        budget for ever."""
+        """Makes room for requests to come: otherwise a few clients who send their bodies a byte at a time could hold
+        the whole budget for ever."""
         arriving, since = next(iter(self._arriving.items()), (None, now))
         if arriving is not None and now - since >= self._old_upload:
             arriving.cut(f"after {now - since:.0f} s other requests need the memory")

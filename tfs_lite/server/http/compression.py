@@ -77,7 +77,8 @@ def decompress(blocks: Iterable[bytes | bytearray], encoding: str, on_bytes: Cal
 
 
 def _chunks(blocks: Iterable[bytes | bytearray], encoding: str) -> Iterator[bytes]:
-    """What follows the end of a deflate body is ignored; what follows that of a gzip member is another one."""
+    """The decompressed chunks. Bytes after the end of a deflate body are ignored; bytes after a gzip member begin
+    another member."""
     window = _WINDOW[encoding]
     stream, members, begun = zlib.decompressobj(window), 1, False
     for rest in _slices(blocks):

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from tfs_lite.server.http.known_heads import KnownHeads
-from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
+from tfs_lite.server.http.message import CutShort, Handler, Request, Response, StreamResponse
 from tfs_lite.server.http.request_reader import MAX_UNPARSED_BYTES, RequestReader
 from tfs_lite.server.http.response_writer import AnsweringServer, ResponseWriter
 from tfs_lite.transport.backlog import Backlog
@@ -40,7 +40,7 @@ MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 IDLE, READ, WRITE, HANDSHAKE = 75.0, 60.0, 60.0, 10.0
 CUTS = ("idle", "slow_head", "slow_body", "slow_reader", "lingering", "malformed", "handshake", "too_many")
-"""Why the server ends connections. ``lingering``: the client goes on sending what was refused."""
+"""The reasons for which the server ends connections. ``lingering``: the client goes on sending what was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Waits:
     handshake: float = HANDSHAKE
 
 
-class ConnectionOwner(AnsweringServer, Protocol):
-    """What a connection needs of its server. ``drained``: connections that are made now are too late for
+class Http1ConnectionOwner(AnsweringServer, Protocol):
+    """The functions that a connection needs of its server. ``drained``: connections that are made now are too late for
     predictions."""
 
     handler: Handler
@@ -66,31 +66,31 @@ class ConnectionOwner(AnsweringServer, Protocol):
     heads: KnownHeads
     backlog: Backlog
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: Http1Connection) -> bool:
         """Whether there is room for it."""
 
-    def disconnected(self, connection: Connection) -> None: ...
+    def disconnected(self, connection: Http1Connection) -> None: ...
 
     def on_cut(self, kind: str, peer: object, why: str = "") -> None:
         """The server ends a connection. ``kind`` is one of :data:`CUTS`, ``peer`` the address of its socket."""
 
 
-class Connection(asyncio.Protocol):
-    """On the event loop; nothing here blocks."""
+class Http1Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, on the event loop; nothing here blocks."""
 
     __slots__ = (
         *("_left", "_lingering", "_loop", "_may_continue", "_owner", "_reader", "_transport", "_wanted_since", "_work"),
         *("_writer", "reading_paused", "used_at"),
     )
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: Http1ConnectionOwner) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._writer: ResponseWriter
         self._reader = RequestReader(owner.heads, owner.drained, self._want_body, self._check_reading)
         self.used_at = 0.0
-        """When the last request was answered; 0 before the first."""
+        """The moment when the last request was answered; 0 before the first."""
         self._wanted_since = 0.0  # when the handler began to wait for more of the body
         self.reading_paused = False
         self._may_continue = False  # the client waits for 100 before it sends the body
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             self._check_reading()
 
     def _refuse(self) -> None:
-        """What came last is malformed. Requests before it that are complete are answered first."""
+        """Refuses the last bytes, which are malformed. Requests before them that are complete are answered first."""
         reader = self._reader
         self._on_cut("malformed", reader.fault)
         if reader.incoming is not None and reader.incoming is reader.current:
@@ -213,7 +213,8 @@ class Connection(asyncio.Protocol):
                 self._go_on(answer)
 
     def _refuse_by_head(self, request: Request, refusal: Response) -> None:
-        """In the next turn of the loop, so that refusals of pipelined requests do not nest."""
+        """Refuses a request by its head in the next turn of the loop, so that refusals of pipelined requests do not
+        nest."""
         if self._reader.current is request:
             self._go_on(refusal)
 
@@ -229,10 +230,10 @@ class Connection(asyncio.Protocol):
             if (close := getattr(answer, "close", None)) is not None:
                 task.add_done_callback(lambda _: close())  # it may never have been awaited
 
-    async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
+    async def _answer(self, answer: Response | Awaitable[Response | StreamResponse]) -> None:
         try:
             response = answer if isinstance(answer, Response) else await answer
-            if isinstance(response, Stream):
+            if isinstance(response, StreamResponse):
                 await self._writer.send_stream(self._asked, response)
                 self._answered()
             else:
@@ -268,7 +269,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _asked(self) -> Request:
-        """What is being answered."""
+        """The request that is being answered."""
         assert self._reader.current is not None
         return self._reader.current
 

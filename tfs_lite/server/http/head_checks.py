@@ -1,7 +1,7 @@
 """Checks of the head of an HTTP request beyond those of the parser. Pure.
 
-The parser refuses bad characters, malformed or repeated lengths, and a length beside chunks. These checks refuse heads
-that a proxy in front of the server may have read differently.
+The parser refuses bad characters, malformed or repeated lengths, and a length together with chunks. These checks refuse
+heads that a proxy in front of the server may have read differently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tfs_lite.server.http.message import Header
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a head, and of other bytes outside a body, such as trailers."""
+"""The most bytes of a head, and of other bytes outside a body, such as trailers."""
 MAX_HEADERS = 256
 
 _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)

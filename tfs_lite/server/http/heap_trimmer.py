@@ -19,7 +19,7 @@ DELAY = 1.0
 
 
 class HeapTrimmer:
-    """On the event loop; trimming itself runs on ``background``."""
+    """The trimmer of the heap: it decides on the event loop; trimming itself runs on ``background``."""
 
     def __init__(
         self, background: BackgroundRunner, trim: Callable[[], None] = trim_heap, delay: float = DELAY

@@ -1,6 +1,7 @@
-"""What a handler gets and gives: a request, whose body may still be arriving, and a response, whole or as a stream.
+"""The messages that a handler gets and gives: a request, whose body may still be arriving, and a response, whole or as
+a stream.
 
-    Connection -> Request -> handler -> Response (whole) or Stream (in chunks) -> Connection
+    Connection -> Request -> handler -> Response (whole) or StreamResponse (in chunks) -> Connection
 
 A handler that is a coroutine runs in a task of its own. When the client goes, or the server gives the request up, that
 task is cancelled, or the reply that the handler has returned.
@@ -103,7 +104,7 @@ class IncomingBody(OneWaiter):
         return self.take()
 
     def take(self) -> bytes:
-        """What has come and was not taken yet, without waiting."""
+        """Returns the bytes that have come and were not taken yet, without waiting."""
         data = b"".join(self._chunks)
         self._chunks.clear()
         self.held = 0
@@ -115,9 +116,9 @@ class IncomingBody(OneWaiter):
         self._chunks, self.held = [data] if data else [], len(data)
 
 
-class RequestHead:
-    """What the head of a request says. ``target`` is as it was sent, in origin form: the percent-encoded path, and the
-    query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
+class HttpHead:
+    """The facts in the head of a request. ``target`` is as it was sent, in origin form: the percent-encoded path, and
+    the query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
 
     __slots__ = (
         *("expects_continue", "headers", "keep_alive", "length", "marked", "method", "old", "path", "query"),
@@ -150,7 +151,7 @@ class Request:
     names_requests = True
 
     def __init__(
-        self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False, peer: Peer = UNKNOWN
+        self, head: HttpHead, body: IncomingBody, arrived: float, after_drain: bool = False, peer: Peer = UNKNOWN
     ) -> None:
         self.head = head
         self.headers = head.headers
@@ -179,7 +180,7 @@ class Request:
 
     @property
     def caller(self) -> str:
-        """Who asks, for people: the operator's name, else the address."""
+        """The caller's name for people: the operator's name, else the address."""
         return self.grant.name or self.peer.address
 
 
@@ -199,7 +200,7 @@ class Response:
             self.headers.update(headers)
 
 
-class Stream:
+class StreamResponse:
     """An answer in chunks, each sent as soon as the client has read enough of those before. ``chunks`` runs in the
     handler's task and is closed when everything is sent, the client has gone, or it has read nothing for
     ``write_timeout`` seconds (None: as long as for every answer). When the task is cancelled while the client reads,
@@ -228,6 +229,6 @@ class CutShort(Exception):
     """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
 
 
-Answer: TypeAlias = Response | Reply[Any] | Awaitable[Response | Stream]
+Answer: TypeAlias = Response | Reply[Any] | Awaitable[Response | StreamResponse]
 """A response that is ready; one that is on its way, as an answer; or a coroutine, which runs as a task."""
 Handler: TypeAlias = Callable[[Request], Answer]

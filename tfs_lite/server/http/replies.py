@@ -82,12 +82,12 @@ def _media_type(item: bytes) -> bytes:
 
 
 def json_reply(tree: Any, status: int = 200) -> Response:
-    """For small trees without arrays."""
+    """A JSON reply for small trees without arrays."""
     return Response(orjson.dumps(tree, option=orjson.OPT_INDENT_2), status, JSON.media_type)
 
 
 def failure_of(error: Exception, what: str) -> ServingError:
-    """What the client is told when ``what`` has failed. An exception that nobody expected is logged and not shown."""
+    """The failure that the client is told when ``what`` has failed. An unexpected exception is logged and not shown."""
     if isinstance(error, ServingError):
         return error
     logger.error("%s failed", what, exc_info=error)

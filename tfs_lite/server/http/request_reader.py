@@ -1,4 +1,4 @@
-"""From the bytes of one HTTP/1.1 connection to its requests, without I/O.
+"""The reader that turns the bytes of one HTTP/1.1 connection into its requests, without I/O.
 
     receive -> [a head that is known] ------------> current, the request that is being answered -> next
             -> the parser -> requests that wait --/
@@ -24,7 +24,7 @@ from tfs_lite.server.http.head_checks import (
     without_upgrade,
 )
 from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
-from tfs_lite.server.http.message import Header, Headers, IncomingBody, Request, RequestHead
+from tfs_lite.server.http.message import Header, Headers, HttpHead, IncomingBody, Request
 from tfs_lite.transport.peer import UNKNOWN
 
 PARSED_AT_ONCE = 4 * 1024
@@ -35,9 +35,9 @@ MAX_UNPARSED_BYTES = 64 * 1024
 
 class RequestReader:
     """``current`` is the request that is being answered, ``waiting`` are those behind it, and the body of ``incoming``,
-    which may be any of them, is not complete. ``broken``: what came last is malformed (``fault``), and nothing is read
+    which may be any of them, is not complete. ``broken``: the last bytes are malformed (``fault``), and nothing is read
     any more; ``fault_is_late``: it belongs to a request that is answered. ``in_message``: a part of a request was read.
-    ``since``: when the connection became idle or busy, a head began, or more came of a body that nobody wants, in
+    ``since``: when the connection became idle or busy, a head began, or more came of a body that no handler wants, in
     seconds of ``time.monotonic``. Bodies call ``on_wanted`` and ``on_taken`` (:class:`IncomingBody`)."""
 
     __slots__ = (
@@ -71,8 +71,8 @@ class RequestReader:
         self.since = time.monotonic()
 
     def receive(self, data: bytes) -> bool:
-        """What has come. Sets ``current`` where no request is being answered. Returns False once ``broken``; then it is
-        not called again."""
+        """Takes the bytes that have come. Sets ``current`` where no request is being answered. Returns False once
+        ``broken``; then it is not called again."""
         if self.unparsed or self.waiting:
             self.unparsed += data
         elif self._missing:
@@ -114,7 +114,7 @@ class RequestReader:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # pipelined bytes behind "Connection: close"
         return parser
 
-    def _request(self, head: RequestHead) -> Request:
+    def _request(self, head: HttpHead) -> Request:
         body = IncomingBody(self._on_wanted, self._on_taken)
         return Request(head, body, time.monotonic(), self._after_drain, self.peer)
 
@@ -137,7 +137,7 @@ class RequestReader:
         return self.in_message == (self.incoming is request) == (request.head.length != 0)
 
     def _read_body(self, data: bytes) -> None:
-        """Of a request whose head was known, so that the parser knows nothing of it."""
+        """Reads the body of a request whose head was known, so that the parser knows nothing of it."""
         body = data[: self._missing]
         self._missing -= len(body)
         if body:
@@ -228,7 +228,7 @@ class RequestReader:
         headers, version = Headers(fields), parser.get_http_version()
         check_head(version, fields, headers.fields)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
-        head = RequestHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
+        head = HttpHead(method, target, headers, version == "1.1" and parser.should_keep_alive(), version == "1.0")
         self.incoming = self._request(head)
         self.waiting.append(self.incoming)
 

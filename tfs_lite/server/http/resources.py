@@ -1,4 +1,5 @@
-"""What all APIs over HTTP share: the bounds on request bodies, the calls in flight, and threads for large bodies."""
+"""The resources that all APIs over HTTP share: the bounds on request bodies, the calls in flight, and threads for large
+bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the responses of one HTTP/1.1 connection to its bytes, no faster than the client reads them."""
+"""The writer that turns the responses of one HTTP/1.1 connection into bytes, no faster than the client reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol, cast
 
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 from tfs_lite.transport.condition import OneWaiter
 from tfs_lite.transport.watch import bytes_on_their_way
@@ -19,8 +19,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class AnsweringServer(Protocol):
-    """What answers say of their server. ``closes_connections``: every answer is the last on its connection; ``kept``:
-    the lines of every other answer, which say how long it stays."""
+    """The facts about their server that answers tell. ``closes_connections``: every answer is the last on its
+    connection; ``kept``: the lines of every other answer, which say how long it stays."""
 
     closes_connections: bool
     kept: bytes
@@ -71,7 +71,7 @@ class ResponseWriter(OneWaiter):
             self._transport.write(head)
             self._transport.write(body)
 
-    async def send_stream(self, request: Request, stream: Stream) -> None:
+    async def send_stream(self, request: Request, stream: StreamResponse) -> None:
         """CancelledError when the client has gone."""
         chunked = not request.head.old
         self.timeout = stream.write_timeout or 0.0

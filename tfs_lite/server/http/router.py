@@ -24,16 +24,16 @@ from tfs_lite.server.access.rules import ALL_MODELS, PROXY_HEADERS
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.compression import ENCODINGS
-from tfs_lite.server.http.message import Answer, Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Request, Response, StreamResponse
 from tfs_lite.server.http.replies import HttpError, failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.table import Scope
 
 P = TypeVar("P")
-R = TypeVar("R", bound=Response | Stream)
+R = TypeVar("R", bound=Response | StreamResponse)
 Tree: TypeAlias = dict[str, Any]
 """A JSON schema."""
-RouteHandler: TypeAlias = Callable[[Request, P], Response | HttpCall | Awaitable[Response | Stream]]
+RouteHandler: TypeAlias = Callable[[Request, P], Response | HttpCall | Awaitable[Response | StreamResponse]]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -46,11 +46,11 @@ CORS_HEADERS = {
     "access-control-expose-headers": "Content-Length, Inference-Header-Content-Length, Retry-After, Server-Timing, "
     "X-Model-Version, X-Request-Id, X-Should-Retry",
 }
-"""On the answers of every API when cross-origin requests are allowed: TensorFlow Serving's, and the headers of answers
-that pages may read."""
+"""The headers on the answers of every API when cross-origin requests are allowed: TensorFlow Serving's, and the headers
+of answers that pages may read."""
 MAX_ASKED_HEADERS = 100
 PREFLIGHT_SECONDS = 600
-"""How long a browser may remember what a preflight has allowed."""
+"""The seconds for which a browser may remember what a preflight has allowed."""
 _SHARED = (Scope.OPEN, Scope.PREDICT)
 _TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _NAME = re.compile(r"\\{(\w+)\\}")
@@ -58,8 +58,8 @@ _NAME = re.compile(r"\\{(\w+)\\}")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the API's description says of a route: the operation's name and what it does; the schemas of its body and of
-    its answer, with their media types; and the statuses of its failures."""
+    """The description of a route: the operation's name and what it does; the schemas of its body and of its answer,
+    with their media types; and the statuses of its failures."""
 
     name: str
     summary: str
@@ -92,8 +92,8 @@ class Route(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """When predictions are refused by their heads: those that have ``seconds`` (None: any time) and would wait too long
-    in the ``backlog``. ``refused`` is told the method and the model of each."""
+    """The rule by which predictions are refused by their heads: those that have ``seconds`` (None: any time) and would
+    wait too long in the ``backlog``. ``refused`` is told the method and the model of each."""
 
     backlog: Backlog
     seconds: float | None
@@ -113,14 +113,14 @@ class Api(Generic[P]):
     always_preflight = False
     """Whether it answers OPTIONS in any case."""
     encodings: Collection[str] = ENCODINGS
-    """Of its answers."""
+    """The encodings of its answers."""
 
     def routes(self) -> Iterable[Route[P]]:
-        """In the order in which they are tried; the first path that fits counts, in all its rows."""
+        """The routes in the order in which they are tried; the first path that fits counts, in all its rows."""
         raise NotImplementedError
 
     def schemas(self) -> Mapping[str, Tree]:
-        """What the routes' descriptions name, as JSON schemas."""
+        """The JSON schemas that the routes' descriptions name."""
         return {}
 
     def owns(self, path: str) -> bool:
@@ -128,7 +128,7 @@ class Api(Generic[P]):
         raise NotImplementedError
 
     def target(self, names: Mapping[str, str]) -> P:
-        """Of the names in a path, still percent-encoded. Raises ServingError."""
+        """The target that the names in a path, still percent-encoded, make. Raises ServingError."""
         raise NotImplementedError
 
     def model_of(self, target: P) -> str:
@@ -136,7 +136,8 @@ class Api(Generic[P]):
         return ALL_MODELS
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        """Why no route answers. ``allowed`` are the methods of the path; None means that there is no such path."""
+        """The reason why no route answers. ``allowed`` are the methods of the path; None means that there is no such
+        path."""
         raise NotImplementedError
 
     def error(self, request: Request, error: ServingError) -> Response:
@@ -238,7 +239,9 @@ class Router:
         overload.refused(found.route.refused_as, found.target.name)
         return self._fail(request, ServingError(StatusCode.UNAVAILABLE, OVERLOADED))
 
-    async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
+    async def _answer(
+        self, request: Request, found: Found, answer: Awaitable[Response | StreamResponse]
+    ) -> Response | StreamResponse:
         try:
             response = await answer
         except Exception as error:
@@ -263,7 +266,8 @@ class Router:
             done(self._open(True, result) if found.shared else result)
 
     def find(self, method: str, target: str) -> Found:
-        """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
+        """Finds the route by trying one after the other. Raises ServingError if none fits, or a name in the path is
+        malformed."""
         path, _, query = target.partition("?")
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
@@ -312,14 +316,14 @@ class Router:
         return response
 
 
-class _Answering(Awaitable[Response | Stream]):
+class _Answering(Awaitable[Response | StreamResponse]):
     """An answer that a coroutine makes. ``close`` ends a coroutine that never began."""
 
-    def __init__(self, answer: Any, run: Callable[[], Awaitable[Response | Stream]]) -> None:
+    def __init__(self, answer: Any, run: Callable[[], Awaitable[Response | StreamResponse]]) -> None:
         self.close = answer.close
         self._run = run
 
-    def __await__(self) -> Generator[Any, Any, Response | Stream]:
+    def __await__(self) -> Generator[Any, Any, Response | StreamResponse]:
         return self._run().__await__()
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tfs_lite.server.http.connection import CUTS, Connection, Waits
+from tfs_lite.server.http.connection import CUTS, Http1Connection, Waits
 from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler, Request, Response
 from tfs_lite.server.http.response_head import DateLine
@@ -85,11 +85,11 @@ class HttpServer:
         """Connections that the server has ended, by kind. Any thread may read."""
         self._log = RateLimitedLog("HTTP", time.monotonic)
         share = share or ConnectionShare()
-        self.connections: ConnectionRoom[Connection] = ConnectionRoom(
+        self.connections: ConnectionRoom[Http1Connection] = ConnectionRoom(
             max_connections, lambda one, _: one.rank, time.monotonic, share
         )
         self._acceptor = Acceptor(
-            lambda: Connection(self),
+            lambda: Http1Connection(self),
             tls=tls,
             handshake_timeout=waits.handshake,
             shutdown_timeout=TLS_END,
@@ -116,7 +116,7 @@ class HttpServer:
         return bound
 
     def leave(self) -> None:
-        """From now on each answer says that its connection closes. Connections are still accepted."""
+        """Lets each answer say from now on that its connection closes. Connections are still accepted."""
         self.closes_connections = True
 
     async def drain(self, grace: float) -> None:
@@ -148,10 +148,10 @@ class HttpServer:
 
     # From connections.
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: Http1Connection) -> bool:
         return self.connections.add(connection)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: Http1Connection) -> None:
         self.connections.discard(connection)
         self._ended.notify()
 
@@ -167,7 +167,8 @@ class HttpServer:
 
 
 def _kept_lines(idle: float) -> bytes:
-    """What clients are told, who would otherwise send a request on a connection that is just being closed."""
+    """The header lines that tell clients how long a connection is kept; without them a client may send a request on a
+    connection that is just being closed."""
     return b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % idle if idle >= 1 else b""
 
 

@@ -35,7 +35,7 @@ from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 COMFORTABLE_VALUES = 2048
-"""At most so many features are read, or numbers written, on the event loop: some milliseconds."""
+"""The most features that are read, or numbers that are written, on the event loop: some milliseconds."""
 
 T = TypeVar("T")
 

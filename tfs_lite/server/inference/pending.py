@@ -40,9 +40,9 @@ Part: TypeAlias = Mapping[str, Array] | Piece
 MAX_PARTS = 64
 """Answers of one request that the client does not have yet; then its model waits."""
 PART_BYTES = 512
-"""What a part takes beside its values."""
+"""The bytes that a part takes in addition to its values."""
 MAX_WAITING_BYTES = 128 << 20
-"""Of one client."""
+"""The most bytes that wait for one client."""
 MAX_ALL_WAITING_BYTES = 512 << 20
 _VALUE_BYTES = 16
 
@@ -61,7 +61,7 @@ class AnswerRoom:
 
 
 class ClientRoom:
-    """What waits for one client, in bytes. ``close`` at the end."""
+    """The bytes that wait for one client. Call ``close`` at the end."""
 
     __slots__ = ("_all", "waiting")
 
@@ -93,7 +93,7 @@ _TOO_SLOW = (
 
 
 class RequestCancelled(ServingError):
-    """CANCELLED: nobody waits for the answer any more."""
+    """CANCELLED: the client no longer waits for the answer."""
 
     def __init__(self) -> None:
         super().__init__(StatusCode.CANCELLED, "the request was cancelled")
@@ -120,8 +120,8 @@ class Inference:
 
 
 class InFlight:
-    """What all requests on one loop share: the way back from the models' threads, and who counts them. Made on the
-    event loop. ``on_call`` is called on the loop for every call that has ended."""
+    """The requests in flight on one loop share this: the way back from the models' threads, and the counters. Made on
+    the event loop. ``on_call`` is called on the loop for every call that has ended."""
 
     def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
         self.loop = asyncio.get_running_loop()

@@ -22,7 +22,8 @@ from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 
 
 class PredictReader:
-    """On one event loop. ``check_method_names`` and ``max_bytes`` as :func:`run_of_predict` has them."""
+    """The reader of Predict requests, on one event loop. ``check_method_names`` and ``max_bytes`` as
+    :func:`run_of_predict` has them."""
 
     def __init__(self, check_method_names: bool = False, max_bytes: int = MAX_FILL_BYTES) -> None:
         self.layouts = Layouts()

@@ -42,10 +42,10 @@ Plan: TypeAlias = Callable[[Mapping[str, Signature]], Sequence[Run] | Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a request has in addition to its inputs, as the calls of :mod:`tfs_lite.core.model` and
+    """The options of a request in addition to its inputs, as the calls of :mod:`tfs_lite.core.model` and
     :mod:`tfs_lite.core.generation` define it. The caller takes parts (``PendingRequest.next``) of a decoupled model
     with ``in_parts``, of a language model with ``in_pieces``; ``room`` bounds those that wait, in bytes. Models ignore
-    what is for another kind of model."""
+    options for another kind of model."""
 
     sequence: SequenceFlags | None = None
     priority: int = 0
@@ -81,8 +81,8 @@ class Predictor:
         self._in_flight: InFlight | None = None
 
     def admit(self, model: ModelRef, record: RequestRecord, deadline: float | None) -> None:
-        """For a request that is not read yet: raises what any with this deadline would be answered now. Whether there
-        is such a model is left to ``infer``."""
+        """Checks a request before its body is read: raises the error that any request with this deadline would get now.
+        Whether there is such a model is left to ``infer``."""
         try:
             handle = self._lookup(model)
         except ServingError:

@@ -31,7 +31,7 @@ from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.http.events import EVENT_TYPE
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.replies import JSON
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.pending import PendingRequest
@@ -61,7 +61,7 @@ class OpenAiSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """What completions and chat completions differ in."""
+    """The differences between completions and chat completions."""
 
     method: str
     prefix: str
@@ -90,7 +90,7 @@ class _OpenAiCall:
 
     @property
     def retry_seconds(self) -> float:
-        """After how long a request that was refused may be tried again."""
+        """The seconds after which a request that was refused may be tried again."""
         return 1.0 if self._servable is None else self._servable.retry_seconds
 
     @property
@@ -113,8 +113,8 @@ class _OpenAiCall:
 
 
 class OpenAiApp:
-    """On the event loop. The time limit of ``http.calls`` does not apply here. ``now`` gives the seconds since
-    1970."""
+    """OpenAI's API, on the event loop. The time limit of ``http.calls`` does not apply here. ``now`` gives the seconds
+    since 1970."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class OpenAiApp:
         self.ignored = IgnoredNames()
         self._now = now
 
-    async def completions(self, request: Request, model: str) -> Response | Stream:
+    async def completions(self, request: Request, model: str) -> Response | StreamResponse:
         return await self._generate(request, _COMPLETIONS)
 
-    async def chat_completions(self, request: Request, model: str) -> Response | Stream:
+    async def chat_completions(self, request: Request, model: str) -> Response | StreamResponse:
         return await self._generate(request, _CHAT)
 
     async def embeddings(self, request: Request, model: str) -> Response:
@@ -168,7 +168,7 @@ class OpenAiApp:
         with self._metrics.record("RetrieveModel", self._models.ref(model, request.grant).name, REST, request):
             return Response(self._models.one(model), media_type=JSON.media_type)
 
-    async def _generate(self, request: Request, endpoint: _Endpoint) -> Response | Stream:
+    async def _generate(self, request: Request, endpoint: _Endpoint) -> Response | StreamResponse:
         with ExitStack() as inside:
             record = inside.enter_context(self._metrics.record(endpoint.method, "", REST, request))
             seconds = _smaller(_header_timeout(request), self._settings.timeout)
@@ -196,7 +196,7 @@ class OpenAiApp:
         body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
         return Response(body, media_type=JSON.media_type, headers={VERSION_HEADER: str(pending.id.version)})
 
-    async def _stream(self, request: Request, call: _OpenAiCall, inside: ExitStack) -> Stream:
+    async def _stream(self, request: Request, call: _OpenAiCall, inside: ExitStack) -> StreamResponse:
         """Raises failures that come before the first piece, so that the answer has their status."""
         sent, settings = call.sent, self._settings
         choices = Choices(len(sent.texts), sent.token_ids or sent.top is not None)
@@ -217,7 +217,7 @@ class OpenAiApp:
         call.record.mark()
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", VERSION_HEADER: str(pending.id.version)}
         idle = call.idle(settings.stream_idle)
-        return Stream(events, media_type=EVENT_TYPE, headers=headers, write_timeout=idle)
+        return StreamResponse(events, media_type=EVENT_TYPE, headers=headers, write_timeout=idle)
 
     def _begin(self, call: _OpenAiCall) -> PendingRequest:
         options = CallOptions(texts=call.sent.texts, in_pieces=True)

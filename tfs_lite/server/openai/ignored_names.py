@@ -15,7 +15,8 @@ MAX_LOGGED = 64
 
 
 class IgnoredNames:
-    """On the event loop. ``collector`` is for the metrics page, and shows also what was never counted."""
+    """The counts of ignored names, on the event loop. ``collector`` is for the metrics page, and shows names that were
+    never counted, too."""
 
     def __init__(self) -> None:
         self._guard = Guard()

@@ -26,7 +26,8 @@ _NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.INVALID_ARGUMENT)
 
 
 class OpenAiModels:
-    """On the event loop, and so are the functions passed in: they are short."""
+    """The models as OpenAI's API shows them. This runs on the event loop, and so do the functions passed in: they are
+    short."""
 
     def __init__(self, lookup: Lookup, models: Listing) -> None:
         self._lookup = lookup
@@ -52,7 +53,7 @@ class OpenAiModels:
         return ModelRef(name, label=label) if name and label else ModelRef(sent)
 
     def missing(self, sent: str, ref: ModelRef, error: ServingError) -> ServingError:
-        """What a failed lookup means to a client: the model is unknown, or only not available now."""
+        """The error of a failed lookup for a client: the model is unknown, or only not available now."""
         if error.code not in _NOT_THERE:
             return error
         versions = next((versions for name, versions, _ in self._models() if name == ref.name), None)
@@ -74,7 +75,7 @@ class OpenAiModels:
         return models_text(found)
 
     def one(self, sent: str) -> bytes:
-        """Under the name that was asked for. Raises ServingError."""
+        """The model under the name that was asked for. Raises ServingError."""
         ref = self.ref(sent)
         try:
             is_known_here = self._answers(ref)

@@ -1,9 +1,9 @@
-"""Texts of one request on their way to a client, as server-sent events: as fast as it reads, and no faster.
+"""The stream of one request's texts to a client, as server-sent events, no faster than the client reads.
 
     PendingRequest -> Choices -> Printer.chunks -> choice_events -> the client
 
-A slow reader holds nobody up: what comes for a choice in the meantime leaves as one event. How much that can be is
-known from the start, by the length of the texts.
+A slow reader holds up no other: the pieces that come for a choice in the meantime leave as one event. Their size is
+bounded from the start by the length of the texts.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ async def choice_events(
     inside: ExitStack,
     path: str,
 ) -> AsyncIterator[bytes]:
-    """What ``choices`` give, as ``write`` prints it, and then what ``last`` gives; the last event is a failure, or
-    ``[DONE]``. ``ping`` is how many seconds may pass without an event. The first chunk is empty: from then on
+    """Yields what ``choices`` give, as ``write`` prints it, and then what ``last`` gives; the last event is a failure,
+    or ``[DONE]``. ``ping`` is how many seconds may pass without an event. The first chunk is empty: from then on
     ``inside`` is closed with the stream."""
     try:
         with inside:

@@ -51,7 +51,7 @@ class Health:
 
     @property
     def remark(self) -> str:
-        """What being ready does not say: ``1 of 2 models answers``. Empty if all do."""
+        """The part that readiness does not tell: ``1 of 2 models answers``. Empty if all do."""
         found = self._answering()
         return str(found) if found.silent else ""
 

@@ -1,4 +1,4 @@
-"""Standard output and error of the process, which nobody may read: what is written there waits in a bounded queue for a
+"""Standard output and error of the process, which may have no reader: written text waits in a bounded queue for a
 thread of its own, and is dropped when the queue is full. So a pipe without a reader, a stopped terminal or a disk that
 hangs holds up no request, no load and no stop.
 
@@ -30,7 +30,7 @@ MAX_WAITING = 1 << 20
 MAX_WRITE = 1 << 16
 """Bytes of one write, unless a single piece is larger."""
 FLUSH_SECONDS = 2.0
-"""What the end of the process waits for both at most."""
+"""The seconds that the end of the process waits for both at most."""
 NAMES = {1: "stdout", 2: "stderr"}
 _SPOKEN = {1: "standard output", 2: "standard error"}
 
@@ -46,7 +46,7 @@ class UnblockedOutput(io.RawIOBase):
         # Re-entrant: a garbage collection inside it may run code that logs.
         self._changed = threading.Condition()  # guards all below
         self._waiting = deque[bytes]()
-        self._bytes = 0  # of what waits and of what is being written
+        self._bytes = 0  # the bytes that wait or are being written
         self._unsaid = 0
         threading.Thread(target=self._run, name=f"tfs-output-{descriptor}", daemon=True).start()
 
@@ -103,7 +103,7 @@ class UnblockedOutput(io.RawIOBase):
         return b"".join(pieces)
 
     def _write(self, data: bytes) -> bool:
-        """On the thread, which may wait here for as long as it takes. False if the system refuses it."""
+        """Writes on the thread, which may wait here for as long as it takes. False if the system refuses it."""
         left = memoryview(data)
         while left:
             try:
@@ -126,14 +126,14 @@ _outputs: dict[int, UnblockedOutput] = {}
 
 
 def unblock_outputs() -> None:
-    """From now on nothing that this process writes to its standard output and error waits. Starts threads. Call it
-    once; the log has to be directed to ``sys.stderr`` afterwards."""
+    """Makes sure that nothing that this process writes to its standard output and error waits from now on. Starts
+    threads. Call it once; the log has to be directed to ``sys.stderr`` afterwards."""
     sys.stdout, sys.stderr = _unblocked(1, sys.stdout), _unblocked(2, sys.stderr)
     atexit.register(flush_outputs)
 
 
 def lost_lines() -> Mapping[str, int]:
-    """How many lines of each stream were not written; empty where the outputs are as Python has them."""
+    """The number of lines of each stream that were not written; empty where the outputs are as Python has them."""
     return {NAMES[descriptor]: output.lost for descriptor, output in _outputs.items()}
 
 

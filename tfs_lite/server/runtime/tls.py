@@ -28,7 +28,7 @@ FLAG = "--ssl_config_file"
 GRPC, HTTP = "h2", "http/1.1"
 """Protocols by the names that clients give them (ALPN)."""
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=1"
-"""Of TLS 1.2: forward secret, and none that HTTP/2 forbids. All ciphers of TLS 1.3 are allowed."""
+"""The ciphers of TLS 1.2: forward secret, and none that HTTP/2 forbids. All ciphers of TLS 1.3 are allowed."""
 
 
 class TlsContent(NamedTuple):
@@ -143,7 +143,8 @@ class TlsFile:
 
 
 def _make_context(config: SSLConfig, protocol: str) -> ssl.SSLContext:
-    """As strict as gRPC's library. ssl.SSLError, or another OSError, if TLS refuses the key or a certificate."""
+    """Makes a context as strict as that of gRPC's library. ssl.SSLError, or another OSError, if TLS refuses the key or
+    a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)

@@ -47,7 +47,7 @@ _STARTS, _CANCELS = 0, 3
 
 
 class PredictStreamedService:
-    """On the event loop."""
+    """PredictStreamed, on the event loop."""
 
     def __init__(self, predictor: Predictor, metrics: RequestMetrics, settings: PredictSettings) -> None:
         self._predictor = predictor

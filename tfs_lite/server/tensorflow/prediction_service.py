@@ -54,7 +54,7 @@ REGRESS = _Method("Regress", RegressionRequest, prediction_log.Method.REGRESS)
 
 
 class PredictionService:
-    """On the event loop. ``lookup`` finds the version for GetModelMetadata."""
+    """TensorFlow Serving's prediction service, on the event loop. ``lookup`` finds the version for GetModelMetadata."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class PredictionService:
 
 
 def _predict_log(data: bytes, answer: bytes) -> Message:
-    """On the log's thread."""
+    """Makes the record of a prediction, on the log's thread."""
     request, response = parse(PredictRequest, data), parse(PredictResponse, answer)
     return prediction_log.make_log(prediction_log.Method.PREDICT, request, response)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ModelPages:
-    """On the event loop. Raises ServingError."""
+    """The pages about models, on the event loop. Raises ServingError."""
 
     def __init__(self, core: ServerCore) -> None:
         self._core = core
@@ -78,7 +78,7 @@ class ModelPages:
 
 
 def _refused(refused: StandingRefusal) -> dict[str, Any]:
-    """As the link of an explanation."""
+    """The refusal as the link of an explanation."""
     text, fix = refused.in_words(paths=False)
     cause, doc = "CONFIG_NOT_APPLIED", "model-config.md"
     text = printable(text)

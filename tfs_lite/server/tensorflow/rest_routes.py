@@ -22,7 +22,7 @@ from tfs_lite.transport.table import Scope
 
 _ROOT = "/v1/"
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Where clients of OpenAI's API ask whose base URL ends in ``/v1``."""
+"""Paths of clients of OpenAI's API whose base URL ends in ``/v1``."""
 _BOTH = (JSON.media_type, MSGPACK.media_type)
 _LOOKUP_ERRORS = ("400", "404")
 _ERRORS = (*_LOOKUP_ERRORS, "408", "413", "415", "422", "429", "500", "501", "503", "504")

@@ -58,7 +58,7 @@ UNKNOWN_ENCODING = StatusCode.INVALID_ARGUMENT
 
 @dataclass(slots=True)
 class _Sent:
-    """What the answer to a prediction needs of its request. ``size`` in bytes; ``format``: of the answer."""
+    """The facts about a request that the answer to a prediction needs. ``size`` in bytes; ``format``: of the answer."""
 
     ref: ModelRef
     rows: bool
@@ -71,7 +71,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    """What Classify and Regress differ in. ``tree`` makes the answer of a response's ``result``."""
+    """The differences between Classify and Regress. ``tree`` makes the answer of a response's ``result``."""
 
     name: str
     log: Method
@@ -83,7 +83,7 @@ _REGRESS = _Verb("Regress", Method.REGRESS, regression_tree)
 
 
 class RestService:
-    """On the event loop. ``log`` is offered every success."""
+    """TensorFlow Serving's REST predictions, on the event loop. ``log`` is offered every success."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class RestService:
         return call.reply(pending, partial(self._write, sent))
 
     async def _predict_slowly(self, request: Request, ref: ModelRef) -> Response:
-        """Of any body."""
+        """Answers a prediction with any body."""
         http, (sent_format, format) = self._http, body_formats(request.headers)
 
         def parse(data: bytes) -> tuple[list[PredictBody], int]:
@@ -169,11 +169,11 @@ class RestService:
         return lambda signatures: decode(*self._find(parsed[0], signatures))
 
     async def classify(self, request: Request, ref: ModelRef) -> Response:
-        """As ``predict``."""
+        """Classifies, in the manner of ``predict``."""
         return await self._infer(request, ref, _CLASSIFY, self._inferences.classify)
 
     async def regress(self, request: Request, ref: ModelRef) -> Response:
-        """As ``predict``."""
+        """Regresses, in the manner of ``predict``."""
         return await self._infer(request, ref, _REGRESS, self._inferences.regress)
 
     async def _infer(self, request: Request, ref: ModelRef, verb: _Verb, infer: Infer) -> Response:

@@ -1,4 +1,5 @@
-"""What the KServe V2 services ask for besides inference: health, metadata, configs, statistics, the model repository.
+"""The answers of the KServe V2 services other than inference: health, metadata, configs, statistics, the model
+repository.
 
 Metadata, configs and states come from the versions that are in memory. Loading and unloading block, and run on a thread
 of their own.
@@ -31,7 +32,7 @@ from tfs_lite.serving.server_core import ServerCore
 MAX_PENDING_CALLS = 64
 """Load and unload calls that wait for their turn."""
 NAME = "tfs_lite"
-"""What the server calls itself."""
+"""The name that the server calls itself."""
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -176,7 +177,8 @@ class V2Control:
         return self._repository
 
     def _handle(self, name: str, version: int | None) -> ServableHandle:
-        """To the version that answers. NOT_FOUND, or UNAVAILABLE for a version that is known and not ready."""
+        """The handle of the version that answers. NOT_FOUND, or UNAVAILABLE for a version that is known and not
+        ready."""
         try:
             return self._core.handle(ModelRef(name, version))
         except ServingError as error:

@@ -26,15 +26,15 @@ from tfs_lite.server.v2.inference import V2Inference
 from tfs_lite.transport.table import Reply
 
 LESSONS = 64
-"""How many forms are learned at once."""
+"""The most forms that are learned at once."""
 READ_FOR_A_LESSON = 16
 """Requests that are read in full for each further one that is learned: clients whose requests never repeat cost little
 more than without a fast path."""
 
 
 class V2FastPath:
-    """On one event loop, but for ``read_http``. ``grpc`` finds requests; ``grpc_answers`` and ``http_answers`` write
-    the answers of all requests, plain ones or not."""
+    """The fast path of V2 requests, on one event loop but for ``read_http``. ``grpc`` finds requests; ``grpc_answers``
+    and ``http_answers`` write the answers of all requests, plain ones or not."""
 
     def __init__(self, predictor: Predictor, inference: V2Inference) -> None:
         """``inference`` takes what is not plain."""

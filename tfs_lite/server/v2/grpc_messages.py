@@ -1,4 +1,5 @@
-"""What gRPC writes in another form than HTTP: parameters of the repository, regions, settings. Pure translation."""
+"""The values that gRPC writes in another form than HTTP: parameters of the repository, regions, settings. Pure
+translation."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def cuda_region(request: Message) -> CudaRegionStatus:
 
 
 def regions(found: Iterable[RegionStatus | CudaRegionStatus]) -> dict[str, dict[str, Any]]:
-    """By name, as messages of either kind have them."""
+    """The regions by name, as messages of either kind have them."""
     return {region.name: asdict(region) for region in found}
 
 

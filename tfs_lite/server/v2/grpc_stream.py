@@ -101,8 +101,8 @@ class V2Stream:
             task.add_done_callback(self._served)
 
     def _has_room(self) -> bool:
-        """Whether half of the room is left beside what waits and what those in flight may add. A single answer may have
-        any size."""
+        """Whether half of the room is left by the answers that wait and by those that the requests in flight may add. A
+        single answer may have any size."""
         if not self._largest:
             return len(self._in_order) < FIRST_BURST
         expected = self._room.waiting + len(self._in_order) * self._largest

@@ -16,7 +16,7 @@ from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.http_infer import V2HttpInfer
-from tfs_lite.server.v2.http_paths import Target, read_target
+from tfs_lite.server.v2.http_paths import V2Target, read_target
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.server.v2.http_routes import V2HttpRoutes
 from tfs_lite.server.v2.inference import METHOD, V2Inference
@@ -28,14 +28,14 @@ _MODEL = f"{_ROOT}/models/{{model}}"
 _REPOSITORY = f"{_ROOT}/repository"
 
 
-class V2HttpApp(Api[Target]):
+class V2HttpApp(Api[V2Target]):
     names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")
 
     def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
         self._infer = V2HttpInfer(inference, control, http, fast)
         self._pages = V2HttpRoutes(control, http.bodies)
 
-    def routes(self) -> Iterator[Route[Target]]:
+    def routes(self) -> Iterator[Route[V2Target]]:
         """Triton's clients accept compressed answers always, but decompress only those of predictions."""
         pages, infer = self._pages, self._infer
         open_, read, predict, manage = Scope.OPEN, Scope.READ, Scope.PREDICT, Scope.MANAGE
@@ -73,10 +73,10 @@ class V2HttpApp(Api[Target]):
     def owns(self, path: str) -> bool:
         return path == _ROOT or path.startswith(_ROOT + "/")
 
-    def target(self, names: Mapping[str, str]) -> Target:
+    def target(self, names: Mapping[str, str]) -> V2Target:
         return read_target(names)
 
-    def model_of(self, target: Target) -> str:
+    def model_of(self, target: V2Target) -> str:
         return target.model or ""
 
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:

@@ -25,12 +25,12 @@ from tfs_lite.protocols.v2.plain import PlainRequest
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
 from tfs_lite.server.http.calls import HttpCall, Written
 from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Request, Response, StreamResponse
 from tfs_lite.server.http.replies import JSON, error_text, failure_of
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath, answer_to_plain
-from tfs_lite.server.v2.http_paths import Target
+from tfs_lite.server.v2.http_paths import V2Target
 from tfs_lite.server.v2.http_replies import v2_status, v2_success
 from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
 
@@ -38,7 +38,8 @@ _LENGTH = LENGTH_HEADER.lower()
 
 
 class V2HttpInfer:
-    """On the event loop. Every method raises ServingError, and CancelledError when the client has gone."""
+    """V2's inference over HTTP, on the event loop. Every method raises ServingError, and CancelledError when the client
+    has gone."""
 
     def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
         self._inference = inference
@@ -46,7 +47,7 @@ class V2HttpInfer:
         self._http = http
         self._fast = fast
 
-    def infer(self, request: Request, target: Target) -> HttpCall | Coroutine[Any, Any, Response]:
+    def infer(self, request: Request, target: V2Target) -> HttpCall | Coroutine[Any, Any, Response]:
         """Queues a plain request at once, if it has come."""
         fast, http = self._fast, self._http
         body = http.bodies.small(request)
@@ -68,7 +69,7 @@ class V2HttpInfer:
             return self._infer_any(request, target)
         return call.reply(pending, lambda inference: self._write(answer_to_plain(sent, inference), sent.binary_outputs))
 
-    async def _infer_any(self, request: Request, target: Target) -> Response:
+    async def _infer_any(self, request: Request, target: V2Target) -> Response:
         with (
             self._inference.metrics.record(METHOD, target.name, REST, request) as record,
             self._http.calls.call(request, record) as call,
@@ -86,7 +87,7 @@ class V2HttpInfer:
     async def _write_slowly(self, answer: InferAnswer, binary: bool) -> Response:
         return v2_success(await self._http.run(True, lambda: write_answer(answer, binary)))
 
-    async def generate(self, request: Request, target: Target) -> Response:
+    async def generate(self, request: Request, target: V2Target) -> Response:
         """The one answer of a model, also of a decoupled one; a language model's is whole. INTERNAL if there is none or
         there are several."""
         with ExitStack() as inside:
@@ -96,7 +97,7 @@ class V2HttpInfer:
                 raise ServingError(StatusCode.INTERNAL, ONE_ANSWER)
         return Response(text, media_type=JSON.media_type)
 
-    async def generate_stream(self, request: Request, target: Target) -> Response | Stream:
+    async def generate_stream(self, request: Request, target: V2Target) -> Response | StreamResponse:
         """An event for each answer. Failures before the request is queued are raised, and of a language model also
         those before its first piece; another model that fails at once gives an event with the failure's status."""
         as_event = False
@@ -110,9 +111,9 @@ class V2HttpInfer:
             if not as_event:
                 raise
             return Response(event(error_text(error)), v2_status(error), EVENT_TYPE)
-        return Stream(events, media_type=EVENT_TYPE, headers={"cache-control": "no-cache"})
+        return StreamResponse(events, media_type=EVENT_TYPE, headers={"cache-control": "no-cache"})
 
-    async def _begin(self, request: Request, target: Target, inside: ExitStack, in_pieces: bool = False) -> V2Answers:
+    async def _begin(self, request: Request, target: V2Target, inside: ExitStack, in_pieces: bool = False) -> V2Answers:
         """Queues a request of ``generate``. Closing ``inside`` ends it."""
         model, version = target.name, target.version
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST, request))
@@ -151,7 +152,7 @@ class V2HttpInfer:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
         return await self._http.run(large, lambda: write_generate(answer))
 
-    def _reader(self, request: Request, target: Target) -> Callable[[bytes], InferRequest | PlainRequest]:
+    def _reader(self, request: Request, target: V2Target) -> Callable[[bytes], InferRequest | PlainRequest]:
         model, version, length = target.name, target.version, request.headers.find(_LENGTH)
         is_raw = length is not None and length.strip("0 ") == "" and "0" in length
         declared, batches = (self._declared(target), self._batches(target)) if is_raw else ((), False)
@@ -164,10 +165,10 @@ class V2HttpInfer:
 
         return lambda body: self._fast.read_http(model, version, body, length, read_in_full)
 
-    def _declared(self, target: Target) -> Sequence[DeclaredInput]:
+    def _declared(self, target: V2Target) -> Sequence[DeclaredInput]:
         metadata = self._control.model_metadata(target.name, target.version)
         return [DeclaredInput(spec.name, spec.datatype, spec.shape) for spec in metadata.inputs]
 
-    def _batches(self, target: Target) -> bool:
+    def _batches(self, target: V2Target) -> bool:
         config: Any = self._control.model_config(target.name, target.version)
         return bool(config.max_batch_size > 0)

@@ -1,4 +1,4 @@
-"""What the paths of the KServe V2 protocol name: a model and its version, or a region of shared memory. Pure."""
+"""The names in the paths of the KServe V2 protocol: a model and its version, or a region of shared memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfs_lite.core.status import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class V2Target:
     """``model`` and ``region`` None mean all of them. ``version`` None means the newest."""
 
     model: str | None = None
@@ -20,15 +20,16 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Of the model, where the path has one."""
+        """The name of the model, where the path has one."""
         assert self.model is not None
         return self.model
 
 
-def read_target(names: Mapping[str, str]) -> Target:
-    """Of the names in a path, still percent-encoded. INVALID_ARGUMENT for a version that is no whole number from 0."""
+def read_target(names: Mapping[str, str]) -> V2Target:
+    """Reads the target from the names in a path, still percent-encoded. INVALID_ARGUMENT for a version that is no whole
+    number from 0."""
     model, region = names.get("model"), names.get("region")
-    return Target(
+    return V2Target(
         None if model is None else unquote(model),
         read_version(names.get("version")),
         None if region is None else unquote(region),

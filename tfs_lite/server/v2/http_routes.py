@@ -26,7 +26,7 @@ from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import HttpError, json_reply
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.http_paths import Target
+from tfs_lite.server.v2.http_paths import V2Target
 from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 from tfs_lite.serving.repository.requests import RepositoryValue
 
@@ -38,29 +38,29 @@ _READY_ERROR = "Invalid value for 'ready': expected a boolean"
 
 
 class V2HttpRoutes:
-    """On the event loop. Raises ServingError."""
+    """V2's routes over HTTP, on the event loop. Raises ServingError."""
 
     def __init__(self, control: V2Control, bodies: Bodies) -> None:
         self._control = control
         self._bodies = bodies
 
-    def server_metadata(self, request: Request, target: Target) -> Response:
+    def server_metadata(self, request: Request, target: V2Target) -> Response:
         return json_reply(message_json(self._control.server_metadata()))
 
-    def live(self, request: Request, target: Target) -> Response:
+    def live(self, request: Request, target: V2Target) -> Response:
         return json_reply(_health("live", self._control.server_live(), "server is not live"))
 
-    def ready(self, request: Request, target: Target) -> Response:
+    def ready(self, request: Request, target: V2Target) -> Response:
         response = json_reply(_health("ready", self._control.server_ready(), "server is not ready"))
         response.headers.update(self._control.ready_headers)
         return response
 
-    def model_ready(self, request: Request, target: Target) -> Response:
+    def model_ready(self, request: Request, target: V2Target) -> Response:
         name = target.name
         ready = self._control.model_ready(name, target.version)
         return json_reply({"name": name, **_health("ready", ready, f"model '{shorten(name)}' is not ready")})
 
-    def model_metadata(self, request: Request, target: Target) -> Response:
+    def model_metadata(self, request: Request, target: V2Target) -> Response:
         return json_reply(self._metadata(target.name, target.version))
 
     def _metadata(self, name: str, version: int | None) -> dict[str, Any]:
@@ -68,35 +68,35 @@ class V2HttpRoutes:
         del tree["properties"]  # only gRPC has them
         return tree
 
-    def model_config(self, request: Request, target: Target) -> Response:
+    def model_config(self, request: Request, target: V2Target) -> Response:
         return json_reply(message_json(self._control.model_config(target.name, target.version)))
 
-    def statistics(self, request: Request, target: Target) -> Response:
+    def statistics(self, request: Request, target: V2Target) -> Response:
         return json_reply(self._statistics(target.model, target.version))
 
     def _statistics(self, name: str | None, version: int | None) -> dict[str, Any]:
         return message_json(self._control.statistics(name, version), order=int)  # responses are numbered
 
-    def all_statistics(self, request: Request, target: Target) -> Response:
-        """Of every model. The path also names a model called ``stats``: where there is one, its metadata is beside
-        them."""
+    def all_statistics(self, request: Request, target: V2Target) -> Response:
+        """The statistics of every model. The path also names a model called ``stats``: where there is one, its metadata
+        is added."""
         metadata: dict[str, Any] = {}
         with suppress(ServingError):
             metadata = self._metadata(STATS, None)
         return json_reply({**metadata, **self._statistics(None, None)})
 
-    async def index(self, request: Request, target: Target) -> Response:
+    async def index(self, request: Request, target: V2Target) -> Response:
         ready = await self._bodies.read(request, _read_ready)
         entries = message_json(self._control.index(ready))["models"]
         return json_reply([{key: value for key, value in entry.items() if value or key == "name"} for entry in entries])
 
-    async def load(self, request: Request, target: Target) -> Response:
+    async def load(self, request: Request, target: V2Target) -> Response:
         parameters = await self._bodies.read(request, _read_load)
         with acting(Origin(Cause.REPOSITORY_CALL, request.caller)):
             await self._control.load(target.name, parameters)
         return Response()
 
-    async def unload(self, request: Request, target: Target) -> Response:
+    async def unload(self, request: Request, target: V2Target) -> Response:
         parameters = await self._bodies.read(request, lambda text: read_parameters(_read_optional(text)))
         dependents = parameters.get("unload_dependents", False)
         if not isinstance(dependents, bool):
@@ -107,10 +107,10 @@ class V2HttpRoutes:
             await self._control.unload(target.name, dependents)
         return Response()
 
-    def named_repository(self, request: Request, target: Target) -> Response:
+    def named_repository(self, request: Request, target: V2Target) -> Response:
         raise ServingError(StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
-    async def trace(self, request: Request, target: Target) -> Response:
+    async def trace(self, request: Request, target: V2Target) -> Response:
         settings = self._control.settings
         if request.head.method != "POST":
             return json_reply(_trace_tree(settings.trace_settings(target.model)))
@@ -118,7 +118,7 @@ class V2HttpRoutes:
         changes = {name: _trace_values(name, value) for name, value in body.items()}
         return json_reply(_trace_tree(settings.update_trace_settings(target.model, changes)))
 
-    async def logging(self, request: Request, target: Target) -> Response:
+    async def logging(self, request: Request, target: V2Target) -> Response:
         if request.head.method != "POST":
             return json_reply(dict(self._control.settings.log_settings()))
         body = await self._bodies.read(request, _read_optional)
@@ -129,36 +129,36 @@ class V2HttpRoutes:
             changes[name] = value
         return json_reply(dict(self._control.settings.update_log_settings(changes)))
 
-    def system_status(self, request: Request, target: Target) -> Response:
+    def system_status(self, request: Request, target: V2Target) -> Response:
         return json_reply(self._control.memory.system_status(target.region))
 
-    async def register_system(self, request: Request, target: Target) -> Response:
+    async def register_system(self, request: Request, target: V2Target) -> Response:
         body = await self._bodies.read(request, _read_optional)
         key, offset, size = read_text(body, "key"), read_size(body, "offset", default=0), read_size(body, "byte_size")
         self._control.memory.system_register(RegionStatus(_region(target), key, offset, size))
         return Response()
 
-    async def unregister_system(self, request: Request, target: Target) -> Response:
+    async def unregister_system(self, request: Request, target: V2Target) -> Response:
         await self._bodies.read(request, _read_optional)
         self._control.memory.system_unregister(target.region)
         return Response()
 
-    def cuda_status(self, request: Request, target: Target) -> Response:
+    def cuda_status(self, request: Request, target: V2Target) -> Response:
         return json_reply(self._control.memory.cuda_status(target.region))
 
-    async def register_cuda(self, request: Request, target: Target) -> Response:
+    async def register_cuda(self, request: Request, target: V2Target) -> Response:
         body = await self._bodies.read(request, _read_optional)
         handle, device, size = body.get("raw_handle"), read_size(body, "device_id"), read_size(body, "byte_size")
         self._control.memory.cuda_register(CudaRegionStatus(_region(target), device, size), read_base64(handle))
         return Response()
 
-    async def unregister_cuda(self, request: Request, target: Target) -> Response:
+    async def unregister_cuda(self, request: Request, target: V2Target) -> Response:
         await self._bodies.read(request, _read_optional)
         self._control.memory.cuda_unregister(target.region)
         return Response()
 
 
-def _region(target: Target) -> str:
+def _region(target: V2Target) -> str:
     assert target.region is not None
     return target.region
 

@@ -48,7 +48,8 @@ def index_entries(
 
 
 def lookup_error(name: str, version: int | None, known: Collection[int]) -> ServingError:
-    """Why no version was found. ``known``: the versions of the model that the server ever heard of."""
+    """The error that says why no version was found. ``known``: the versions of the model that the server ever heard
+    of."""
     if not known:
         return not_found(f"Request for unknown model: '{name:.500}' is not found")
     if version is None:

@@ -36,7 +36,7 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.index import lookup_error
 
 METHOD = "ModelInfer"
-"""What V2 requests are counted as."""
+"""The method that V2 requests are counted as."""
 
 
 class SharedMemory(Protocol):
@@ -80,7 +80,7 @@ class V2Inference:
                 await self._background.run(partial(decode_ahead, large))
 
     def admit(self, model: str, version: int | None, record: RequestRecord, deadline: float | None) -> None:
-        """As :meth:`Predictor.admit`, for a request that ``begin`` would get."""
+        """Checks a request that ``begin`` would get, like :meth:`Predictor.admit`."""
         self._predictor.admit(ModelRef(model, version), record, deadline)
 
     def begin(

@@ -135,7 +135,7 @@ class SharedRegions:
         return decode_raw(datatype, shape, data, name, model)
 
     def write(self, memory: SharedMemorySlice, array: Array) -> int:
-        """How many bytes the tensor takes there. INVALID_ARGUMENT if there is no room for it."""
+        """Writes the tensor; returns the bytes that it takes there. INVALID_ARGUMENT if there is no room for it."""
         data = encode_raw(array)
         if len(data) > memory.byte_size:
             raise invalid_argument(
@@ -179,7 +179,7 @@ class SharedRegions:
             raise invalid_argument(f"a tensor in shared memory may have at most {self._max_bytes} bytes")
 
     def _check_room(self, name: str) -> None:
-        """With the lock held."""
+        """Checks for room; called with the lock held."""
         if name in self._regions:
             raise ServingError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
         if len(self._regions) >= MAX_REGIONS:

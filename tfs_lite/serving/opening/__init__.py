@@ -1,4 +1,4 @@
-"""How a version becomes something that answers.
+"""The opening of a version: it becomes a servable.
 
 model_opener        opens the instances of a model, in this process or in one of their own
 sandboxes           which processes of models get a sandbox

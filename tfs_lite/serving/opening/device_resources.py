@@ -34,7 +34,7 @@ def may_be_retried(status: Status) -> bool:
 
 
 def read_settings(directory: str, model: str) -> ModelSettings | None:
-    """From the files of the version in ``directory``."""
+    """Reads the settings from the files of the version in ``directory``."""
     return load_model_settings(Path(directory), model)
 
 
@@ -46,7 +46,7 @@ def adapter_settings(
     model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
     batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,),
 ) -> AdapterSettings:
-    """How models are loaded here: on which device, which code is trusted, and with which warm-up. Raises ServingError
+    """The settings for loading models here: the device, the code that is trusted, and the warm-up. Raises ServingError
     if there is no such device."""
     check_device(options.device)
     warm_up = Warmup(
@@ -98,7 +98,7 @@ class DeviceResources:
         return cls(util, ResourceTracker(util, total, share))
 
     def use(self, journal: LoadJournal) -> Iterable[ResourceUse]:
-        """What the versions in memory hold now, as their loaders estimate it."""
+        """The resources that the versions in memory hold now, as their loaders estimate them."""
         used = reduce(self.util.add, journal.held(), NO_RESOURCES)
         for resource, total in self.tracker.total.entries.items():
             yield ResourceUse(resource.device, resource.instance or 0, used.entries.get(resource, 0), total)

@@ -1,4 +1,4 @@
-"""Which config counts for a model: the one of a load call, or the one on disk.
+"""The config that counts for a model: the one of a load call, or the one on disk.
 
 The config of a call replaces the file as a whole, until the model is unloaded, or until it is loaded again after the
 file on disk has become newer.
@@ -70,7 +70,7 @@ def config_files(base: str) -> list[str]:
 
 
 def newest_config(base: str) -> int:
-    """When a config beside the versions was last written, in nanoseconds since the epoch; 0 without one."""
+    """The moment when a config beside the versions was last written, in nanoseconds since the epoch; 0 without one."""
     times = [0]
     for name in config_files(base):
         try:

@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 
 
 def no_replicas(platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> None:
-    """Of a server that belongs to no cluster."""
+    """No replicas: the answer of a server that belongs to no cluster."""
 
 
 def prepare_processes(worker: str) -> None:
-    """For the command line, after its imports and before its first thread: where models live in processes, these then
-    share with the server what it has imported, and the first of them starts seconds sooner."""
+    """Prepares the processes of models; the command line calls it after its imports and before its first thread. The
+    processes then share with the server what it has imported, and the first one starts seconds sooner."""
     if worker == PROCESS:
         fork_early(PRELOAD)
 
@@ -108,7 +108,8 @@ class ModelOpener:
         self._bare_supervisor.close()
 
     def _open_instance(self, platform: Platform, request: OpenRequest, group: InstanceGroup) -> Sequence[OpenedModel]:
-        """On the request's device, with the weights of an instance that is open already where that is possible."""
+        """Opens an instance on the request's device, with the weights of an instance that is open already where that is
+        possible."""
         asked = asks_for_sandbox(request.settings.parameters)
         if asked and (group.worker == THREAD or platform.home == "server"):
             raise invalid_argument("parameters: worker_sandbox is true, and a model in the server's process has none")
@@ -144,7 +145,7 @@ class ModelOpener:
 
 
 def _home(platform: Platform, wanted: str) -> str:
-    """Where instances of the platform live that ``wanted`` places: in processes, or in this one."""
+    """The home of the platform's instances that ``wanted`` places: processes of their own, or this one."""
     return wanted if platform.home == "any" else platform.home
 
 

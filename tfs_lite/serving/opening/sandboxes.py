@@ -1,4 +1,5 @@
-"""Which processes of models get a sandbox: ``--worker_sandbox``, the platform, trust and the model's config decide.
+"""The decision which processes of models get a sandbox: ``--worker_sandbox``, the platform, trust and the model's
+config decide.
 
                      platform "auto"      "asked" (python)        "required" (may run code of strangers)
     auto             where it can be      if the config asks      always, unless the version is trusted

@@ -1,4 +1,4 @@
-"""How models run on this server: by which scheduler, and by which settings.
+"""The factory of servables: by which scheduler and which settings models run on this server.
 
 For a model whose requests may be batched, its own config (``dynamic_batching``) comes first, then ``--enable_batching``
 and its parameters; without either, every request runs alone. :class:`ServingSettings` remembers with which config each
@@ -59,7 +59,7 @@ ITEM_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class BatchingOptions:
-    """What the options say about batching. ``parameters`` None means that only a model's own config asks for it.
+    """The options of batching. ``parameters`` None means that only a model's own config asks for it.
 
     ``threads``: how many batches of one version may run at once, where the model supports it.
     """
@@ -84,8 +84,8 @@ class BatchingOptions:
         )
 
     def settings(self, request: OpenRequest, signatures: Collection[Signature], merges: bool = False) -> BatchSettings:
-        """For one version. ``merges``: its calls are batched also where nothing asks for it. INVALID_ARGUMENT if its
-        own file is wrong."""
+        """The batching settings of one version. ``merges``: its calls are batched also where nothing asks for it.
+        INVALID_ARGUMENT if its own file is wrong."""
         said = request.settings
         if merges and said.dynamic_batching is None and self.parameters is None:
             said = said.model_copy(update={"dynamic_batching": DynamicBatching()})
@@ -110,7 +110,8 @@ class BatchingOptions:
 
 
 def engine_settings(settings: GenerationSettings, model: LanguageModel) -> EngineSettings:
-    """For a model that is loaded: its own cache slots and length, and defaults for what the config leaves open."""
+    """The settings of the engine for a model that is loaded: its own cache slots and length, and defaults for the rest
+    that the config leaves open."""
     slots, length = model.limits.slots, model.limits.length
     on_gpu = not model.shares_compute
     return EngineSettings(
@@ -134,7 +135,7 @@ def no_other_models(name: str, version: int | None) -> ServableHandle:
 
 @dataclass(frozen=True, slots=True)
 class ServableEnvironment:
-    """What servables ask of the server, and tell it.
+    """The functions by which servables ask the server and report to it.
 
     ``on_batch`` is called after the runs of versions that are batched, ``on_run`` after those of others, ``on_call``
     after the steps of ensembles, ``on_forgotten`` when a sequence has ended. ``generation`` counts for language models.
@@ -266,7 +267,7 @@ class ServableFactory:
 
 
 def _labels(request: OpenRequest) -> Mapping[str, Sequence[str]]:
-    """Of the classes, by output. INVALID_ARGUMENT without the file."""
+    """The labels of the classes, by output. INVALID_ARGUMENT without the file."""
     directory = request.files.directory
     wanted = {output.name: output.label_filename for output in request.settings.output if output.label_filename}
     return {name: [text.decode() for text in read_labels(directory, file)] for name, file in wanted.items()}
@@ -284,13 +285,13 @@ def _parameters(options: ServerOptions) -> BatchingParameters | None:
 
 
 def _most_rows(signatures: Collection[Signature]) -> int | None:
-    """What the batch dimensions of all signatures allow; None means any number."""
+    """The most rows that the batch dimensions of all signatures allow; None means any number."""
     firsts = [spec.shape[0] for signature in signatures for spec in signature.inputs if spec.shape]
     return min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
 
 
 def worker_states(servable_id: ServableId, servable: Servable, drains: bool = False) -> Iterator[WorkerState]:
-    """Of every instance."""
+    """The worker status of every instance."""
     for number, model in enumerate(servable.models):
         worker = model.worker
         yield WorkerState(

@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class ModelOfCalls:
     """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory."""
 
     config: ModelConfig
@@ -103,7 +103,7 @@ class RepositoryControl:
         self._check = ManifestCheck(self._disk, core.clock)
         self._wait = LoadWait(core)
         self._busy = threading.Lock()  # guards the fields below; held for the whole of a call
-        self._loaded: dict[str, LoadedModel] = {}
+        self._loaded: dict[str, ModelOfCalls] = {}
         self._uploads = UploadedModels()
         self._refused: dict[str, dict[int, Status]] = {}  # replaced, never changed: it is read without the lock
         self._retired: list[tuple[str, str]] = []  # models that were given up, and their private directories
@@ -111,7 +111,7 @@ class RepositoryControl:
 
     @property
     def refused(self) -> Mapping[str, Mapping[int, Status]]:
-        """Why versions were not even begun to load by the last call for their model: by name and version. Any
+        """The reasons why the last call for a model did not even begin to load versions, by name and version. Any
         thread."""
         return self._refused
 
@@ -158,7 +158,7 @@ class RepositoryControl:
             self._unload(name, unload_dependents)
 
     def close(self) -> None:
-        """After the core: removes the files that calls brought."""
+        """Removes the files that calls brought; called after the core is closed."""
         with self._busy:
             self._uploads.close()
             self._check.close()
@@ -182,7 +182,7 @@ class RepositoryControl:
         if old is not None and old.upload:
             self._retired.append((request.name, old.upload))
 
-    def _override(self, request: LoadRequest, old: LoadedModel | None) -> ConfigOverride | None:
+    def _override(self, request: LoadRequest, old: ModelOfCalls | None) -> ConfigOverride | None:
         """The config that counts from now on in place of a file: this call's, or an earlier one's that still holds."""
         if request.config is not None:
             try:
@@ -196,7 +196,7 @@ class RepositoryControl:
 
     def _look(
         self, request: LoadRequest, override: ConfigOverride | None, upload: str
-    ) -> tuple[LoadedModel, list[FoundVersion]]:
+    ) -> tuple[ModelOfCalls, list[FoundVersion]]:
         """The model as it is now, and its versions. INTERNAL if it is not there or cannot be read."""
         name = request.name
         try:
@@ -208,9 +208,9 @@ class RepositoryControl:
             raise error if error.code is StatusCode.INTERNAL else poll_failure(name, str(error)) from None
         if self._locator.is_repository or upload:
             config = config.model_copy(update={"model_version_policy": wanted_by(settings)})
-        return LoadedModel(config, settings, explicit=False), find_versions(config, settings, self._disk)
+        return ModelOfCalls(config, settings, explicit=False), find_versions(config, settings, self._disk)
 
-    def _load_steps(self, model: LoadedModel, found: Iterable[FoundVersion], above: tuple[str, ...]) -> None:
+    def _load_steps(self, model: ModelOfCalls, found: Iterable[FoundVersion], above: tuple[str, ...]) -> None:
         """An ensemble's models come before it. Without one of them the versions that were ``found`` are refused."""
         name = model.config.name
         above = (*above, name)
@@ -232,7 +232,7 @@ class RepositoryControl:
         self._refused = {other: problems for other, problems in self._refused.items() if other != name}
 
     def _bring_up(
-        self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
+        self, model: ModelOfCalls, found: list[FoundVersion], old: ModelOfCalls | None, override: ConfigOverride | None
     ) -> None:
         """Serves what was found, or what was served before."""
         name, configs = model.config.name, self._core.model_configs
@@ -267,7 +267,7 @@ class RepositoryControl:
     def _offers_of(
         self, name: str, plan: LoadPlan, found: Iterable[FoundVersion], offered: Mapping[int, OfferedVersion]
     ) -> dict[int, OfferedVersion]:
-        """What is kept as it was offered, the rest anew."""
+        """The offers: what is kept as it was offered, the rest anew."""
         return {
             item.version: replace(offered[item.version], instances=item.instances)
             if item.version in plan.kept
@@ -281,7 +281,7 @@ class RepositoryControl:
         item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{self._offers}")
         return OfferedVersion(item, found.state, found.instances)
 
-    def _carry_out(self, plan: LoadPlan, model: LoadedModel, offered: Mapping[int, OfferedVersion]) -> None:
+    def _carry_out(self, plan: LoadPlan, model: ModelOfCalls, offered: Mapping[int, OfferedVersion]) -> None:
         name, wait = model.config.name, self._wait
         beside = self._core.options.aspired_version_policy == "availability"
         if beside:
@@ -301,11 +301,11 @@ class RepositoryControl:
         if model.config.version_labels:
             self._configure(model.config)
 
-    def _preload(self, versions: Collection[int], model: LoadedModel) -> None:
+    def _preload(self, versions: Collection[int], model: ModelOfCalls) -> None:
         for version in sorted(versions):
             self._wait.preload(model.offered[version].item, model.config.platform)
 
-    def _roll_back(self, name: str, old: LoadedModel | None) -> None:
+    def _roll_back(self, name: str, old: ModelOfCalls | None) -> None:
         try:
             self._configure(None if old is None else old.config, name)
             if old is not None:
@@ -314,7 +314,7 @@ class RepositoryControl:
             logger.info("model %s stays as it is: %s", name, str(error))
 
     def _configure(self, model: ModelConfig | None, name: str = "") -> None:
-        """Serves this model, or none of that name, beside the others."""
+        """Serves this model, or none of that name, and all others as before."""
         name = model.name if model is not None else name
         models = [other.config for key, other in self._loaded.items() if key != name]
         if model is not None:

@@ -1,4 +1,4 @@
-"""What a load call finds on disk, and what has to happen for it to be served: decided from snapshots.
+"""The plan of a load call: what it finds on disk and what has to happen for that to be served, decided from snapshots.
 
 A version is identified by its *state*, a digest that changes with its path, with every file that it may have read and
 with its config; the number of its instances is kept apart. :func:`plan_load` compares these; :func:`failures_of` tells
@@ -62,7 +62,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was known of a model's versions before they were offered. It says nothing about the load."""
+    """The facts about a model's versions from before they were offered. It says nothing about the load."""
 
     states: Mapping[int, TimedState] = field(default_factory=dict)
     attempts: Mapping[int, LoadAttempt] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def plan_load(
 def failures_of(
     versions: Iterable[int], states: Mapping[int, TimedState], attempts: Mapping[int, LoadAttempt], past: Past
 ) -> dict[int, Status] | None:
-    """What failed, by version: empty once all are available, None while a version is still loading and none has failed.
+    """The failures by version: empty once all are available, None while a version is still loading and none has failed.
     ``past`` is what was known before the versions were offered."""
     failures, pending = dict[int, Status](), False
     for version in versions:

@@ -1,4 +1,4 @@
-"""What a load call asks for: its parameters checked, and the files that it brings written down.
+"""The request of a load call: its parameters are checked here, and the files that it brings are written.
 
 Nothing here looks at a repository. The files of a call are a model directory of their own, below a private directory of
 the server.
@@ -20,7 +20,7 @@ RepositoryValue = bool | int | str | bytes
 
 CONFIG, FILE_PREFIX = "config", "file:"
 MAX_FILES = 10_000
-"""In one call."""
+"""The most files in one call."""
 MAX_DEPTH = 32
 """Parts of a file's path."""
 MAX_NAME = 500

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Resizes:
-    """Of one load call of one model, on its thread."""
+    """The changes of instance counts in one load call of one model, on its thread."""
 
     def __init__(self, core: ServerCore, name: str) -> None:
         self._core = core
@@ -35,7 +35,7 @@ class Resizes:
         return replace(plan, kept=plan.kept | done, swapped=plan.swapped | (plan.resized - done), resized=frozenset())
 
     def undo(self) -> None:
-        """What has been changed is as it was before, as far as possible."""
+        """Takes the changes back, as far as possible."""
         while self._before:
             servable_id, settings = self._before.pop()
             try:

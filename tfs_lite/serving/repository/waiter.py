@@ -1,4 +1,5 @@
-"""What a load call does to the core, and how it waits for it. Blocks its caller, within ``reload_timeout_seconds``."""
+"""The effects of a load call on the core, and its waits for them. Blocks its caller, within
+``reload_timeout_seconds``."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ class LoadWait:
     def __init__(self, core: ServerCore) -> None:
         self._core = core
         self.bounded = BoundedCalls(max(core.options.reload_timeout_seconds, core.options.disk_timeout_seconds)).call
-        """For what may hang in this call, by a key: UNAVAILABLE if it takes longer than the call may wait."""
+        """Runs what may hang in this call, by a key: UNAVAILABLE if it takes longer than the call may wait."""
 
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
-        """Loads it beside what is served. INVALID_ARGUMENT if that fails. A load that takes longer than the call may
-        wait goes on, and what it has loaded is dropped."""
+        """Loads the version while the old one serves. INVALID_ARGUMENT if that fails. A load that takes longer than the
+        call may wait goes on, and what it has loaded is dropped."""
         given_up = threading.Event()
 
         def load() -> None:

@@ -1,2 +1,2 @@
-"""Which version the requests of a live sequence go to, across swaps: the ``feature``, ``tables``, ``routes`` with lock
-and clock, ``metrics``."""
+"""The routes of live sequences to their versions, across swaps: the ``feature``, ``tables``, ``routes`` with lock and
+clock, ``metrics``."""

@@ -1,4 +1,4 @@
-"""What the metrics page says about sequences that hold on to their versions."""
+"""The series of the metrics page about sequences that hold on to their versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version a sequence belongs to, while versions come and go.
+"""The routes from sequences to their versions, while versions come and go.
 
     START -> the version that the request names, or the newest one: a route is made
     later -> the route, although a newer version is available and the old one is no longer handed out
@@ -21,11 +21,11 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.serving.sequences.tables import HandleShare, Route, SequenceId, Tables, Withdrawal
+from tfs_lite.serving.sequences.tables import HandleShare, SequenceId, SequenceRoute, Tables, Withdrawal
 
 MAX_ROUTES = 65_536
 MAX_REMEMBERED = 10_000
-"""How many lost sequences are remembered, to tell their clients that the version is gone."""
+"""The most lost sequences that are remembered, to tell their clients that the version is gone."""
 SHOWN_ID = 128
 """The most characters of a correlation id in a message."""
 
@@ -90,13 +90,13 @@ class SequenceRoutes:
         with self._lock:
             if self._may_stay(given.id):
                 route = self._tables.routes.get(given.id, {}).get(id)
-                if route is not None and route.keeper is not given.servable:  # of the load that this one replaced
+                if route is not None and route.keeper is not given.servable:  # its load was replaced by this one
                     self._tables.remove(route)
                     unused.append(route.share)
                     route = None
                 full = route is None and self._tables.count >= self._max_routes
                 if route is None and not full:
-                    route = Route(given.id, id, share, given.servable)
+                    route = SequenceRoute(given.id, id, share, given.servable)
                     unused.remove(share)
                     self._tables.add(route)
                 if route is not None:
@@ -135,7 +135,7 @@ class SequenceRoutes:
         if route is not None:
             self._drop_if_ended(route)
 
-    def _started(self, route: Route, given: ServableHandle) -> None:
+    def _started(self, route: SequenceRoute, given: ServableHandle) -> None:
         """A START has been answered, was refused, or never got to the servable."""
         with self._lock:
             route.starting -= 1
@@ -144,9 +144,10 @@ class SequenceRoutes:
         finally:
             given.release()
 
-    def _drop_if_ended(self, route: Route) -> None:
-        """Not while a START is under way, which may yet be admitted; its answer comes back here. The servable knows
-        whether the sequence that ended has been followed by another with its id."""
+    def _drop_if_ended(self, route: SequenceRoute) -> None:
+        """Drops the route of a sequence that has ended; not while a START is under way, which may yet be admitted; its
+        answer comes back here. The servable knows whether the sequence that ended has been followed by another with its
+        id."""
         with self._lock:
             starts = route.starts
             if route.gone or route.starting:
@@ -201,14 +202,14 @@ class SequenceRoutes:
             routes = self._lose(servable_id, lambda route: route.keeper is keeper)
         self._end(servable_id, routes)
 
-    def _lose(self, servable_id: ServableId, which: Callable[[Route], bool]) -> list[Route]:
+    def _lose(self, servable_id: ServableId, which: Callable[[SequenceRoute], bool]) -> list[SequenceRoute]:
         """Called with the lock held."""
         routes = [route for route in self._tables.routes.get(servable_id, {}).values() if which(route)]
         for route in routes:
             self._tables.mark_lost(route, self._max_remembered)
         return routes
 
-    def _end(self, servable_id: ServableId, routes: list[Route]) -> None:
+    def _end(self, servable_id: ServableId, routes: list[SequenceRoute]) -> None:
         if routes:
             text = "%s is unloaded although %d of its sequences have not ended: %g s are over"
             logger.warning(text, servable_id, len(routes), self._drain_seconds)
@@ -227,7 +228,7 @@ class SequenceRoutes:
             route.share.release()
 
     def draining(self) -> Mapping[ServableId, tuple[int, float]]:
-        """Of each version that was withdrawn: its sequences that have not ended, and until when it waits for them, in
+        """The sequences of each withdrawn version that have not ended, and the moment until which it waits for them, in
         seconds of ``monotonic``."""
         with self._lock:
             return {
@@ -243,7 +244,7 @@ class SequenceRoutes:
             return {servable_id: len(routes) for servable_id, routes in self._tables.routes.items()}
 
     def dropped(self) -> Mapping[str, int]:
-        """By model, the sequences whose version went before they had ended."""
+        """The number of sequences, by model, whose version went before they had ended."""
         with self._lock:
             return dict(self._tables.dropped)
 

@@ -16,19 +16,19 @@ from tfs_lite.core.servable import ModelRef, ServableId
 
 SequenceId: TypeAlias = int | str
 Address: TypeAlias = int | str | None
-"""How a START names its version: by number, by label, or (None) not at all."""
+"""The name that a START gives its version: by number, by label, or (None) not at all."""
 
 
 class SequenceKeeper(Protocol):
-    """What a servable promises whose ``keeps_sequences`` is true. It also tells :meth:`SequenceRoutes.forgotten` about
-    every sequence that it keeps no more, without a lock that ``knows`` needs."""
+    """The promises of a servable whose ``keeps_sequences`` is true. It also tells :meth:`SequenceRoutes.forgotten`
+    about every sequence that it keeps no more, without a lock that ``knows`` needs."""
 
     def knows(self, id: int | str) -> bool:
         """Whether the sequence is live: has a slot, or waits for one. Any thread, short."""
 
 
 @dataclass(slots=True, eq=False)
-class Route:
+class SequenceRoute:
     """A live sequence. ``starts`` counts its STARTs, ``starting`` those that are not answered yet."""
 
     id: ServableId
@@ -55,14 +55,14 @@ class Tables:
     the START named the version, the last one at the end. ``lost`` has versions that went before their sequences ended,
     the oldest first."""
 
-    routes: dict[ServableId, dict[SequenceId, Route]] = field(default_factory=dict)
+    routes: dict[ServableId, dict[SequenceId, SequenceRoute]] = field(default_factory=dict)
     began: dict[tuple[str, SequenceId], dict[Address, ServableId]] = field(default_factory=dict)
     lost: OrderedDict[tuple[str, SequenceId], int] = field(default_factory=OrderedDict)
     withdrawn: dict[ServableId, Withdrawal] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
-    def find(self, ref: ModelRef, id: SequenceId) -> Route | None:
+    def find(self, ref: ModelRef, id: SequenceId) -> SequenceRoute | None:
         """The route that a request without START takes."""
         if ref.version is not None:
             servable_id: ServableId | None = ServableId(ref.name, ref.version)
@@ -75,11 +75,11 @@ class Tables:
         version = self.lost.get((ref.name, id))
         return version if ref.version in (None, version) else None
 
-    def add(self, route: Route) -> None:
+    def add(self, route: SequenceRoute) -> None:
         self.routes.setdefault(route.id, {})[route.sequence] = route
         self.count += 1
 
-    def begin(self, address: Address, route: Route) -> Route | None:
+    def begin(self, address: Address, route: SequenceRoute) -> SequenceRoute | None:
         """Notes a START. Returns the route, now removed, of the sequence that the same client leaves with it."""
         self.lost.pop((route.id.name, route.sequence), None)
         route.starts += 1
@@ -93,7 +93,7 @@ class Tables:
         self.remove(left)
         return left
 
-    def remove(self, route: Route) -> None:
+    def remove(self, route: SequenceRoute) -> None:
         route.gone = True
         self.count -= 1
         of_version = self.routes[route.id]
@@ -107,7 +107,7 @@ class Tables:
         else:
             del self.began[key]
 
-    def mark_lost(self, route: Route, most: int) -> None:
+    def mark_lost(self, route: SequenceRoute, most: int) -> None:
         """The version goes before the sequence has ended."""
         self.remove(route)
         name = route.id.name

@@ -1,4 +1,5 @@
-"""What V2's statistics and Triton's ``nv_`` metrics say about each version: requests by their end, rows, runs, times.
+"""The counts behind V2's statistics and Triton's ``nv_`` metrics for each version: requests by their end, rows, runs,
+times.
 
 Requests are counted when they end (``on_call``), runs of the model when they end (``on_batch``). A request that was
 refused before it was let into a queue counts nowhere; each request of a batch is charged the whole time of its batch.
@@ -57,7 +58,7 @@ class _Duration:
 
 
 class _Compute:
-    """Of a run: putting the inputs together, the model, handing the outputs out."""
+    """The times of a run: putting the inputs together, the model, handing the outputs out."""
 
     __slots__ = ("infer", "input", "output")
 
@@ -72,7 +73,7 @@ class _Compute:
 
     @property
     def messages(self) -> dict[str, Message]:
-        """By field, of one request or one batch size."""
+        """The messages by field, for one request or one batch size."""
         return {
             "compute_input": self.input.message,
             "compute_infer": self.infer.message,
@@ -102,7 +103,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Version:
+class _VersionCounts:
     """The counts of one loaded version."""
 
     ensemble: bool = False
@@ -147,7 +148,7 @@ class InferenceStatistics:
         self._wall = wall
         self._cache_counts = cache_counts
         self._lock = threading.Lock()  # guards the next one and what is in it
-        self._versions: dict[ServableId, _Version] = {}
+        self._versions: dict[ServableId, _VersionCounts] = {}
 
     def opened(
         self,
@@ -160,7 +161,7 @@ class InferenceStatistics:
         """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are.
         ``has_rows``: the first dimension of such a request is its number of rows; otherwise it counts as one."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, has_rows, load_seconds=load_seconds)
+            self._versions[servable_id] = _VersionCounts(ensemble, has_rows, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -212,7 +213,8 @@ class InferenceStatistics:
         with self._lock:
             self._add_up()
             return [
-                _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
+                _statistics(found, self._versions.get(found) or _VersionCounts(), caches.get(found))
+                for found in servable_ids
             ]
 
     def lines(self, pending: Iterable[tuple[ServableId, int]] = ()) -> Iterator[str]:
@@ -240,19 +242,19 @@ class InferenceStatistics:
             yield from lines
 
     def _add_up(self) -> None:
-        """With the lock held."""
+        """Adds up the counts; called with the lock held."""
         for version in self._versions.values():
             version.add_up()
 
     def _count_run(
         self,
-        version: _Version,
+        version: _VersionCounts,
         rows: int,
         seconds: float,
         moving: tuple[float, float],
         report: BatchReport | None = None,
     ) -> None:
-        """With the lock held."""
+        """Counts a run; called with the lock held."""
         version.runs += 1
         version.last = round(self._wall() * 1e3)
         if report is None or report.ok:
@@ -262,7 +264,7 @@ class InferenceStatistics:
             version.batches.setdefault(size, _Compute()).add(1, seconds, *moving)
 
 
-def _count_parts(version: _Version, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
+def _count_parts(version: _VersionCounts, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
     """Each answer by its place; the end of the request, where it has no content, in the place behind the last."""
     for place, seconds in enumerate(times):
         part = version.parts.setdefault(place, _Part())
@@ -289,7 +291,7 @@ def reason_of(status: Status, ensemble: bool) -> str:
 
 
 def _texts(call: GenerationCall) -> int:
-    """Of a request to a language model."""
+    """The number of texts in a request to a language model."""
     if call.texts:
         return len(call.texts)
     prompts = call.inputs.get(TEXT_INPUT, call.inputs.get(INPUT_IDS))
@@ -298,7 +300,7 @@ def _texts(call: GenerationCall) -> int:
     return math.prod(prompts.shape) if TEXT_INPUT in call.inputs else prompts.shape[0]
 
 
-def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> Message:
+def _statistics(servable_id: ServableId, version: _VersionCounts, cache: CacheCounts | None) -> Message:
     compute, cache = version.compute, cache or CacheCounts()
     message = v2.ModelStatistics(
         name=servable_id.name,
@@ -322,7 +324,7 @@ def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts |
     return message
 
 
-_METRICS: tuple[tuple[str, str, Callable[[_Version], int]], ...] = (
+_METRICS: tuple[tuple[str, str, Callable[[_VersionCounts], int]], ...] = (
     (
         "nv_inference_request_success",
         "Requests that succeeded, however many rows they had.",
@@ -388,7 +390,7 @@ def _sample_lines(name: str, text: str, found: Sequence[tuple[ServableId, float]
     return [*heading(name, text, kind), *lines] if lines else []
 
 
-def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
+def _failure_lines(versions: list[tuple[ServableId, _VersionCounts]]) -> list[str]:
     name = "nv_inference_request_failure"
     lines = [
         f'{name}{{model="{escaped(servable_id.name)}",reason="{reason}",version="{servable_id.version}"}} {count}'

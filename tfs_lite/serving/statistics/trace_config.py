@@ -102,7 +102,7 @@ def read_trace_config(words: Sequence[str], environment: Mapping[str, str] = Map
 
 
 def sampler_of(text: str) -> str | None:
-    """How the sampler of that name decides about requests without a caller; None: there is no such sampler here."""
+    """The decision of the sampler of that name about requests without a caller; None: there is no such sampler here."""
     name = text.strip().lower()
     return name.removeprefix(_PARENT_BASED) if name in SAMPLERS else None
 

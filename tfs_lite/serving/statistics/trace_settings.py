@@ -46,12 +46,12 @@ _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error":
 
 
 NEVER = 1 << 62
-"""So many requests never end."""
+"""A number of requests that never end."""
 
 
 @dataclass(slots=True)
 class ModelTraces:
-    """What a model's requests are traced by, until the settings change. ``on``: whether they may be; ``left``: how many
+    """The trace settings of a model's requests, until they change. ``on``: whether they may be; ``left``: how many
     more, -1 without end; ``log_frequency``: after how many a new file is begun, 0 never. For one thread at a time."""
 
     on: bool
@@ -62,11 +62,12 @@ class ModelTraces:
 
     @property
     def ahead(self) -> int:
-        """How many requests have to end until one is chosen."""
+        """The number of requests that have to end until one is chosen."""
         return self.rate - self.seen % self.rate if self.on and self.left and self.rate else NEVER
 
     def passed(self, requests: int) -> bool:
-        """So many requests have ended, at most ``ahead``: whether the last of them is chosen, by rate and count."""
+        """Counts so many requests as ended, at most ``ahead``; returns whether the last of them is chosen, by rate and
+        count."""
         if not (requests and self.on and self.left and self.rate):
             return False
         self.seen += requests
@@ -136,7 +137,7 @@ class V2Settings:
             return found
 
     def _settings(self, model: str | None) -> dict[str, tuple[str, ...]]:
-        """With the lock held."""
+        """Looks the settings up; called with the lock held."""
         return {**self._global, **(self._own.get(model, {}) if model is not None else {})}
 
     def _check_model(self, model: str | None) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tfs_lite.cli.demo import model as demo_model
 from tfs_lite.cli.demo.model import DigitClassifier, Digits
-from tfs_lite.cli.demo.outcome import Outcome
+from tfs_lite.cli.demo.outcome import DemoOutcome
 from tfs_lite.cli.demo.traffic import Tally, VersionTally
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, Status, StatusCode
@@ -21,7 +21,7 @@ VERSIONS = {
     3: VersionStatus(3, VersionState.END, TRUNCATED),
 }
 TALLY = Tally({1: VersionTally(10, 50, 2), 2: VersionTally(20, 155, 4)}, 0, "", 0.97)
-GOOD = Outcome(VERSIONS, TALLY, 0, 3.0)
+GOOD = DemoOutcome(VERSIONS, TALLY, 0, 3.0)
 
 
 def accuracy(model: DigitClassifier, digits: Digits) -> float:
@@ -71,6 +71,6 @@ def test_a_run_that_kept_every_promise_has_no_problems() -> None:
         ),
     ],
 )
-def test_every_broken_promise_is_found(outcome: Outcome, problem: str) -> None:
+def test_every_broken_promise_is_found(outcome: DemoOutcome, problem: str) -> None:
     assert any(problem in found for found in outcome.problems())
     assert outcome.as_json()["ok"] is False

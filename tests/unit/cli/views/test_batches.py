@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.cli.views.batches import PREDICTIONS, Quantile, quantile, read_numbers, verbose_table
-from tfs_lite.cli.views.models import Model, Version
+from tfs_lite.cli.views.models import ModelRow, Version
 from tfs_lite.metrics import requests as request_metrics
 
 BUCKETS = ((0.001, 10.0), (0.002, 30.0), (0.004, 90.0), (inf, 100.0))
@@ -99,7 +99,7 @@ def test_worker_whose_model_was_opened_in_another_way_says_why() -> None:
     page = 'tfs_lite_worker_info{model="m",version="1",instance="0",kind="process",pid="7",reason="no [operator]"} 1\n'
     (worker,) = read_numbers(page)["m", 1].workers
     assert (worker.kind, worker.pid, worker.reason) == ("process", "7", "no [operator]")
-    shown = verbose_table([Model("m", (Version(1, "AVAILABLE"),))], read_numbers(page), {})
+    shown = verbose_table([ModelRow("m", (Version(1, "AVAILABLE"),))], read_numbers(page), {})
     (cell,) = shown.columns[-2].cells  # the last but one is that of the workers
     assert str(cell) == "pid 7: no [operator]"
 

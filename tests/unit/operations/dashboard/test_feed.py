@@ -11,7 +11,7 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.operations.dashboard import feed as feeds
-from tfs_lite.operations.dashboard.feed import MAX_VIEWERS, Feed, Snapshot
+from tfs_lite.operations.dashboard.feed import MAX_VIEWERS, Feed, FeedSnapshot
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import Grant
 
@@ -23,9 +23,9 @@ class Source:
         self.models = {"a": b'{"name":"a","n":1}', "b": b'{"name":"b","n":1}'}
         self.taken = 0
 
-    def __call__(self) -> Snapshot:
+    def __call__(self) -> FeedSnapshot:
         self.taken += 1
-        return Snapshot(b'{"number":%d}' % self.taken, dict(self.models))
+        return FeedSnapshot(b'{"number":%d}' % self.taken, dict(self.models))
 
 
 def run(test: Callable[[Feed, Source], Coroutine[Any, Any, None]]) -> None:

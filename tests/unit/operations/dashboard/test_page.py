@@ -10,7 +10,7 @@ import pytest
 
 from tfs_lite.core.status import ServingError
 from tfs_lite.operations.dashboard.page import INDEX, PAGE_HEADERS, Page, read_files
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request
 
 KIB = 1024
 MOST_PLAIN, MOST_PACKED = 60 * KIB, 20 * KIB
@@ -19,7 +19,7 @@ FILES = read_files()
 
 def request(path: str, **headers: str) -> Request:
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request(RequestHead("GET", path, Headers(fields)), IncomingBody(), 0.0)
+    return Request(HttpHead("GET", path, Headers(fields)), IncomingBody(), 0.0)
 
 
 def test_page_is_small() -> None:

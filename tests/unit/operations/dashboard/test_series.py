@@ -13,8 +13,8 @@ from tfs_lite.operations.dashboard.series import (
     MAX_VERSIONS,
     TOTAL,
     Counts,
+    DashboardSeries,
     Key,
-    Series,
     quantile,
 )
 
@@ -28,7 +28,7 @@ class Counting:
     def __init__(self) -> None:
         self.now = START
         self.counts: dict[Key, Counts] = {}
-        self.series = Series(lambda: dict(self.counts), lambda: self.now)
+        self.series = DashboardSeries(lambda: dict(self.counts), lambda: self.now)
         self.series.sample()
 
     def tick(self, seconds: float = 2.0) -> None:

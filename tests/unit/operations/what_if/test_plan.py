@@ -11,7 +11,7 @@ from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import Fate
-from tfs_lite.operations.what_if.plan import Expected, Lists, Managed, Outcome, plan
+from tfs_lite.operations.what_if.plan import Expected, ExpectedEnd, Lists, Managed, plan
 
 MEMORY = Resource(MAIN, "ram_in_bytes", 0)
 A, B = ServableId("a", 1), ServableId("b", 1)
@@ -41,7 +41,7 @@ def test_an_older_version_is_loaded_for_the_one_that_would_fail() -> None:
         failed = {id.version for id, works in outcomes.items() if not works}
         return Lists({"a": dict.fromkeys([*failed, max({1, 2, 3} - failed)], "1")}, given_up=frozenset({ids[3]}))
 
-    fails = {ids[3]: Expected(Outcome.FAILS, why="it is corrupt")}
+    fails = {ids[3]: Expected(ExpectedEnd.FAILS, why="it is corrupt")}
     found = plan(Managed([], {}, POLICIES["availability"]), Lists({"a": {3: "1"}}, fails), list_again)
     assert {id.version: course.fate for id, course in found.items()} == {3: Fate.FAIL, 2: Fate.LOAD}
     assert asked == [{ids[3]: False}]
@@ -51,7 +51,7 @@ def test_a_version_that_makes_room_for_one_that_would_fail_is_loaded_again() -> 
     """With the policy that unloads before it loads."""
     ids = {version: ServableId("a", version) for version in (1, 2, 3)}
     serve = [ServableStateSnapshot(ids[version], HarnessState.READY, True, "1") for version in (1, 2)]
-    lists = Lists({"a": {3: "1", 2: "1"}}, {ids[3]: Expected(Outcome.FAILS)})
+    lists = Lists({"a": {3: "1", 2: "1"}}, {ids[3]: Expected(ExpectedEnd.FAILS)})
     again = Lists({"a": {3: "1", 2: "1", 1: "1"}}, given_up=frozenset({ids[3]}))
     found = plan(Managed(serve, {}, POLICIES["resource"]), lists, lambda outcomes: again)
     assert {id.version: course.fate for id, course in found.items()} == {3: Fate.FAIL, 2: Fate.STAY, 1: Fate.LOAD}

@@ -17,7 +17,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import (
     Finish,
     Generation,
-    Limits,
+    GenerationLimits,
     Piece,
     SampledToken,
     Sampling,
@@ -112,7 +112,7 @@ class SteppedEngine:
 
     def __init__(self, slots: int = 2, codec: ByteCodec | None = None, choose=None, before=None, **settings) -> None:
         self.clock = VirtualClock()
-        self.model = HashModel(Limits(slots, LENGTH, VOCABULARY, EOS), codec, choose=choose, before=before)
+        self.model = HashModel(GenerationLimits(slots, LENGTH, VOCABULARY, EOS), codec, choose=choose, before=before)
         self.steps: list[StepReport] = []
         self.texts: list[TextReport] = []
         self.engine = Engine(
@@ -660,7 +660,7 @@ def real(model: HashModel, loop: StepLoop, **settings) -> Engine:
 
 
 def test_many_threads_submit_and_cancel_while_the_engine_closes(loop: StepLoop) -> None:
-    models = [HashModel(Limits(3, LENGTH, VOCABULARY, EOS)) for _ in range(2)]
+    models = [HashModel(GenerationLimits(3, LENGTH, VOCABULARY, EOS)) for _ in range(2)]
     engines = [real(model, loop) for model in models]
     taken: list[list[Request]] = [[] for _ in range(4)]
     enough = threading.Event()
@@ -707,7 +707,7 @@ def test_two_engines_on_one_loop_take_turns(loop: StepLoop) -> None:
 
         return before
 
-    limits = Limits(2, LENGTH, VOCABULARY, EOS)
+    limits = GenerationLimits(2, LENGTH, VOCABULARY, EOS)
     engines = [real(HashModel(limits, before=note(name)), loop) for name in "ab"]
     requests = [Request(prompt(n), 6, ignore_eos=True) for n in range(2)]
     for engine, one in zip(engines, requests, strict=True):

@@ -17,7 +17,7 @@ from tfs_lite.core.generation import (
     Finish,
     Generation,
     GenerationCall,
-    Limits,
+    GenerationLimits,
     Piece,
     Sampling,
     SamplingRequest,
@@ -117,7 +117,7 @@ class ServableFixture:
         self.go, self.inside = threading.Event(), threading.Event()
         self.go.set()
         self.step_seconds = 0.0
-        limits = Limits(slots, LENGTH, VOCABULARY, frozenset({END}))
+        limits = GenerationLimits(slots, LENGTH, VOCABULARY, frozenset({END}))
         self.model = HashModel(limits, self.codec if codec else None, before=self._before, **options.pop("model", {}))
         settings = EngineSettings(slots, options.pop("length", LENGTH), LENGTH, LENGTH, max_queue, 10 * LENGTH, 30.0)
         self.servable = GenerativeServable(self.model, ServableId("m", 1), settings, clock=self.clock, **options)

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.errors import refusal
 from tests.support.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
-from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Sampling
+from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, GenerationLimits, Sampling
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
 
 PATIENCE = 60
-LIMITS = Limits(4, 64, VOCABULARY, frozenset({END}))
+LIMITS = GenerationLimits(4, 64, VOCABULARY, frozenset({END}))
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
 
@@ -162,7 +162,9 @@ def test_what_cannot_be_generated_is_refused_with_the_numbers(texts, codec, word
 )
 def test_only_a_text_that_could_fit_the_context_reaches_the_tokenizer(characters, context, words, encoded):
     codec = CountingCodec()
-    assert words in refusal(prepare, call_for(Generation("a" * characters, 1)), codec, Limits(1, context, VOCABULARY))
+    assert words in refusal(
+        prepare, call_for(Generation("a" * characters, 1)), codec, GenerationLimits(1, context, VOCABULARY)
+    )
     assert len(codec.encoded) == encoded
 
 

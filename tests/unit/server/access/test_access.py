@@ -13,7 +13,7 @@ from tfs_lite.server.access.access import Access, AccessDenied, Denied
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.events import LEAST_SECONDS, DenialEvents
 from tfs_lite.server.access.guesses import MOST, PAUSE
-from tfs_lite.server.access.rules import OPEN, TOKEN, Caller, Policy, Reason
+from tfs_lite.server.access.rules import OPEN, TOKEN, AccessPolicy, Caller, DenialReason
 from tfs_lite.transport.peer import peer_at
 from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
@@ -44,7 +44,7 @@ def access(tmp_path: Path, clock: Clock, denied: list[Denied]) -> Access:
     path = tmp_path / "access"
     path.write_text(f"team-a manage,read,models=a-* sha256:{sha256(SECRET.encode()).hexdigest()}")
     file = AccessFile(str(path), clock)
-    return Access(Policy(OPEN, TOKEN, has_file=True), file, clock=clock, on_denied=denied.append)
+    return Access(AccessPolicy(OPEN, TOKEN, has_file=True), file, clock=clock, on_denied=denied.append)
 
 
 def test_callers_have_the_scopes_that_their_requests_would_have(access: Access) -> None:
@@ -78,11 +78,11 @@ def test_denials_say_code_reason_and_who(access: Access, denied: list[Denied]) -
             access.check_models(Scope.MANAGE, caller, grant, models)
         assert refused.value.code is code
     assert [(one.reason, one.caller) for one in denied] == [
-        (Reason.NO_TOKEN, "10.0.0.7"),
-        (Reason.MODELS, "team-a"),
-        (Reason.MODELS, "team-a"),
+        (DenialReason.NO_TOKEN, "10.0.0.7"),
+        (DenialReason.MODELS, "team-a"),
+        (DenialReason.MODELS, "team-a"),
     ]
-    assert access.denials[Scope.MANAGE, Reason.MODELS] == 2
+    assert access.denials[Scope.MANAGE, DenialReason.MODELS] == 2
 
 
 def guess(access: Access, times: int) -> None:
@@ -126,7 +126,7 @@ def test_certificate_is_no_way_around_the_limit(tmp_path: Path, clock: Clock) ->
     path = tmp_path / "both"
     digest = sha256(SECRET.encode()).hexdigest()
     path.write_text(f"mesh read tls:spiffe://cluster/mesh\ndeploy manage sha256:{digest}")
-    access = Access(Policy(has_file=True), AccessFile(str(path), clock), clock=clock)
+    access = Access(AccessPolicy(has_file=True), AccessFile(str(path), clock), clock=clock)
     mesh = peer_at("10.0.0.7", frozenset(["spiffe://cluster/mesh"]))
     for _ in range(MOST):
         with pytest.raises(AccessDenied):
@@ -139,7 +139,7 @@ def test_certificate_is_no_way_around_the_limit(tmp_path: Path, clock: Clock) ->
 def test_right_token_without_the_scope_is_no_guess(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "reader"
     path.write_text(f"reader read sha256:{sha256(SECRET.encode()).hexdigest()}")
-    access = Access(Policy(has_file=True), AccessFile(str(path), clock), clock=clock)
+    access = Access(AccessPolicy(has_file=True), AccessFile(str(path), clock), clock=clock)
     for _ in range(MOST + 1):
         with pytest.raises(AccessDenied) as caught:
             access.check(Scope.MANAGE, Caller(ELSEWHERE, token=SECRET))
@@ -150,9 +150,9 @@ def test_denials_are_events_at_most_one_a_second(clock: Clock) -> None:
     history = History(lambda: 1000.0)
     events = DenialEvents(history, clock)
     for _ in range(5):
-        events.append(Denied(Scope.MANAGE, Reason.NO_TOKEN, "10.0.0.7", "it needs a token"))
+        events.append(Denied(Scope.MANAGE, DenialReason.NO_TOKEN, "10.0.0.7", "it needs a token"))
     clock.now += LEAST_SECONDS
-    events.append(Denied(Scope.READ, Reason.MODELS, "team-a", "not for all"))
+    events.append(Denied(Scope.READ, DenialReason.MODELS, "team-a", "not for all"))
     found = history.of_model("")
     assert [(event.kind, event.by, event.details["scope"]) for event in found] == [
         (EventKind.ACCESS_DENIED, "10.0.0.7", "manage"),

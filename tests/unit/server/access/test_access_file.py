@@ -13,7 +13,7 @@ import pytest
 from tfs_lite.config.text import REMOVAL_SECONDS
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.access.access_file import CHECK_SECONDS, MAX_BYTES, MAX_LINES, AccessFile, read_entries
-from tfs_lite.server.access.rules import CLOSABLE, Entry
+from tfs_lite.server.access.rules import CLOSABLE, AccessEntry
 from tfs_lite.transport.table import Scope
 
 TOKEN = "t" * 32
@@ -33,10 +33,10 @@ upper    read                    sha256:{DIGEST.upper()}
 """
     digest = bytes.fromhex(DIGEST)
     assert read_entries(text, "f") == (
-        Entry("deploy", frozenset(CLOSABLE), None, digest),
-        Entry("team-a", frozenset({Scope.PREDICT}), "a-*", digest),
-        Entry("mesh@x/y", frozenset({Scope.MANAGE}), None, certificate="spiffe://cluster/deploy"),
-        Entry("upper", frozenset({Scope.READ}), None, digest),
+        AccessEntry("deploy", frozenset(CLOSABLE), None, digest),
+        AccessEntry("team-a", frozenset({Scope.PREDICT}), "a-*", digest),
+        AccessEntry("mesh@x/y", frozenset({Scope.MANAGE}), None, certificate="spiffe://cluster/deploy"),
+        AccessEntry("upper", frozenset({Scope.READ}), None, digest),
     )
 
 

@@ -10,7 +10,18 @@ import pytest
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.server.access import rules
-from tfs_lite.server.access.rules import AUTO, CLOSABLE, OPEN, TOKEN, Caller, Denial, Entry, Policy, Reason, may
+from tfs_lite.server.access.rules import (
+    AUTO,
+    CLOSABLE,
+    OPEN,
+    TOKEN,
+    AccessEntry,
+    AccessPolicy,
+    Caller,
+    Denial,
+    DenialReason,
+    may,
+)
 from tfs_lite.server.access.rules import grpc_caller as of_grpc
 from tfs_lite.server.access.rules import http_caller as of_http
 from tfs_lite.transport.peer import UNIX, UNKNOWN, Peer, peer_at
@@ -22,21 +33,21 @@ CERTIFIED = peer_at("10.0.0.7", frozenset({"spiffe://cluster/deploy", "deploy.ex
 SECRET, LIMITED, READER, WRONG = "s" * 32, "l" * 32, "r" * 32, "w" * 32
 
 
-def entry(name: str, secret: str, *scopes: Scope, models: str | None = None) -> Entry:
-    return Entry(name, frozenset(scopes), models, digest=sha256(secret.encode()).digest())
+def entry(name: str, secret: str, *scopes: Scope, models: str | None = None) -> AccessEntry:
+    return AccessEntry(name, frozenset(scopes), models, digest=sha256(secret.encode()).digest())
 
 
 ENTRIES = (
     entry("deploy", SECRET, *CLOSABLE),
     entry("team-a", LIMITED, *CLOSABLE, models="a-*"),
     entry("reader", READER, Scope.READ),
-    Entry("certified", frozenset({Scope.MANAGE}), certificate="spiffe://cluster/deploy"),
+    AccessEntry("certified", frozenset({Scope.MANAGE}), certificate="spiffe://cluster/deploy"),
 )
-NOT_LOCAL = (StatusCode.PERMISSION_DENIED, Reason.NOT_LOCAL)
-NO_TOKEN = (StatusCode.UNAUTHENTICATED, Reason.NO_TOKEN)
-WRONG_TOKEN = (StatusCode.UNAUTHENTICATED, Reason.WRONG_TOKEN)
-NO_SCOPE = (StatusCode.PERMISSION_DENIED, Reason.SCOPE)
-BROWSER = (StatusCode.PERMISSION_DENIED, Reason.BROWSER)
+NOT_LOCAL = (StatusCode.PERMISSION_DENIED, DenialReason.NOT_LOCAL)
+NO_TOKEN = (StatusCode.UNAUTHENTICATED, DenialReason.NO_TOKEN)
+WRONG_TOKEN = (StatusCode.UNAUTHENTICATED, DenialReason.WRONG_TOKEN)
+NO_SCOPE = (StatusCode.PERMISSION_DENIED, DenialReason.SCOPE)
+BROWSER = (StatusCode.PERMISSION_DENIED, DenialReason.BROWSER)
 FORGED, REBOUND = {"forged": "it comes from elsewhere"}, {"rebound": "the server is called so"}
 
 TABLE: list[tuple[str, Scope, Caller, Any]] = [
@@ -91,7 +102,7 @@ TABLE: list[tuple[str, Scope, Caller, Any]] = [
 
 @pytest.mark.parametrize(("mode", "scope", "caller", "expected"), TABLE)
 def test_callers_may_do_what_the_table_says(mode: str, scope: Scope, caller: Caller, expected: Any) -> None:
-    policy = Policy(*(mode if scope is one else OPEN for one in CLOSABLE), has_file=True)
+    policy = AccessPolicy(*(mode if scope is one else OPEN for one in CLOSABLE), has_file=True)
     found = may(scope, caller, policy, ENTRIES)
     if isinstance(found, Denial):
         assert (found.code, found.reason) == expected
@@ -104,7 +115,7 @@ def test_callers_may_do_what_the_table_says(mode: str, scope: Scope, caller: Cal
 
 @pytest.mark.parametrize("mode", [AUTO, TOKEN])
 def test_without_a_file_no_token_is_asked_for(mode: str) -> None:
-    found = may(Scope.MANAGE, Caller(ELSEWHERE, token=SECRET), Policy(manage=mode), ())
+    found = may(Scope.MANAGE, Caller(ELSEWHERE, token=SECRET), AccessPolicy(manage=mode), ())
     assert isinstance(found, Denial)
     assert (found.code, found.reason) == NOT_LOCAL
     assert "--access_file" in found.message
@@ -112,14 +123,14 @@ def test_without_a_file_no_token_is_asked_for(mode: str) -> None:
 
 
 def test_callers_behind_a_proxy_are_told_why_they_are_not_local() -> None:
-    found = may(Scope.MANAGE, Caller(HERE, forwarded=True), Policy(), ())
+    found = may(Scope.MANAGE, Caller(HERE, forwarded=True), AccessPolicy(), ())
     assert isinstance(found, Denial)
     assert "proxy" in found.message
 
 
 def test_token_without_the_scope_does_not_hide_a_certificate_with_it() -> None:
     caller = Caller(CERTIFIED, token=READER)
-    assert may(Scope.MANAGE, caller, Policy(has_file=True), ENTRIES) == Grant("certified")
+    assert may(Scope.MANAGE, caller, AccessPolicy(has_file=True), ENTRIES) == Grant("certified")
 
 
 def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +141,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         return hmac.compare_digest(first, second)
 
     monkeypatch.setattr(rules, "hmac", type("Spy", (), {"compare_digest": staticmethod(compare)}))
-    may(Scope.MANAGE, Caller(ELSEWHERE, token=WRONG), Policy(has_file=True), ENTRIES)
+    may(Scope.MANAGE, Caller(ELSEWHERE, token=WRONG), AccessPolicy(has_file=True), ENTRIES)
     digest = sha256(WRONG.encode()).digest()
     assert compared == [(one.digest, digest) for one in ENTRIES if one.digest], "digests, all of them"
 

@@ -16,7 +16,7 @@ import trustme
 from tests.support.servers.grpc_fixture import GrpcFixture, connect
 from tfs_lite.server.access.access import Access, Denied
 from tfs_lite.server.access.access_file import AccessFile
-from tfs_lite.server.access.rules import OPEN, TOKEN, Policy, Reason
+from tfs_lite.server.access.rules import OPEN, TOKEN, AccessPolicy, DenialReason
 from tfs_lite.server.grpc.checked_methods import checked_methods
 from tfs_lite.server.runtime.tls import TlsFile
 from tfs_lite.transport.peer import Peer
@@ -179,7 +179,7 @@ def checked(
 
     def start(scope: Scope = Scope.MANAGE, **policy: Any) -> grpc.Channel:
         file = AccessFile(str(path), lambda: 0.0)
-        access = Access(Policy(**policy, has_file=True), file, clock=lambda: 0.0, on_denied=denied.append)
+        access = Access(AccessPolicy(**policy, has_file=True), file, clock=lambda: 0.0, on_denied=denied.append)
         servers.append(GrpcFixture(loop_thread, each_server, checked_methods(service.methods(scope), access)))
         return servers[-1].channel
 
@@ -204,7 +204,7 @@ def test_callers_are_checked_before_the_handler_begins(
     assert len(service.contexts) == 1, "no handler has begun"
     assert code(channel, kind, metadata=(FORWARDED, *token(SECRET))) is OK
     assert service.contexts[-1].caller == "deploy"
-    assert [one.reason for one in denied] == [Reason.NO_TOKEN, Reason.WRONG_TOKEN]
+    assert [one.reason for one in denied] == [DenialReason.NO_TOKEN, DenialReason.WRONG_TOKEN]
     assert {one.caller for one in denied} == {"127.0.0.1"}
 
 
@@ -214,7 +214,7 @@ def test_callers_of_large_requests_are_denied_alike(
 ) -> None:
     channel, large = checked(read=TOKEN), bytes(30_000)
     assert code(channel, kind, large, metadata=(FORWARDED,)) is UNAUTHENTICATED
-    assert [one.reason for one in denied] == [Reason.NO_TOKEN]
+    assert [one.reason for one in denied] == [DenialReason.NO_TOKEN]
     assert not service.contexts
     assert code(channel, kind, large, metadata=(FORWARDED, *token(SECRET))) is OK
 
@@ -247,8 +247,8 @@ def test_requests_that_change_nothing_need_to_read_only(checked: Callable[..., g
 @pytest.mark.parametrize("scope", [Scope.PREDICT, Scope.READ])
 def test_handlers_of_open_scopes_are_those_of_the_table(service: Service, scope: Scope) -> None:
     methods = service.methods(scope)
-    assert checked_methods(methods, Access(Policy())) == methods
-    closed = checked_methods(methods, Access(Policy(predict=TOKEN, read=TOKEN)))
+    assert checked_methods(methods, Access(AccessPolicy())) == methods
+    closed = checked_methods(methods, Access(AccessPolicy(predict=TOKEN, read=TOKEN)))
     assert all(one.handler != other.handler for one, other in zip(methods, closed, strict=True))
 
 
@@ -271,7 +271,7 @@ def test_guessing_is_stopped_and_a_right_token_waits_too(checked: Callable[..., 
 def test_socket_of_another_user_is_not_trusted(loop_thread: Any, service: Service, tmp_path: Path) -> None:
     """As far as one user can show it: the socket's file could be written to by others."""
     path = tmp_path / "s"
-    methods = checked_methods(service.methods(Scope.MANAGE), Access(Policy()))
+    methods = checked_methods(service.methods(Scope.MANAGE), Access(AccessPolicy()))
     with GrpcFixture(loop_thread, "grpcio", methods, port=None, path=str(path)) as server:
         path.chmod(0o722)
         assert code(server.channel, "one") is DENIED

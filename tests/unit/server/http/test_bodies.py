@@ -19,7 +19,7 @@ from tfs_lite.server.http import bodies as bodies_module
 from tfs_lite.server.http.bodies import BLOCK, SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.compression import decompress
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request, Response
 from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
@@ -47,7 +47,7 @@ def request(*pieces: bytes, ends: bool = True, **headers: str) -> Request:
     if ends:
         body.end()
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request(RequestHead("POST", "/", Headers(fields)), body, 0.0)
+    return Request(HttpHead("POST", "/", Headers(fields)), body, 0.0)
 
 
 def whole(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.server.http.calls import CONFIGURED, HttpCall, HttpCalls, Written
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request, Response
 from tfs_lite.server.http.replies import HttpError
 
 
@@ -21,7 +21,7 @@ def call_of(
 ) -> HttpCall:
     """A call for a request that arrived whole that many seconds ago."""
     body = IncomingBody(whole=b"")
-    request = Request(RequestHead("POST", "/", Headers()), body, time.monotonic() - ago, after_drain)
+    request = Request(HttpHead("POST", "/", Headers()), body, time.monotonic() - ago, after_drain)
     record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
     record.late = Reason.JOB_EXPIRED
     return calls.call(request, record, seconds)
@@ -48,7 +48,7 @@ async def test_call_without_a_deadline_ends_by_itself() -> None:
 
 async def test_time_of_a_call_runs_from_when_its_body_has_come() -> None:
     body, calls = IncomingBody(), HttpCalls(30)
-    request = Request(RequestHead("POST", "/", Headers()), body, time.monotonic() - 100)
+    request = Request(HttpHead("POST", "/", Headers()), body, time.monotonic() - 100)
     record = RequestMetrics(CollectorRegistry(), lambda name: True).record("Predict", "m", "REST")
     with calls.call(request, record) as call:
         await asyncio.sleep(0.01)
@@ -183,7 +183,7 @@ class Replied:
         self.results: list[Any] = []
         self.ended, self.may_write = asyncio.Event(), asyncio.Event()
         record = RequestMetrics(self.registry, lambda name: True).record("Predict", "m", "REST")
-        request = Request(RequestHead("POST", "/", Headers()), IncomingBody(whole=b""), time.monotonic())
+        request = Request(HttpHead("POST", "/", Headers()), IncomingBody(whole=b""), time.monotonic())
         self.reply = calls.call(request, record, seconds).reply(self.model, self._write)
         self.reply.finish = lambda done, result: done(cast(Any, result))
         self.reply.then(self._done)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers.process import wait_until
 from tests.support.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 from tfs_lite.server.http.known_heads import MAX_HEADS, MAX_KNOWN_BYTES, KnownHeads
-from tfs_lite.server.http.message import Headers, RequestHead
+from tfs_lite.server.http.message import Headers, HttpHead
 
 BODY = orjson.dumps(ROW)
 GOOD = orjson.dumps(ANSWER)
@@ -115,6 +115,6 @@ def test_client_that_goes_in_the_middle_of_a_body_leaves_nothing(shared: RestFix
 def test_number_of_known_heads_is_bounded() -> None:
     heads = KnownHeads()
     for number in range(3 * MAX_HEADS):
-        heads.learn(b"%d" % number, RequestHead("GET", "/", Headers()))
+        heads.learn(b"%d" % number, HttpHead("GET", "/", Headers()))
         assert len(heads) <= MAX_HEADS
     assert len(heads) > 0

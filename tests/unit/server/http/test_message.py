@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tfs_lite.server.http.message import Headers, IncomingBody, RequestHead
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody
 
 
 def test_first_of_two_headers_counts() -> None:
@@ -18,7 +18,7 @@ def test_first_of_two_headers_counts() -> None:
 
 def test_target_is_split_into_path_and_query() -> None:
     for target, path, query in (("/a%20b?c?d", "/a%20b", "c?d"), ("/a?", "/a", ""), ("*", "*", "")):
-        head = RequestHead("GET", target, Headers())
+        head = HttpHead("GET", target, Headers())
         assert (head.target, head.path, head.query) == (target, path, query)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.servers.http_handlers import response_to
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Response, Stream
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request, Response, StreamResponse
 from tfs_lite.server.http.replies import HttpError, error_reply
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import (
@@ -30,7 +30,7 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import Scope
 
 LARGE = bytes(5000)
-Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
+Ask: TypeAlias = Callable[..., Awaitable[Response | StreamResponse]]
 
 
 class Shop(Api[str]):
@@ -83,11 +83,11 @@ class Shop(Api[str]):
             raise RuntimeError("the secret")
         raise HttpError(StatusCode.ABORTED, "sold out", 410, {"x-why": "popular"})
 
-    async def stream(self, request: Request, thing: str) -> Stream:
+    async def stream(self, request: Request, thing: str) -> StreamResponse:
         async def chunks() -> Any:
             yield LARGE
 
-        return Stream(chunks())
+        return StreamResponse(chunks())
 
 
 class Rest(Shop):
@@ -117,9 +117,9 @@ def make(shop: Shop) -> Iterator[Callable[..., Ask]]:
     def make(enable_cors: bool = False) -> Ask:
         router = Router([shop, Rest()], HttpResources(HttpLimits(), background).bodies, enable_cors)
 
-        async def ask(method: str, target: str, **headers: str) -> Response | Stream:
+        async def ask(method: str, target: str, **headers: str) -> Response | StreamResponse:
             fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-            head = RequestHead(method, target, Headers(fields))
+            head = HttpHead(method, target, Headers(fields))
             return await response_to(router, Request(head, IncomingBody(), 0.0))
 
         return ask
@@ -267,14 +267,14 @@ async def test_large_answers_of_routes_that_pack_are_packed(
 
 async def test_streams_are_not_packed(make: Callable[..., Ask]) -> None:
     answer = await make()("GET", "/shop/hat/stream", accept_encoding="gzip")
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, StreamResponse)
     assert "content-encoding" not in answer.headers
 
 
 @pytest.mark.filterwarnings("error")
 async def test_answer_that_nobody_has_waited_for_leaves_nothing_behind(shop: Shop) -> None:
     bodies: Any = None
-    request = Request(RequestHead("GET", "/shop/hat", Headers()), IncomingBody(), 0.0)
+    request = Request(HttpHead("GET", "/shop/hat", Headers()), IncomingBody(), 0.0)
     answer: Any = Router([shop], bodies)(request)
     answer.close()
     del answer

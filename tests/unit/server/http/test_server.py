@@ -20,8 +20,8 @@ import pytest
 import trustme
 
 from tests.support.servers.process import wait_until
-from tfs_lite.server.http.connection import Connection, Waits
-from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
+from tfs_lite.server.http.connection import Http1Connection, Waits
+from tfs_lite.server.http.message import CutShort, Handler, Request, Response, StreamResponse
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.transport.watch import bytes_on_their_way
@@ -48,7 +48,7 @@ async def break_off() -> AsyncIterator[bytes]:
     raise CutShort
 
 
-async def answer(request: Request) -> Response | Stream:
+async def answer(request: Request) -> Response | StreamResponse:
     """``/refuse`` is answered without a look at the body, ``/echo`` with it, and ``/target`` with the target."""
     match request.head.path:
         case "/large":
@@ -56,11 +56,11 @@ async def answer(request: Request) -> Response | Stream:
         case "/refuse":
             return Response(b"no", 413)
         case "/stream":
-            return Stream(count_to_three(), media_type="text/plain")
+            return StreamResponse(count_to_three(), media_type="text/plain")
         case "/flood":
-            return Stream(flood())
+            return StreamResponse(flood())
         case "/cut":
-            return Stream(break_off())
+            return StreamResponse(break_off())
         case "/fail":
             raise RuntimeError("a mistake of the handler")
         case "/split":
@@ -249,7 +249,7 @@ class OneConnection:
 
         self._start._loop_thread.run(run())
 
-    def wait(self, holds: Callable[[Connection], Any], what: str) -> None:
+    def wait(self, holds: Callable[[Http1Connection], Any], what: str) -> None:
         wait_until(lambda: holds(self.connection), what, 20)
 
 
@@ -446,10 +446,10 @@ def test_stream_that_is_given_up_while_its_client_does_not_read_may_say_why(star
         except asyncio.CancelledError:
             yield b"given up"
 
-    async def stream(request: Request) -> Stream:
+    async def stream(request: Request) -> StreamResponse:
         inside.append(asyncio.current_task())
         begun.set()
-        return Stream(chunks())
+        return StreamResponse(chunks())
 
     client = connect(start(handler=stream), GET % (b"/", CLOSE))
     assert begun.wait(20)
@@ -623,10 +623,10 @@ def test_handler_of_a_client_that_goes_before_it_begins_is_closed(start: Start, 
 def test_answer_to_a_client_that_has_just_gone_is_dropped_in_silence(
     start: Start, connect: Any, streams: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def lose_the_client(request: Request) -> Response | Stream:
+    async def lose_the_client(request: Request) -> Response | StreamResponse:
         (connection,) = start.server.connections
         connection.abort()
-        return Stream(count_to_three()) if streams else Response(b"late")
+        return StreamResponse(count_to_three()) if streams else Response(b"late")
 
     assert read_all(connect(start(handler=lose_the_client), GET % (b"/", b""))) == b""
     assert caplog.records == []

@@ -17,7 +17,7 @@ from tests.support.language.byte_codec import ByteCodec
 from tests.support.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
 from tests.support.servers.process import wait_until
 from tfs_lite.core.generation import Finish, Piece, Usage
-from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead, Stream
+from tfs_lite.server.http.message import Headers, HttpHead, IncomingBody, Request, StreamResponse
 from tfs_lite.server.openai.app import OpenAiSettings
 from tfs_lite.server.openai.stream import DONE, WAITING, Choices
 
@@ -208,15 +208,15 @@ def test_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture)
         assert "the client has read nothing of its answer on /openai/v1/chat/completions for 0.3 s" in caplog.text
 
 
-def ask(served: OpenAiServed) -> Coroutine[Any, Any, Stream]:
+def ask(served: OpenAiServed) -> Coroutine[Any, Any, StreamResponse]:
     """Asks the application as a connection would."""
     body = IncomingBody()
     body.feed(orjson.dumps(ASKED))
     body.end()
     length = str(body.held).encode()
-    head = RequestHead("POST", f"{ROOT}{COMPLETIONS}", Headers([(b"content-length", length)]))
+    head = HttpHead("POST", f"{ROOT}{COMPLETIONS}", Headers([(b"content-length", length)]))
     request = Request(head, body, time.monotonic())
-    return cast("Coroutine[Any, Any, Stream]", served.app.completions(request, ""))
+    return cast("Coroutine[Any, Any, StreamResponse]", served.app.completions(request, ""))
 
 
 def test_pieces_for_a_slow_reader_leave_as_one_event() -> None:

@@ -13,43 +13,43 @@ from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.http_paths import Target
+from tfs_lite.server.v2.http_paths import V2Target
 
 KNOWN = [
-    ("GET", "/v2", "server_metadata", Target()),
-    ("HEAD", "/v2/health/live", "live", Target()),
-    ("GET", "/v2/health/ready", "ready", Target()),
-    ("GET", "/v2/models/m", "model_metadata", Target("m")),
-    ("GET", "/v2/models/m/versions/7", "model_metadata", Target("m", 7)),
-    ("GET", "/v2/models/a%2Fb%20%C3%BC", "model_metadata", Target("a/b ü")),
-    ("GET", "/v2/models/m/ready", "model_ready", Target("m")),
-    ("GET", "/v2/models/m/versions/007/ready", "model_ready", Target("m", 7)),
-    ("GET", "/v2/models/m/config", "model_config", Target("m")),
-    ("GET", "/v2/models/m/versions/0/config", "model_config", Target("m", 0)),
-    ("GET", "/v2/models/stats", "all_statistics", Target()),
-    ("GET", "/v2/models/m/stats", "statistics", Target("m")),
-    ("GET", "/v2/models/m/versions/1/stats", "statistics", Target("m", 1)),
-    ("POST", "/v2/models/m/infer", "infer", Target("m")),
-    ("POST", "/v2/models/stats/infer", "infer", Target("stats")),
-    ("POST", "/v2/models/m/versions/9223372036854775807/infer", "infer", Target("m", 2**63 - 1)),
-    ("POST", "/v2/models/m/generate", "generate", Target("m")),
-    ("POST", "/v2/models/m/versions/2/generate_stream", "generate_stream", Target("m", 2)),
-    ("GET", "/v2/models/m/trace/setting", "trace", Target("m")),
-    ("POST", "/v2/trace/setting", "trace", Target()),
-    ("GET", "/v2/logging", "logging", Target()),
-    ("POST", "/v2/repository/index", "index", Target()),
-    ("POST", "/v2/repository/models/m/load", "load", Target("m")),
-    ("POST", "/v2/repository/models/m/unload", "unload", Target("m")),
-    ("POST", "/v2/repository/mine/index", "named_repository", Target()),
-    ("GET", "/v2/repository/mine/models/m/load", "named_repository", Target("m")),
-    ("GET", "/v2/systemsharedmemory/status", "system_status", Target()),
-    ("GET", "/v2/systemsharedmemory/region/r%201/status", "system_status", Target(region="r 1")),
-    ("POST", "/v2/systemsharedmemory/region/r/register", "register_system", Target(region="r")),
-    ("POST", "/v2/systemsharedmemory/region/r/unregister", "unregister_system", Target(region="r")),
-    ("POST", "/v2/systemsharedmemory/unregister", "unregister_system", Target()),
-    ("GET", "/v2/cudasharedmemory/status", "cuda_status", Target()),
-    ("POST", "/v2/cudasharedmemory/region/r/register", "register_cuda", Target(region="r")),
-    ("POST", "/v2/cudasharedmemory/unregister", "unregister_cuda", Target()),
+    ("GET", "/v2", "server_metadata", V2Target()),
+    ("HEAD", "/v2/health/live", "live", V2Target()),
+    ("GET", "/v2/health/ready", "ready", V2Target()),
+    ("GET", "/v2/models/m", "model_metadata", V2Target("m")),
+    ("GET", "/v2/models/m/versions/7", "model_metadata", V2Target("m", 7)),
+    ("GET", "/v2/models/a%2Fb%20%C3%BC", "model_metadata", V2Target("a/b ü")),
+    ("GET", "/v2/models/m/ready", "model_ready", V2Target("m")),
+    ("GET", "/v2/models/m/versions/007/ready", "model_ready", V2Target("m", 7)),
+    ("GET", "/v2/models/m/config", "model_config", V2Target("m")),
+    ("GET", "/v2/models/m/versions/0/config", "model_config", V2Target("m", 0)),
+    ("GET", "/v2/models/stats", "all_statistics", V2Target()),
+    ("GET", "/v2/models/m/stats", "statistics", V2Target("m")),
+    ("GET", "/v2/models/m/versions/1/stats", "statistics", V2Target("m", 1)),
+    ("POST", "/v2/models/m/infer", "infer", V2Target("m")),
+    ("POST", "/v2/models/stats/infer", "infer", V2Target("stats")),
+    ("POST", "/v2/models/m/versions/9223372036854775807/infer", "infer", V2Target("m", 2**63 - 1)),
+    ("POST", "/v2/models/m/generate", "generate", V2Target("m")),
+    ("POST", "/v2/models/m/versions/2/generate_stream", "generate_stream", V2Target("m", 2)),
+    ("GET", "/v2/models/m/trace/setting", "trace", V2Target("m")),
+    ("POST", "/v2/trace/setting", "trace", V2Target()),
+    ("GET", "/v2/logging", "logging", V2Target()),
+    ("POST", "/v2/repository/index", "index", V2Target()),
+    ("POST", "/v2/repository/models/m/load", "load", V2Target("m")),
+    ("POST", "/v2/repository/models/m/unload", "unload", V2Target("m")),
+    ("POST", "/v2/repository/mine/index", "named_repository", V2Target()),
+    ("GET", "/v2/repository/mine/models/m/load", "named_repository", V2Target("m")),
+    ("GET", "/v2/systemsharedmemory/status", "system_status", V2Target()),
+    ("GET", "/v2/systemsharedmemory/region/r%201/status", "system_status", V2Target(region="r 1")),
+    ("POST", "/v2/systemsharedmemory/region/r/register", "register_system", V2Target(region="r")),
+    ("POST", "/v2/systemsharedmemory/region/r/unregister", "unregister_system", V2Target(region="r")),
+    ("POST", "/v2/systemsharedmemory/unregister", "unregister_system", V2Target()),
+    ("GET", "/v2/cudasharedmemory/status", "cuda_status", V2Target()),
+    ("POST", "/v2/cudasharedmemory/region/r/register", "register_cuda", V2Target(region="r")),
+    ("POST", "/v2/cudasharedmemory/unregister", "unregister_cuda", V2Target()),
 ]
 
 
@@ -62,12 +62,12 @@ def app() -> Iterator[V2HttpApp]:
 
 
 @pytest.fixture(scope="module")
-def find(app: V2HttpApp) -> Callable[[str, str], tuple[str, Target]]:
+def find(app: V2HttpApp) -> Callable[[str, str], tuple[str, V2Target]]:
     """The name of the handler of a request, and what its path names."""
     bodies: Any = None
     router = Router([app], bodies)
 
-    def of(method: str, path: str) -> tuple[str, Target]:
+    def of(method: str, path: str) -> tuple[str, V2Target]:
         found = router.find(method, path)
         handler: Any = found.route.handler
         return handler.__name__, found.target
@@ -79,7 +79,7 @@ def find(app: V2HttpApp) -> Callable[[str, str], tuple[str, Target]]:
     ("method", "path", "handler", "target"), KNOWN, ids=[f"{method} {path}" for method, path, _, _ in KNOWN]
 )
 def test_known_path_tells_what_is_asked(
-    app: V2HttpApp, find: Any, method: str, path: str, handler: str, target: Target
+    app: V2HttpApp, find: Any, method: str, path: str, handler: str, target: V2Target
 ) -> None:
     assert find(method, path) == (handler, target)
     assert find(method, f"{path}?verbose=1") == (handler, target)
