@@ -46,6 +46,7 @@ def test_what_the_sandbox_of_a_process_holds_is_told(
             "pid": process["pid"],
             "up": True,
             "restarts": 0,
+            "drains": False,
             "sandbox": sandbox,
         }
         assert not Explanations(served, tmp_path).ask("m/versions/1")["processes"]
