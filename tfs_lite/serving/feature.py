@@ -7,7 +7,8 @@ one that is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.replicas import ReplicaOptions
@@ -62,6 +63,11 @@ class Feature:
     def silence(self, id: ServableId) -> Status:
         """Why a version that is available refuses every request, as far as the feature knows; OK if it does not."""
         return OK
+
+    def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
+        """What the feature adds to an explanation of the model, or of its version: JSON values by the name of their
+        member. ``notes`` are sentences, which a terminal shows."""
+        return {}
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """Of every version that lives in replicas of the feature, also while it is loaded."""

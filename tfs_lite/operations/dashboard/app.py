@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, unquote
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import Counters
 from tfs_lite.operations.dashboard.details import Details
 from tfs_lite.operations.dashboard.feed import WRITE_TIMEOUT, Feed
@@ -20,6 +19,7 @@ from tfs_lite.operations.dashboard.overview import Overview, dumps
 from tfs_lite.operations.dashboard.page import DATA_HEADERS, Page
 from tfs_lite.operations.dashboard.schemas import overview_schemas
 from tfs_lite.operations.dashboard.series import Series
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.explain.snapshot import FAILING_SECONDS, Pace
 from tfs_lite.server.feature import Doors
 from tfs_lite.server.http.compression import GZIP
@@ -47,13 +47,13 @@ class Dashboard(Api[str]):
     cross_origin = False
     encodings = GZIP
 
-    def __init__(self, core: ServerCore, admin: AdminControl, doors: Doors) -> None:
+    def __init__(self, core: ServerCore, explain: Explain, doors: Doors) -> None:
         self._doors = doors
         self._page = Page()
         self._background = BackgroundRunner("dashboard", 1, MAX_PENDING)
         self.series = Series(Counters(core).read)
-        overview = Overview(core, admin, doors.health, self.series)
-        self._details = Details(core, admin, self.series, overview)
+        overview = Overview(core, explain, doors.health, self.series)
+        self._details = Details(core, explain, self.series, overview)
         self._feed = Feed(overview.snapshot, dumps, self._background)
 
     def start(self) -> None:
