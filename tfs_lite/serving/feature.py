@@ -26,7 +26,7 @@ class Feature:
 
     A feature is made with the core, before its source and its loaders; ``start`` -> events -> ``stopping`` -> more
     events, while versions are unloaded -> ``close``. Any thread may call any other method. What a method raises is a
-    defect of the feature.
+    defect of the feature; what ``on_event`` raises is logged, and goes no further.
 
     ``on_run`` is called after each run of a model, on the thread of the run; ``on_call`` when a call has ended, which
     is a request or a step of an ensemble. Both are on a request's way: None, and not a function that does nothing,

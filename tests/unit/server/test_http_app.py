@@ -184,6 +184,7 @@ def test_list_has_the_processes_of_models_and_what_their_sandboxes_hold(server: 
             "version": "7",
             "instance": 0,
             "pid": 41,
+            "drains": False,
             "sandbox": {"holds": ["files", "programs", "network"], "lacks": ["signals"]},
         },
         {"version": "7", "instance": 1, "pid": None, "drains": False, "sandbox": None},
