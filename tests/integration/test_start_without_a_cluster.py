@@ -13,8 +13,8 @@ from tfs_lite.server.server import Server
 with Server(model_repository=sys.argv[1], model_control_mode="explicit") as server:
     server.wait_ready()
     threads = [thread.name for thread in threading.enumerate() if "replica" in thread.name or "cluster" in thread.name]
-of_clusters = ("ray", "tfs_lite.serving.cluster", "tfs_lite.cluster.replicas", "tfs_lite.cluster.metrics")
-print([name for name in sys.modules if name.startswith(of_clusters)], threads)
+of_clusters = ("ray.", "tfs_lite.cluster.")
+print([name for name in sys.modules if f"{name}.".startswith(of_clusters)], threads)
 """
 
 

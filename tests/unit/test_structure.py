@@ -44,6 +44,8 @@ def _read_imports(module: str) -> Iterator[tuple[str, str]]:
                     yield inner, ""
                 elif node.module in MODULES:
                     yield node.module, alias.name
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name in MODULES)
 
 
 def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
@@ -109,6 +111,50 @@ def test_no_file_imports_a_private_name_of_another() -> None:
         if name.startswith("_") and name != "__version__"
     ]
     assert found == []
+
+
+MOST_LINES, MOST_METHODS = 330, 15
+"""Of the file of the core, and of its public methods and properties."""
+FEATURES = [
+    *sorted(path for path in (PACKAGE / "operations").iterdir() if (path / "__init__.py").is_file()),
+    PACKAGE / "cluster",
+]
+
+
+def test_the_core_is_one_screen_of_verbs_and_no_list_of_features() -> None:
+    text = (PACKAGE / "serving" / "server_core.py").read_text()
+    (core,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    methods = [node.name for node in core.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    assert len(text.splitlines()) <= MOST_LINES
+    assert len(methods) <= MOST_METHODS, methods
+
+
+@pytest.mark.parametrize("room", ["serving", "server"])
+def test_what_serves_names_no_feature(room: str) -> None:
+    """Not even inside of functions or for types. One file has the list."""
+    found = [
+        f"{module} imports {other}"
+        for module in MODULES
+        if module.startswith(f"tfs_lite.{room}.") and module != "tfs_lite.server.features"
+        for other, _ in imports_of(module)
+        if other.startswith(("tfs_lite.operations", "tfs_lite.cluster"))
+    ]
+    assert found == []
+
+
+def test_what_serves_names_its_features_in_one_list() -> None:
+    """So a feature costs it one line."""
+    named = {
+        other.rpartition(".")[0] for other, _ in imports_of("tfs_lite.server.features") if ".serving." not in other
+    }
+    assert named == {".".join(folder.relative_to(ROOT).parts) for folder in FEATURES}
+
+
+@pytest.mark.parametrize("folder", FEATURES, ids=[folder.name for folder in FEATURES])
+def test_a_feature_is_a_folder_whose_way_in_is_feature_py(folder: Path) -> None:
+    tree = ast.parse((folder / "feature.py").read_text())
+    bases = [ast.unparse(base) for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases]
+    assert any(base in ("Feature", "ServerFeature") for base in bases)
 
 
 PAGES = [

@@ -244,6 +244,7 @@ def lines_of(question: Question, answer: Tree) -> list[str]:
         shown = [f"version {each['version']} answers {_reference(each)}" for each in answer["answers_now"]]
         lines.append(f"  meanwhile: {', '.join(shown)}" if answer["verdict"] != SERVING else f"  {', '.join(shown)}")
     lines += _processes(answer["processes"])
+    lines += [f"  {note}" for note in answer.get("notes", ())]
     lines += [f"  {_event(event)}" for event in answer["events"]]
     return lines
 

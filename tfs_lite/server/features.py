@@ -10,8 +10,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from tfs_lite.operations.access_log.feature import AccessLogging
-from tfs_lite.operations.admin.feature import Admin
+from tfs_lite.operations.admin.feature import admin
 from tfs_lite.operations.dashboard.feature import dashboard
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.history.feature import LifecycleHistory
 from tfs_lite.operations.traces.feature import Traces
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
     from tfs_lite.serving.server_core import ServerCore
 
 GROUP = "tfs_lite.features"
-FEATURES: tuple[MakeFeature, ...] = (LifecycleHistory, Failures, Traces, AccessLogging, Forecasts, Admin, dashboard)
+FEATURES: tuple[MakeFeature, ...] = (
+    LifecycleHistory,
+    Failures,
+    Traces,
+    AccessLogging,
+    Forecasts,
+    Explain,
+    admin,
+    dashboard,
+)
 
 
 def cluster(core: ServerCore) -> Feature | None:

@@ -8,13 +8,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.core.status import ServingError, not_found
 from tfs_lite.server.access.access import Access
-from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
-from tfs_lite.server.http.replies import JSON, HttpError, error_reply
+from tfs_lite.server.http.replies import JSON
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Overload, Route, Router
+from tfs_lite.server.http.router import EVERY_METHOD, HEAD_TOO, About, Api, Overload, OwnPages, Route, Router
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openapi import document
 from tfs_lite.server.runtime.health import Health
@@ -23,20 +22,7 @@ from tfs_lite.transport.table import Scope
 _TEXT = "text/plain; charset=utf-8"
 
 
-class _PlainPages(Api[None]):
-    """Pages without names in their paths, and not for other origins."""
-
-    cross_origin = False
-    encodings = GZIP
-
-    def target(self, names: Mapping[str, str]) -> None:
-        return None
-
-    def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error)
-
-
-class TensorflowPage(_PlainPages):
+class TensorflowPage(OwnPages[None]):
     """The page with TensorFlow Serving's metrics."""
 
     def __init__(self, metrics: MetricsPages, path: str) -> None:
@@ -47,14 +33,14 @@ class TensorflowPage(_PlainPages):
         about = About("prometheusMetrics", "Metrics.", "Metrics", ("400", "405", "429"))
         yield Route(self._path, EVERY_METHOD, self._metrics.tensorflow, packs=True, about=about, scope=Scope.READ)
 
-    def owns(self, path: str) -> bool:
-        return path == self._path
+    def target(self, names: Mapping[str, str]) -> None:
+        return None
 
     def pattern(self, path: str) -> str:
         return re.escape(path)
 
 
-class Pages(_PlainPages):
+class Pages(OwnPages[None]):
     """Owns every path, so that it comes last."""
 
     def __init__(self, health: Health, metrics: MetricsPages, others: Sequence[Api[Any]]) -> None:
@@ -78,11 +64,11 @@ class Pages(_PlainPages):
     def owns(self, path: str) -> bool:
         return True
 
+    def target(self, names: Mapping[str, str]) -> None:
+        return None
+
     def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        if allowed is None:
-            return not_found(f"no such page: {path}")
-        message = f"{path} answers GET only, not {method}"
-        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": ", ".join(allowed)})
+        return not_found(f"no such page: {path}") if allowed is None else super().refusal(method, path, allowed)
 
     def live(self, request: Request, target: None) -> Response:
         return Response(b"ok\n", media_type=_TEXT)

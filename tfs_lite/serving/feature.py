@@ -7,7 +7,8 @@ one that is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.replicas import ReplicaOptions
@@ -25,7 +26,7 @@ class Feature:
 
     A feature is made with the core, before its source and its loaders; ``start`` -> events -> ``stopping`` -> more
     events, while versions are unloaded -> ``close``. Any thread may call any other method. What a method raises is a
-    defect of the feature.
+    defect of the feature; what ``on_event`` raises is logged, and goes no further.
 
     ``on_run`` is called after each run of a model, on the thread of the run; ``on_call`` when a call has ended, which
     is a request or a step of an ensemble. Both are on a request's way: None, and not a function that does nothing,
@@ -64,6 +65,11 @@ class Feature:
         """The reason why a version that is available refuses every request, as far as the feature knows; OK if it does
         not."""
         return OK
+
+    def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
+        """What the feature adds to an explanation of the model, or of its version: JSON values by the name of their
+        member. ``notes`` are sentences, which a terminal shows."""
+        return {}
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """The replicas of every version that lives in replicas of the feature, also while it is loaded."""

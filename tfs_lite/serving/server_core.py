@@ -219,9 +219,12 @@ class ServerCore:
         return next((feature for feature in self.features if isinstance(feature, kind)), None)
 
     def publish(self, event: LifecycleEvent) -> None:
-        """Tells every feature, on this thread, in the order of the list."""
+        """Tells every feature, on this thread, in the order of the list. One that fails costs the others nothing."""
         for feature in self.features:
-            feature.on_event(event)
+            try:
+                feature.on_event(event)
+            except Exception:
+                logger.exception("the feature %s failed on %s", type(feature).__name__, type(event).__name__)
 
     # From start to close.
 

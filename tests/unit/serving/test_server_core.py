@@ -13,7 +13,10 @@ from tests.support.servers.in_process import QUICK, config_text, entry
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import ModelRef, VersionState
+from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import StatusCode
+from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.lifecycle_events import LifecycleEvent, StateChanged
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
 
@@ -59,6 +62,41 @@ def test_model_without_a_name_is_no_model_and_a_counter_that_is_not_there_is_zer
     core = start()
     assert "ModelSpec has no name specified" in refusal(core.handle, ModelRef(""))
     assert core.metrics.value("no_such_counter") == 0.0
+
+
+class Broken(Feature):
+    """Fails whatever it hears."""
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        raise ValueError("a defect")
+
+
+class Hearing(Feature):
+    """Notes the states that it hears of."""
+
+    def __init__(self) -> None:
+        self.states: list[ManagerState] = []
+
+    def on_event(self, event: LifecycleEvent) -> None:
+        if isinstance(event, StateChanged):
+            self.states.append(event.timed.state.state)
+
+
+def test_a_feature_that_fails_keeps_no_event_from_the_others_and_no_version_from_serving(
+    tmp_path: Path, publish: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish("m", 1)
+    hearing = Hearing()
+    core = ServerCore(ServerOptions(**QUICK), [lambda core: Broken(), lambda core: hearing])
+    try:
+        core.start()
+        core.load_first(parse_model_server_config(config_text(tmp_path, entry("m")), "first"))
+        wait_until(lambda: state(core, 1) is VersionState.AVAILABLE, "the version serves", 30)
+        core.handle(ModelRef("m")).release()
+    finally:
+        core.close(20.0)
+    assert hearing.states[:3] == [ManagerState.START, ManagerState.LOADING, ManagerState.AVAILABLE]
+    assert "the feature Broken failed on StateChanged" in caplog.text
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:

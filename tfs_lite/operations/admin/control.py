@@ -7,28 +7,19 @@ event loop. But for ``read_again`` nothing here changes what is served.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tfs_lite.core.history import Cause, Origin, acting
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import failed_precondition, not_found
-from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.admin.questions import what_if
-from tfs_lite.operations.explain.causes import explain, line_of_model
-from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, Verdict, shortened, time_text
-from tfs_lite.operations.explain.snapshot import Paces, Snapshots
+from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, shortened, time_text
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.failed_requests.ring import FailedRequest, FailedRequests
-from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.server.feature import Doors
 from tfs_lite.serving.server_core import ServerCore
 
-_WORST_FIRST = {verdict: place for place, verdict in enumerate(Verdict)}
-SHOWN_EVENTS = 20
-"""The latest events in an explanation."""
-SHOWN_REQUESTS = 10
-"""Failed requests in an explanation."""
 MOST_FAILED = 100
 """Failed requests in an answer about an id, a model, or all of them."""
 
@@ -36,29 +27,14 @@ MOST_FAILED = 100
 class AdminControl:
     """Any thread but the event loop's may call any method. Raises ServingError."""
 
-    def __init__(self, core: ServerCore, doors: Doors, pace_of: Paces) -> None:
+    def __init__(self, core: ServerCore, doors: Doors, explain: Explain) -> None:
         self._core = core
         self._doors = doors
-        self._snapshots = Snapshots(core, doors.health, doors.repository, pace_of)
+        self._explain = explain
 
     def explain(self, ref: ModelRef, *, paths: bool = False) -> Explanation:
-        """Explains why the model, its version or its label is in its state, and what to do. A model that is not served
-        has an explanation too. ``paths``: whether the reader may see paths of the server."""
-        found = explain(self._snapshots.of_model(ref), ref, paths=paths)
-        core, version = self._core, found.version
-        events = [event for event in core.history.of_model(ref.name) if version in (None, event.version)]
-        memory = [account for account in memory_of(core, ref.name) if version in (None, account.version)]
-        return replace(
-            found,
-            memory=[account.as_json() for account in memory],
-            processes=[
-                _process(worker)
-                for worker in core.view.workers(ref.name)
-                if worker.kind == "process" and version in (None, worker.id.version)
-            ],
-            events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
-            requests=[request.as_json for request in self._ring.of_model(ref.name, SHOWN_REQUESTS)],
-        )
+        """See :meth:`Explain.explain`."""
+        return self._explain.explain(ref, paths=paths)
 
     def failed_request(self, id: str) -> dict[str, Any]:
         """The failed requests with this request id or trace id. NOT_FOUND for one that was not kept, with the time that
@@ -107,19 +83,5 @@ class AdminControl:
             return {"read": self._doors.read_again()}
 
     def verdicts(self) -> list[ModelVerdict]:
-        """One line for each model of the config, and for each other that still has a version, worst first."""
-        lines = [line_of_model(snapshot) for snapshot in self._snapshots.of_all()]
-        return sorted(lines, key=lambda line: (_WORST_FIRST[line.verdict], line.model))
-
-
-def _process(worker: WorkerState) -> dict[str, Any]:
-    """``sandbox`` is null for a process in none."""
-    return {
-        "version": worker.id.version,
-        "instance": worker.instance,
-        "pid": worker.pid,
-        "up": worker.up,
-        "restarts": worker.restarts,
-        "drains": worker.drains,
-        "sandbox": None if worker.sandbox is None else worker.sandbox._asdict(),
-    }
+        """See :meth:`Explain.verdicts`."""
+        return self._explain.verdicts()

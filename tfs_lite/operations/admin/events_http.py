@@ -9,14 +9,13 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.operations.admin.events import FIELDS, EventFeed, Reader, WantedEvents, wanted_events
 from tfs_lite.operations.admin.schemas import events_schema
-from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Request, Response, StreamResponse
-from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, About, Api, Route, Tree
+from tfs_lite.server.http.replies import JSON
+from tfs_lite.server.http.router import GET, About, OwnPages, Route, Tree
 from tfs_lite.transport.table import Scope
 
 PATH = "/v1/events"
@@ -34,11 +33,8 @@ _ABOUT = About(
 )
 
 
-class EventsApi(Api[None]):
+class EventsApi(OwnPages[None]):
     """The route for events, on the event loop. ``may_manage`` tells which clients may see the paths of files."""
-
-    cross_origin = False
-    encodings = GZIP
 
     def __init__(self, feed: EventFeed, may_manage: Callable[[Request], bool]) -> None:
         self._feed = feed
@@ -50,18 +46,8 @@ class EventsApi(Api[None]):
     def schemas(self) -> Mapping[str, Tree]:
         return {"Events": events_schema()}
 
-    def owns(self, path: str) -> bool:
-        return path == PATH
-
     def target(self, names: Mapping[str, str]) -> None:
         return None
-
-    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        message = f"{PATH} answers GET only, not {method}"
-        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": ", ".join(allowed or GET)})
-
-    def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error)
 
     async def events(self, request: Request, target: None) -> Response | StreamResponse:
         wanted = wanted_events(_fields(request))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.core.servable import ServableId
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.admin.events import EventFeed
 from tfs_lite.operations.admin.events_grpc import EventsMethod
 from tfs_lite.operations.admin.events_http import EventsApi
 from tfs_lite.operations.admin.grpc_service import AdminService
 from tfs_lite.operations.admin.http_app import MAX_PENDING_FORECASTS, MAX_PENDING_QUESTIONS, AdminApi
-from tfs_lite.operations.explain.snapshot import Pace
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.http.router import Api
@@ -24,21 +23,20 @@ if TYPE_CHECKING:
 
 
 class Admin(ServerFeature):
-    """``control`` answers; ``pace_of``, which a feature may set that keeps numbers of the last minute, tells how fast a
-    version answers."""
+    """``control`` answers."""
 
     control: AdminControl
     _feed: EventFeed
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: ServerCore, explain: Explain) -> None:
         self._core = core
-        self.pace_of = no_pace
+        self._explain = explain
 
     def attach(self, doors: Doors) -> None:
         self._doors = doors
         self._questions = BackgroundRunner("admin", 1, MAX_PENDING_QUESTIONS)
         self._forecasts = BackgroundRunner("forecasts", 1, MAX_PENDING_FORECASTS)
-        self.control = AdminControl(self._core, doors, lambda servable_id: self.pace_of(servable_id))
+        self.control = AdminControl(self._core, doors, self._explain)
 
     def grpc(self) -> Sequence[Method]:
         manages = self._doors.manages_call
@@ -62,6 +60,7 @@ class Admin(ServerFeature):
         self._forecasts.close()
 
 
-def no_pace(servable_id: ServableId) -> Pace | None:
-    """No pace: the answer where nothing keeps the numbers of the last minute."""
-    return None
+def admin(core: ServerCore) -> Admin | None:
+    """None where nothing explains."""
+    explain = core.find(Explain)
+    return Admin(core, explain) if explain is not None else None

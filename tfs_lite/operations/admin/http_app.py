@@ -7,7 +7,6 @@ its own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,15 +16,14 @@ from urllib.parse import unquote
 import orjson
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.admin.questions import read_body
 from tfs_lite.operations.admin.schemas import schemas
 from tfs_lite.server.http.bodies import Bodies
-from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.message import Request, Response
-from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, POST, About, Api, Route, RouteHandler, Tree, model_in_path
+from tfs_lite.server.http.replies import JSON
+from tfs_lite.server.http.router import GET, POST, About, OwnPages, Route, RouteHandler, Tree, model_in_path
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import EVERYTHING, Grant, Scope
 
@@ -72,13 +70,11 @@ def _explain(control: AdminControl, query: AdminQuery) -> Any:
     return control.explain(query.model, paths=query.paths).as_json
 
 
-class AdminApi(Api[AdminQuery]):
-    """The admin API over HTTP, on the event loop; ``background`` runs the answers, ``forecasts`` those about what a
-    config would change. ``may_see_paths`` tells which clients are shown paths of the server."""
+class AdminApi(OwnPages[AdminQuery]):
+    """The admin API over HTTP, on the event loop; ``background`` runs the answers, ``forecasts`` those about configs.
+    ``may_see_paths`` tells which clients are shown paths of the server."""
 
     names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+", "request": "[^/]+"}  # noqa: RUF012
-    cross_origin = False
-    encodings = GZIP
 
     def __init__(
         self,
@@ -93,7 +89,6 @@ class AdminApi(Api[AdminQuery]):
         self._background = background
         self._forecasts = forecasts
         self._may_see_paths = may_see_paths
-        self._patterns = [re.compile(self.pattern(route.path)) for route in self.routes()]
 
     def routes(self) -> Iterator[Route[AdminQuery]]:
         about = About("explainModels", "One line for each model, worst first.", "Verdicts", ("405", "429"))
@@ -121,22 +116,11 @@ class AdminApi(Api[AdminQuery]):
     def schemas(self) -> Mapping[str, Tree]:
         return schemas()
 
-    def owns(self, path: str) -> bool:
-        return any(pattern.fullmatch(path) for pattern in self._patterns)
-
     def target(self, names: Mapping[str, str]) -> AdminQuery:
         return AdminQuery(model_in_path(names), {name: unquote(value) for name, value in names.items()})
 
     def model_of(self, target: AdminQuery) -> str:
         return target.model.name
-
-    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        shown = ", ".join(allowed or ())
-        message = f"{path:.200} answers {shown} only, not {method}"
-        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": shown})
-
-    def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error)
 
     async def what_if(self, request: Request, query: AdminQuery) -> Response:
         """Answers on a thread of its own: a long config holds up no other question."""

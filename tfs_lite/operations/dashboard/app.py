@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.operations.admin.control import AdminControl
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.operations.dashboard.counters import Counters
 from tfs_lite.operations.dashboard.details import Details
 from tfs_lite.operations.dashboard.feed import WRITE_TIMEOUT, Feed
@@ -20,13 +19,13 @@ from tfs_lite.operations.dashboard.overview import Overview, dumps
 from tfs_lite.operations.dashboard.page import DATA_HEADERS, Page
 from tfs_lite.operations.dashboard.schemas import overview_schemas
 from tfs_lite.operations.dashboard.series import DashboardSeries
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.explain.snapshot import FAILING_SECONDS, Pace
 from tfs_lite.server.feature import Doors
-from tfs_lite.server.http.compression import GZIP
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Request, Response, StreamResponse
-from tfs_lite.server.http.replies import JSON, HttpError, error_reply
-from tfs_lite.server.http.router import GET, HEAD_TOO, About, Api, Route, Tree
+from tfs_lite.server.http.replies import JSON
+from tfs_lite.server.http.router import GET, HEAD_TOO, About, OwnPages, Route, Tree
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.table import Scope
@@ -39,21 +38,19 @@ FIELDS = ("model", "range")
 _EVENTS = (EVENT_TYPE.partition(";")[0],)
 
 
-class Dashboard(Api[str]):
+class Dashboard(OwnPages[str]):
     """``start`` -> requests, on the event loop -> ``close_feed`` at the beginning of the server's drain -> ``close``,
     from another thread. The target is the name of a file."""
 
     names = {"file": r"[\w.-]+"}  # noqa: RUF012
-    cross_origin = False
-    encodings = GZIP
 
-    def __init__(self, core: ServerCore, admin: AdminControl, doors: Doors) -> None:
+    def __init__(self, core: ServerCore, explain: Explain, doors: Doors) -> None:
         self._doors = doors
         self._page = Page()
         self._background = BackgroundRunner("dashboard", 1, MAX_PENDING)
         self.series = DashboardSeries(Counters(core).read)
-        overview = Overview(core, admin, doors.health, self.series)
-        self._details = Details(core, admin, self.series, overview)
+        overview = Overview(core, explain, doors.health, self.series)
+        self._details = Details(core, explain, self.series, overview)
         self._feed = Feed(overview.snapshot, dumps, self._background)
 
     def start(self) -> None:
@@ -125,15 +122,6 @@ class Dashboard(Api[str]):
 
     def target(self, names: Mapping[str, str]) -> str:
         return unquote(names.get("file", ""))
-
-    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
-        if allowed is None:
-            return HttpError(StatusCode.NOT_FOUND, f"no such page: {path:.200}", 404)
-        message = f"{path:.200} answers GET only, not {method}"
-        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": ", ".join(allowed)})
-
-    def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error)
 
 
 def _fields(request: Request) -> dict[str, Any]:

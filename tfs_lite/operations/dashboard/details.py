@@ -9,10 +9,10 @@ from typing import Any
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import invalid_argument, not_found
-from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import error_codes
 from tfs_lite.operations.dashboard.overview import Overview, points
 from tfs_lite.operations.dashboard.series import TOTAL, DashboardSeries
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.table import EVERYTHING, Grant
@@ -27,9 +27,9 @@ MOST_SPARKS = 1000
 class Details:
     """Any thread but the event loop's."""
 
-    def __init__(self, core: ServerCore, admin: AdminControl, series: DashboardSeries, overview: Overview) -> None:
+    def __init__(self, core: ServerCore, explain: Explain, series: DashboardSeries, overview: Overview) -> None:
         self._core = core
-        self._admin = admin
+        self._explain = explain
         self._series = series
         self._overview = overview
 
@@ -50,7 +50,7 @@ class Details:
 
     def _of_model(self, name: str, span: str, paths: bool) -> dict[str, Any]:
         core = self._core
-        explanation = self._admin.explain(ModelRef(name), paths=paths).as_json
+        explanation = self._explain.explain(ModelRef(name), paths=paths).as_json
         return {
             "explanation": explanation,
             "events": [event.as_json(manage=paths) for event in core.history.of_model(name)],

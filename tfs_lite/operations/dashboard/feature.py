@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.operations.admin.feature import Admin
 from tfs_lite.operations.dashboard.app import Dashboard
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.server.feature import Doors, ServerFeature
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.http.router import Api
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class DashboardFeature(ServerFeature):
-    """``dashboard`` shows what the admin API answers, and tells it how fast versions answer."""
+    """``dashboard`` shows explanations, and tells how fast versions answer, which they are made from."""
 
     dashboard: Dashboard
 
-    def __init__(self, core: ServerCore, admin: Admin) -> None:
+    def __init__(self, core: ServerCore, explain: Explain) -> None:
         self._core = core
-        self._admin = admin
+        self._explain = explain
 
     def attach(self, doors: Doors) -> None:
-        self.dashboard = Dashboard(self._core, self._admin.control, doors)
-        self._admin.pace_of = self.dashboard.pace_of
+        self.dashboard = Dashboard(self._core, self._explain, doors)
+        self._explain.pace_of = self.dashboard.pace_of
 
     def http(self, resources: HttpResources) -> Sequence[Api[Any]]:
         self.dashboard.start()
@@ -40,7 +40,7 @@ class DashboardFeature(ServerFeature):
 
 
 def dashboard(core: ServerCore) -> DashboardFeature | None:
-    """None without ``--dashboard``, HTTP or the admin API."""
-    options, admin = core.options, core.find(Admin)
+    """None without ``--dashboard``, HTTP or explanations."""
+    options, explain = core.options, core.find(Explain)
     shows = options.dashboard and options.rest_api_port is not None
-    return DashboardFeature(core, admin) if shows and admin is not None else None
+    return DashboardFeature(core, explain) if shows and explain is not None else None

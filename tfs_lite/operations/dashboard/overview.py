@@ -17,11 +17,11 @@ import orjson
 from tfs_lite import __version__
 from tfs_lite.core.history import Event
 from tfs_lite.core.servable import ServableId, VersionState
-from tfs_lite.operations.admin.control import AdminControl
 from tfs_lite.operations.dashboard.counters import held_bytes
 from tfs_lite.operations.dashboard.feed import FeedSnapshot
 from tfs_lite.operations.dashboard.series import DashboardSeries, Key, LatestNumbers, Numbers
 from tfs_lite.operations.explain.explanation import Verdict
+from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.explain.words import config_refused
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.server.runtime.health import Health
@@ -49,9 +49,9 @@ class _States:
 class Overview:
     """The overview, made on one thread; ``on_event`` runs on any."""
 
-    def __init__(self, core: ServerCore, admin: AdminControl, health: Health, series: DashboardSeries) -> None:
+    def __init__(self, core: ServerCore, explain: Explain, health: Health, series: DashboardSeries) -> None:
         self._core = core
-        self._admin = admin
+        self._explain = explain
         self._health = health
         self._series = series
         self._started = time.time()
@@ -94,7 +94,7 @@ class Overview:
             return known
         states = _States(changes, now, {}, memory=[_device(use) for use in self._core.view.device_memory()])
         replicas = {report.id: report for report in self._core.view.replicas()}
-        for line in self._admin.verdicts():
+        for line in self._explain.verdicts():
             states.models[line.model] = {
                 "name": line.model,
                 "rank": _RANK[line.verdict.name],

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfs_lite.core.history import iso_time
@@ -139,9 +139,9 @@ class VersionLine:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``memory``
-    has the byte accounts of its versions, ``processes`` those that run them and what the sandbox of each holds,
-    ``events`` the latest events and ``requests`` the latest failed requests, all as JSON values."""
+    """The answer. ``version`` is None where none was asked for; then the verdict is that of the model. ``processes``
+    has those that run its versions and what the sandbox of each holds, ``events`` the latest events, ``more`` what the
+    features of the server add, by the name of the member; all are JSON values."""
 
     model: str
     version: int | None
@@ -153,10 +153,9 @@ class Explanation:
     next: Next = Next("")
     answers_now: tuple[AnswersNow, ...] = ()
     versions: tuple[VersionLine, ...] = ()
-    memory: Sequence[Mapping[str, Any]] = ()
     processes: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
-    requests: Sequence[Mapping[str, Any]] = ()
+    more: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -175,10 +174,11 @@ class Explanation:
             ],
             "versions": [line.as_json for line in self.versions],
             "rollout": None,
-            "memory": list(self.memory),
+            "memory": [],
             "processes": list(self.processes),
             "events": list(self.events),
-            "requests": list(self.requests),
+            "requests": [],
+            **self.more,
         }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.operations.failed_requests.ring import FailedRequests
 from tfs_lite.serving.feature import Feature
 
 if TYPE_CHECKING:
     from tfs_lite.serving.server_core import ServerCore
+
+SHOWN_REQUESTS = 10
+"""Failed requests in an explanation."""
 
 
 class Failures(Feature):
@@ -17,3 +21,7 @@ class Failures(Feature):
     def __init__(self, core: ServerCore) -> None:
         self.ring = FailedRequests(core.clock.time, core.states.is_configured)
         core.metrics.requests.on_failure(self.ring.note)
+
+    def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
+        """Those of the model, whichever version was asked for."""
+        return {"requests": [request.as_json for request in self.ring.of_model(name, SHOWN_REQUESTS)]}

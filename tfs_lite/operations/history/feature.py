@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.core.history import Cause, Origin
@@ -63,6 +64,9 @@ class LifecycleHistory(Feature):
                 self._accounts.model_gone(name)
             case _:
                 self._recorder.on_event(event)
+
+    def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
+        return {"memory": [found.as_json() for found in self.memory(name) if version in (None, found.version)]}
 
     def start(self) -> None:
         self._recorder.started({"version": version_of("tfs-lite"), "pid": os.getpid()})

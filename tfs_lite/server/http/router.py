@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -23,9 +23,9 @@ from tfs_lite.server.access.access import Access, AccessDenied
 from tfs_lite.server.access.rules import ALL_MODELS, PROXY_HEADERS
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.calls import HttpCall
-from tfs_lite.server.http.compression import ENCODINGS
+from tfs_lite.server.http.compression import ENCODINGS, GZIP
 from tfs_lite.server.http.message import Answer, Request, Response, StreamResponse
-from tfs_lite.server.http.replies import HttpError, failure_of, preflight_status
+from tfs_lite.server.http.replies import HttpError, error_reply, failure_of, preflight_status
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.table import Scope
 
@@ -147,6 +147,31 @@ class Api(Generic[P]):
     def pattern(self, path: str) -> str:
         """The regular expression of the path of a route."""
         return _NAME.sub(lambda found: f"(?P<{found[1]}>{self.names[found[1]]})", re.escape(path))
+
+
+class OwnPages(Api[P]):
+    """Exact paths that no protocol prescribes: they are not for pages of other origins, and errors look like those of
+    TensorFlow Serving's REST API. A subclass has ``routes`` and ``target``."""
+
+    cross_origin = False
+    encodings = GZIP
+
+    def owns(self, path: str) -> bool:
+        return any(pattern.fullmatch(path) for pattern in self._patterns)
+
+    @cached_property
+    def _patterns(self) -> list[re.Pattern[str]]:
+        return [re.compile(self.pattern(route.path)) for route in self.routes()]
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        if allowed is None:
+            return HttpError(StatusCode.NOT_FOUND, f"no such page: {path:.200}", 404)
+        shown = ", ".join(name for name in allowed if name != "HEAD")
+        message = f"{path:.200} answers {shown} only, not {method}"
+        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": ", ".join(allowed)})
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return error_reply(error)
 
 
 def model_in_path(names: Mapping[str, str]) -> ModelRef:
