@@ -26,7 +26,7 @@ from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
 from tfs_lite.core.model import Model, ModelAround
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, not_found, printable
+from tfs_lite.core.status import Reason, ServingError, StatusCode, listed, not_found, printable
 
 MAX_SHOWN = 8
 GONE = "its directory is gone"
@@ -119,8 +119,7 @@ class LoadedFiles:
 
 def shown(names: Sequence[str]) -> str:
     """File names for a message, the first of them."""
-    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return printable(", ".join(names[:MAX_SHOWN]) + more)
+    return printable(listed(names, MAX_SHOWN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Source of the numbers: ``google.rpc.Code``, which ``tensorflow.error.Code`` repe
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -40,6 +41,12 @@ def printable(text: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # half a character that a request has sent
         return text.encode("utf-8", "backslashreplace").decode()
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """``a, b and 3 more``: at most ``most`` of the names, for a message; the others are counted."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class Reason(enum.Enum):

@@ -21,7 +21,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, Reason, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
@@ -35,7 +35,7 @@ _WIRE = {
     ManagerState.END: VersionState.END,
 }
 MOST_NAMED = 5
-"""Versions, or models, in one text."""
+"""Versions in one text."""
 FILES_OF_BEFORE = "it goes on with the files of before"
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
@@ -306,8 +306,7 @@ class Answering:
     @property
     def names(self) -> str:
         """Some names of those that do not answer."""
-        more = len(self.silent) - MOST_NAMED
-        return ", ".join(self.silent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return listed(self.silent)
 
     def __str__(self) -> str:
         """``1 of 2 models answers``."""

@@ -21,7 +21,7 @@ from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.opening import VersionFiles
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.replicas import RAY
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, listed
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -32,7 +32,6 @@ SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 OTHER_PLATFORMS = frozenset({"model.py", "model.pt", "model.pt2", "model.onnx"})
 MAX_JSON_BYTES = 64 << 20
-MAX_SHOWN = 5
 
 Json = Mapping[str, Any]
 
@@ -141,9 +140,7 @@ def weight_files(files: VersionFiles) -> tuple[str, ...]:
 
 def shown(names: Iterable[str]) -> str:
     """The first few names, and how many more there are."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
-    return ", ".join(ordered[:MAX_SHOWN]) + more
+    return listed(sorted(names))
 
 
 def eos_ids(sources: Iterable[Mapping[str, object]]) -> tuple[int, ...]:

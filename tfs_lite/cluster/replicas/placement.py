@@ -30,7 +30,7 @@ from tfs_lite.cluster.replicas.engine import (
     Wish,
 )
 from tfs_lite.config.replicas import ReplicaOptions
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import invalid_argument, listed
 
 MAX_REPLICAS = 1000
 """Replicas of one cluster name."""
@@ -350,7 +350,7 @@ class _Planner:
         hosts = sorted(node.host for node in self._room.candidates(place))
         if len(hosts) >= count:
             return ""
-        on = f" ({_listed(hosts)})" if hosts else ""
+        on = f" ({listed(hosts, MAX_HOSTS_NAMED)})" if hosts else ""
         return f"{count} nodes with {_amounts(place.requirements.needs)} each; there is room on {len(hosts)}{on}"
 
 
@@ -410,7 +410,8 @@ class Room:
         short = [name for name in needs if any(self._lacks(place, node, name) for node in matching)]
         free = [self._free_words(place, node, short) for node in matching if self._short(place, node)]
         blocked = [self._obstacle(place, node) for node in matching if not self._short(place, node)]
-        words = [f"free {_listed(free)}"] * bool(free) + [_listed(blocked)] * bool(blocked)
+        words = [f"free {listed(free, MAX_HOSTS_NAMED)}"] * bool(free)
+        words += [listed(blocked, MAX_HOSTS_NAMED)] * bool(blocked)
         return "; ".join([_amounts({name: needs[name] for name in short}) or "room", *words])
 
     def _hopeless(self, place: WantedPlace, matching: Sequence[Node]) -> str:
@@ -578,8 +579,3 @@ def _amount(name: str, amount: float) -> str:
 
 def _number(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 1e6 else f"{amount:.4g}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    named = ", ".join(words[:MAX_HOSTS_NAMED])
-    return named if len(words) <= MAX_HOSTS_NAMED else f"{named} and {len(words) - MAX_HOSTS_NAMED} more"

@@ -26,7 +26,6 @@ from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.standing import StandingRefusal
@@ -45,6 +44,8 @@ LEAST_FAILED, LEAST_SHARE = 5, 0.01
 
 NO_REPORT = SourceReport("")
 """The report of a source that has not looked at the model."""
+NO_BURDEN = Burden(0, None, ())
+"""The burden of a version that is not available."""
 NO_VERSION = SpecificPolicy(())
 """The policy of a model of a repository whose config has been wrong since the start."""
 
@@ -101,9 +102,8 @@ class VersionSnapshot:
     aspired: bool = False
     on_disk: bool | None = None
     incomplete: Incomplete | None = None
-    attempt: LoadAttempt | None = None
     remark: Status = OK
-    burden: Burden | None = None
+    burden: Burden = NO_BURDEN
     pace: Pace | None = None
     failing: Failing | None = None
     silence: Status = OK
@@ -117,6 +117,21 @@ class VersionSnapshot:
     def answers(self) -> bool:
         """Whether a lookup finds it."""
         return self.view is not None and self.view.answers
+
+    @property
+    def load(self) -> LoadView | None:
+        """Its load, while that is not decided."""
+        return self.view.load if self.view is not None else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its load or unload takes longer than the bound."""
+        return self.view is not None and self.view.state.is_overdue
+
+    @property
+    def since(self) -> float | None:
+        """When it came into its state, in seconds since 1970; None: it has had none."""
+        return self.state.time if self.state is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,33 +304,32 @@ class Snapshots:
                 leaving.setdefault(worker.id, []).append(worker)
         return _Shared(
             server,
-            frozenset(server.known),
-            dict(core.view.burdens()),
-            core.sequences.routes.draining(),
-            {each.id: each.summary for each in core.view.replicas()},
-            leaving,
+            configured=frozenset(server.known),
+            burdens=dict(core.view.burdens()),
+            sequences=core.sequences.routes.draining(),
+            replicas={each.id: each.summary for each in core.view.replicas()},
+            leaving=leaving,
         )
 
     def _server(self, view: ManagerView) -> ServerSnapshot:
         core, options = self._core, self._core.options
         return ServerSnapshot(
-            core.clock.time(),
-            view.now,
-            view,
-            options.model_control_mode,
-            options.file_system_poll_wait_seconds > 0,
-            _source_of(options.model_repository, options.model_config_file),
-            options.aspired_version_policy,
-            core.resources.tracker.total,
-            self._health.draining or core.waiter.closed,
-            core.states.configured,
-            (),
-            options.trusted_model_base_paths,
-            core.refusals.config,
-            options.model_config_file.endswith(YAML_ENDINGS),
-            core.refusals.models,
-            ManagerOverview.of(view),
-            core.resources.tracker.beside_models,
+            taken=core.clock.time(),
+            monotonic=view.now,
+            manager=view,
+            control_mode=options.model_control_mode,
+            polls=options.file_system_poll_wait_seconds > 0,
+            source=_source_of(options.model_repository, options.model_config_file),
+            version_policy=options.aspired_version_policy,
+            memory=core.resources.tracker.total,
+            draining=self._health.draining or core.waiter.closed,
+            known=core.states.configured,
+            trusted=options.trusted_model_base_paths,
+            refused_config=core.refusals.config,
+            has_yaml=options.model_config_file.endswith(YAML_ENDINGS),
+            refused_models=core.refusals.models,
+            overview=ManagerOverview.of(view),
+            beside_models=core.resources.tracker.beside_models,
         )
 
     def _model(self, name: str, shared: _Shared) -> ModelSnapshot:
@@ -330,15 +344,15 @@ class Snapshots:
         return ModelSnapshot(
             name,
             shared.server,
-            name in shared.configured,
-            self._versions(name, shared, since),
-            policy,
-            config.base_path if config is not None else "",
-            found.config if found is not None else "",
-            core.labels.table.get(name, {}),
-            report or NO_REPORT,
-            since.get(None),
-            report is not None,
+            configured=name in shared.configured,
+            versions=self._versions(name, shared, since),
+            policy=policy,
+            base_path=config.base_path if config is not None else "",
+            config_name=found.config if found is not None else "",
+            labels=core.labels.table.get(name, {}),
+            report=report or NO_REPORT,
+            problem_since=since.get(None),
+            looked=report is not None,
             refused=refused,
             unread_policy=unread,
         )
@@ -362,22 +376,21 @@ class Snapshots:
             pace = self._pace_of(servable_id) if servable_id in shared.burdens else None
             versions[version] = VersionSnapshot(
                 version,
-                managed.get(version),
-                states.get(version),
-                version in aspired,
-                version in on_disk if found is not None else None,
-                incomplete,
-                core.states.last_attempt(servable_id),
-                remarks.get(version, OK),
-                shared.burdens.get(servable_id),
-                pace,
-                self._failing(servable_id, pace, server.taken) if pace is not None else None,
-                core.view.silence(servable_id),
-                (sequences[0], server.wall(sequences[1])) if sequences else None,
-                shared.replicas.get(servable_id, ""),
-                arrived.get(version),
-                places.get(version, ""),
-                tuple(shared.leaving.get(servable_id, ())),
+                view=managed.get(version),
+                state=states.get(version),
+                aspired=version in aspired,
+                on_disk=version in on_disk if found is not None else None,
+                incomplete=incomplete,
+                remark=remarks.get(version, OK),
+                burden=shared.burdens.get(servable_id, NO_BURDEN),
+                pace=pace,
+                failing=self._failing(servable_id, pace, server.taken) if pace is not None else None,
+                silence=core.view.silence(servable_id),
+                sequences=(sequences[0], server.wall(sequences[1])) if sequences else None,
+                replicas=shared.replicas.get(servable_id, ""),
+                arrived=arrived.get(version),
+                place=places.get(version, ""),
+                leaving=tuple(shared.leaving.get(servable_id, ())),
             )
         return versions
 
@@ -427,9 +440,8 @@ def waited_for(versions: Iterable[VersionSnapshot]) -> list[str]:
     """The models that have to be available first, each once."""
     found: dict[str, None] = {}
     for version in versions:
-        load = version.view.load if version.view is not None else None
-        if load is not None and load.failure is not None:
-            found |= dict.fromkeys(load.failure.models)
+        if version.load is not None and version.load.failure is not None:
+            found |= dict.fromkeys(version.load.failure.models)
         found |= dict.fromkeys(version.silence.models)
     return list(found)
 

@@ -47,8 +47,7 @@ def _verdict_of_managed(found: VersionSnapshot) -> Verdict | None:
         return None
     if state is HarnessState.NEW and not found.view.state.is_aspired:
         return None
-    load = found.view.load
-    at_work = load is None or load.stage is LoadStage.AT_WORK
+    at_work = found.load is None or found.load.stage is LoadStage.AT_WORK
     return Verdict.LOADING if state is not HarnessState.NEW and at_work else Verdict.WAITING
 
 
@@ -134,8 +133,8 @@ def failure_of(found: VersionSnapshot) -> Status:
     """The status with which the last attempt has failed or the version has ended in error; OK if neither is so."""
     view = found.view
     if view is not None:
-        if view.load is not None and view.load.failure is not None:
-            return view.load.failure
+        if found.load is not None and found.load.failure is not None:
+            return found.load.failure
         if view.state.state is HarnessState.ERROR:
             return view.state.status
         if view.state.state is not HarnessState.DISABLED:
@@ -146,7 +145,7 @@ def failure_of(found: VersionSnapshot) -> Status:
 
 
 def _is_down(found: VersionSnapshot) -> bool:
-    workers = found.burden.workers if found.burden is not None else ()
+    workers = found.burden.workers
     return bool(workers) and not any(worker.up for worker in workers)
 
 

@@ -21,7 +21,7 @@ from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.resources import GPU, MAIN, Resource
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode, listed
 from tfs_lite.managers.harness import LEAVING, HarnessState
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.metrics.batches import WorkerState
@@ -46,8 +46,6 @@ from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 _REPOSITORY = "the model repository"
 _FROM_REPOSITORY = "--model_repository"
 _PIP = re.compile(r"pip install '[^']+'")
-MOST_SHOWN = 5
-"""Names in one text; the others are counted."""
 SHORT = {
     Verdict.FAILED: "has failed",
     Verdict.REFUSED: "is refused",
@@ -763,11 +761,6 @@ def next_of(verdict: Verdict, *, waits_for_room: bool) -> str:
 
 def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MOST_SHOWN])
-    return f"{shown} and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else shown
 
 
 def name_of(servable_id: ServableId) -> str:
