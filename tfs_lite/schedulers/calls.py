@@ -1,4 +1,4 @@
-"""What every scheduler does with a call: answer it, count its run, and put a failure into a status."""
+"""Tasks that every scheduler has with a call: answer it, count its run, and put a failure into a status."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class SequenceServable(FixedInstances, JudgesCalls):
         self._runner.wake(slots)
 
     def _check_call(self, call: PredictCall, rows: int) -> Status | None:
-        """What the manager does not check."""
+        """Checks of a call what the manager does not check."""
         if rows == 0:
             text = f"inference request to model '{self.id.name}' must specify batch-size 1 due to requirements of "
             return Status(StatusCode.INVALID_ARGUMENT, f"{text}sequence batcher, got 0")
