@@ -23,12 +23,13 @@ from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Sampling, SamplingRequest
 
 ALL_TOKENS = 0
-"""In place of a number of candidates: all tokens, in no order."""
+"""The number of candidates that means all tokens, in no order."""
 _COUNTS = (128, 1024, 8192)
 _NUMBERS_AT_ONCE = 1 << 16
-"""For whole rows on the CPU: the hash has many steps, whose numbers should stay in the processor's cache."""
+"""Numbers that are made at once for whole rows on the CPU: the hash has many steps, whose numbers should stay in the
+processor's cache."""
 _COLDEST = 1e-30
-"""Lower temperatures are taken as this one, at which the best token has all the probability."""
+"""The lowest temperature: lower ones are taken as this one, at which the best token has all the probability."""
 
 
 def first_count(sampling: Sampling, vocabulary: int) -> int:
