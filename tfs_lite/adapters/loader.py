@@ -464,8 +464,8 @@ def _size_settings(settings: ModelSettings) -> Hashable:
 
 
 def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:
-    """Remembers opened instances; None if their placements are unknown, or the instances of the version cannot
-    change."""
+    """The instances that a later resize changes; None if their placements are unknown, or the instances of the version
+    cannot change."""
     found, settings = tuple(placements(request.settings, request.on_gpu)), request.settings
     if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
         return None

@@ -21,7 +21,7 @@ NICENESS = 5
 """The niceness of a model's process: on a busy machine the system prefers the server, which accepts requests and
 refuses those too many."""
 OOM_SCORE = 500
-"""The distance by which the process of a model stands above the server: as if it took half of the memory more."""
+"""The amount by which the score of a model's process exceeds the server's: as if it took half of the memory more."""
 MAX_OOM_SCORE = 1000
 IDLE_CLASS_SECONDS = 10.0
 """How long a load stays in the idle class."""

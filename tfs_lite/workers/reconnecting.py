@@ -403,9 +403,8 @@ class ReconnectingModel(Model):
             self.opening.set_result(connection.description)
 
     def connect_elsewhere(self, connector: Connector) -> bool:
-        """Sends requests over the first connection that ``connector`` makes, and those after it; waits for what runs
-        over the one of before, and closes it. Blocks until then; False if the model was closed first. One thread at a
-        time."""
+        """Moves requests to the first connection that ``connector`` makes, waits for those that run over the previous
+        connection, and closes that. Blocks until then; False if the model was closed first. One thread at a time."""
         with self._changed:
             if self._closing.is_set():
                 return False

@@ -54,7 +54,7 @@ def result_of(node: Node, known: dict[str, Constant]) -> Constant | None:
 
 
 def _made(node: Node, inputs: list[Constant]) -> Constant | None:
-    """The results of the operators that take a size as a value."""
+    """The result of an operator that takes a size as a value."""
     first, values = inputs[0], inputs[-1].integers
     if node.op == "ConstantOfShape" and first.integers is not None:
         fill = node.attribute("value").tensors

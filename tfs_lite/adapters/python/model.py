@@ -128,7 +128,7 @@ class PythonModel(TorchModel):
 
     @abstractmethod
     def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:
-        """Turns arrays into what the user's code returns."""
+        """Calls the user's code with tensors or arrays, and returns its result."""
 
     def close(self) -> None:
         forget(self._source)

@@ -95,7 +95,7 @@ def not_installed() -> ServingError:
 
 
 def _open(request: OpenRequest) -> OpenedModel:
-    """Opens nothing here: SavedModels are opened by :data:`OPEN_VERSION`, in processes of this machine."""
+    """Refuses to open a version here: SavedModels are opened by :data:`OPEN_VERSION`, in processes of this machine."""
     if find_spec(LIBRARY) is None:
         raise not_installed()
     raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {NAME} runs in processes of the server, not as replicas")

@@ -260,7 +260,8 @@ class EnsembleRun:
     # The answer.
 
     def _conclude(self, failure: Status | None = None) -> _Effects:
-        """Ends the run if it is over. With the lock held, after every change."""
+        """Decides, with the lock held and after every change, whether the run is answered and its versions are
+        released."""
         answer: Answer | None = None
         unwanted: list[tuple[int, StepCall]] = []
         if not self._answered:

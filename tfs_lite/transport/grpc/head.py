@@ -43,7 +43,7 @@ class RequestHead:
     """
 
     method: Method | None = None
-    """The method of the path; also set beside an answer if the path is known."""
+    """The method of the path; also set together with an answer if the path is known."""
     path: str = ""
     timeout: float | None = None
     """Seconds from now on, 0 or more; None means that the client set none."""
