@@ -110,7 +110,7 @@ class ClusterCollector(Collector):
     def _states(self) -> Metric:
         states = GaugeMetricFamily("tfs_lite_replicas", "Replicas in each state.", labels=(*_VERSION, "state"))
         counts: dict[ServableId, Counter[str]] = {}
-        for report in self._replicas():  # one that is loaded beside itself has two
+        for report in self._replicas():  # one that is loaded a second time has two
             counts.setdefault(report.id, Counter()).update(replica.state for replica in report.replicas)
         for servable_id, found in counts.items():
             for state in STATES:

@@ -3,7 +3,7 @@
     submit -> [waits] -> Model.preprocess -> the inner servable: queue, batch, run
            -> [waits] -> Model.postprocess -> answer
 
-A few threads do both steps, beside the threads that run the model. What clients see is the model's signatures; the
+A few threads do both steps, apart from the threads that run the model. What clients see is the model's signatures; the
 batch is made of whatever ``preprocess`` returned, and :class:`ItemRule` says which of that may share a run.
 """
 

@@ -93,7 +93,9 @@ class ResponseCache:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
         self._keys: dict[ServableId, set[bytes]] = {}
         self._counts: dict[ServableId, CacheCounts] = {}
-        self._open: Counter[ServableId] = Counter()  # a version may be loaded again beside itself, to take its place
+        self._open: Counter[ServableId] = (
+            Counter()
+        )  # a version may be loaded again while it is loaded, to take its place
         self._bytes = 0
         self._evictions = 0
 

@@ -2,7 +2,7 @@
 length.
 
 A row is padded to the longest of its group. Of a group's tokens at most a sixteenth is padding, or as many tokens as a
-forward costs beside its tokens, where that is more: many short forwards would cost more than the padding that they
+forward costs besides its tokens, where that is more: many short forwards would cost more than the padding that they
 save.
 """
 

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs beside
+    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs besides
     them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it. ``types``: of tokens, 1
     where the network does not tell them apart. Rows of more than ``shared`` tokens share a forward with those of the
     same length only. Rows of fewer than ``least`` are padded up to it."""

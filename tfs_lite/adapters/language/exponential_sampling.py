@@ -7,7 +7,7 @@ then in the whole row, which has to be sorted. A row without top-k and top-p nee
 at depends on the row alone, and the result does not depend on it.
 
 The noise is a function of the seed, the number of the token in its text, and the token's id. There is no generator with
-state, so a text gets the same noise alone, beside other texts, in another slot, and after a preemption. Seed and number
+state, so a text gets the same noise alone, with other texts, in another slot, and after a preemption. Seed and number
 become a 64-bit key on the host; key and id are hashed on the device with 32-bit integer arithmetic, which wraps around
 alike everywhere, so CPU and GPU get the same bits.
 """

@@ -2,7 +2,7 @@
 
 One that gives something else than it declares answers no request: it is refused. One that does so for some numbers of
 rows, such as one with a bare ``squeeze()`` and a trace that kept the rows of its example, takes requests of the others,
-which becomes a condition of its signature. One whose answer for a row depends on the rows beside it (a batch norm in
+which becomes a condition of its signature. One whose answer for a row depends on the other rows (a batch norm in
 training, a mean over the rows) gets no rows of other requests. One that answers is right: what it fails on later is the
 request. One that fails on made-up inputs shows nothing, because they may be no inputs for it.
 
@@ -71,7 +71,7 @@ def check_itself(
 ) -> SelfCheck:
     """Runs the program for each of :data:`SIZES` and :data:`INTEGERS` until it answers. ``several``: two rows are run
     also where one row is answered. ``traced``: it may know nothing of the rows that it was made with, and answer only
-    so many. ``shares``: requests may share runs, so that rows must not depend on those beside them.
+    so many. ``shares``: requests may share runs, so that rows must not depend on one another.
     FAILED_PRECONDITION if it can answer no request."""
     tried = set[tuple[int, ...]]()
     has_integers = any(not _is_continuous(spec) for spec in signature.inputs)

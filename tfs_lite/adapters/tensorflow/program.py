@@ -3,7 +3,7 @@
     open_version -> saved_model.pb, read without TensorFlow -> are its operators allowed? -> import
                  -> the graph in a session -> variables -> initialisers
 
-The graph is loaded, and not the tree of Python objects beside it: as TensorFlow Serving does it, so that every model
+The graph is loaded, and not the tree of Python objects with it: as TensorFlow Serving does it, so that every model
 that it loads is loaded here. What runs is what was looked at: the bytes are read once, and only the operation that
 restores the variables, the one that initialises the graph, and the signatures are run.
 

@@ -4,7 +4,7 @@
 
 A :class:`ReplicaModel` is one place for a replica, whichever is in it now. Which one is, and which comes next, says the
 place (``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
-connection beside those for requests is for signs of life: a process that has died closes it, a host that has vanished
+connection besides those for requests is for signs of life: a process that has died closes it, a host that has vanished
 stops acknowledging, and one that is frozen does not answer its pings.
 """
 
@@ -71,7 +71,7 @@ class ReplicaModel(ReconnectingModel):
 
     ``prepare`` gets a connection to a replica that has not begun to open the model, and returns the arguments for it,
     instead of ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of
-    each run: the seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread
+    each run: the seconds that it took besides those in the model, and the bytes of inputs and outputs; on the thread
     that runs. ``on_niceness`` is told of each replica that has opened the model: its host's name, and its niceness.
     """
 

@@ -76,7 +76,7 @@ class PieceReader:
 
     @property
     def position(self) -> Position:
-        """A place before the fault after :class:`Refused`, with nothing wrong before it."""
+        """The place up to which the text is known to be right, after :class:`Refused`; the fault is behind it."""
         return Position(self._at, tuple(self._open), self._fresh, self._after)
 
     def whole(self) -> Json:
