@@ -1,5 +1,5 @@
-"""Which platform a version is for: its files decide; where they fit several, the config has to name one. And which of
-its files nobody reads: another program may read them, and answer otherwise."""
+"""The platform of a version: its files decide; where they fit several, the config has to name one. And which of its
+files nobody reads: another program may read them, and answer otherwise."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
 
 
 def unread_files(files: VersionFiles, paths: Collection[str], platform: Platform, settings: ModelSettings) -> list[str]:
-    """Of a version's files, by their ``paths`` inside it, those that nothing reads although they may be a part of the
-    model, in order. Errors of opening the version, as far as they show in its files."""
+    """The files of a version, of those with these ``paths`` inside it, that nothing reads although they may be a part
+    of the model, in order. Errors of opening the version, as far as they show in its files."""
     if platform.reads is None:
         return []
     named = " ".join((*settings.parameters.values(), *files_beside(settings)))
@@ -77,7 +77,7 @@ def _none(message: str, code: StatusCode = StatusCode.FAILED_PRECONDITION) -> Se
 
 
 def _look_into(path: str) -> tuple[int, frozenset[str]]:
-    """(unpacked bytes, members) of a file; (0, none) if it vanishes meanwhile."""
+    """Reads the unpacked bytes and the members of a file; (0, none) if it vanishes meanwhile."""
     try:
         size = os.stat(path).st_size
         if path.endswith(_ARCHIVES):

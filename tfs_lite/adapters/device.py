@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 def check_device(setting: str) -> None:
-    """INVALID_ARGUMENT unless ``setting`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; FAILED_PRECONDITION if this
-    machine has no such device."""
+    """Raises INVALID_ARGUMENT unless ``setting`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; FAILED_PRECONDITION if
+    this machine has no such device."""
     if not _SETTING.fullmatch(setting):
         raise invalid_argument(f'device "{setting}": expected auto, cpu, cuda or cuda:N')
     count = gpu_count()
@@ -64,7 +64,7 @@ def gpu_bytes(fraction: float = 0.0) -> dict[int, int]:
 def machine_resources(
     limit_bytes: int | None = None, gpu_fraction: float = 0.0
 ) -> tuple[Mapping[str, int], ResourceAllocation]:
-    """(devices of each type, total memory of each device), for a resource tracker.
+    """The number of devices of each type and the total memory of each device, for a resource tracker.
 
     Main memory is the machine's, or ``limit_bytes`` if that is less; :func:`group_memory` may leave less of it. Of a
     GPU's memory ``gpu_fraction`` counts (0: all of it).
@@ -82,8 +82,8 @@ def limit_gpu_memory(fraction: float) -> None:
 
 
 def gpu_use() -> tuple[tuple[int, int], ...]:
-    """Of each GPU, in bytes: what torch has allocated in this process, and what is free. Empty while torch has not
-    begun to use GPUs, which this does not make it do."""
+    """The bytes of each GPU that torch has allocated in this process, and those that are free. Empty while torch has
+    not begun to use GPUs, which this does not make it do."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ()
     return tuple((torch.cuda.memory_allocated(i), torch.cuda.mem_get_info(i)[0]) for i in range(gpu_count()))
@@ -134,8 +134,9 @@ def _memory_groups(root: Path, process: Path) -> Iterator[Path]:
 
 
 def _read_group(folder: Path) -> GroupMemory | None:
-    """``memory.high`` counts as a limit: beyond it the kernel slows the processes down until they stand still. The
-    older version has other names. None for a group without a limit, or one whose use cannot be read."""
+    """Reads the memory limits of a control group. ``memory.high`` counts as a limit: beyond it the kernel slows the
+    processes down until they stand still. The older version has other names. None for a group without a limit, or one
+    whose use cannot be read."""
     limits = [found for name in _LIMITS if (found := _read_number(folder / name)) is not None]
     used = [found for name in _USED if (found := _read_number(folder / name)) is not None]
     if not limits or min(limits) >= _physical_bytes() or not used:

@@ -19,7 +19,7 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/:'\"(),;<>|]+){2,}")
 _SCRIPT_STACK = "The following operation failed in the TorchScript interpreter."
 _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
 _NOT_OF_INPUTS = re.compile("INTERNAL ASSERT|could not create|Resource temporarily|std::")
-"""In messages of errors that no input causes."""
+"""The marks of errors that no input causes, in their messages."""
 
 
 class RefusedInputs(RuntimeError):
@@ -49,7 +49,7 @@ def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
 
 
 def with_detail(failure: ServingError, detail: str) -> ServingError:
-    """The failure, with what the log says of it beside its message."""
+    """The failure, with the detail that only the log states in addition to the message."""
     failure.detail = detail
     return failure
 
@@ -81,14 +81,15 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Python's error, torch's of a GPU, which has this name, or that of torch's allocator."""
+    """Whether memory was lacking: Python's error, torch's of a GPU, which has this name, or that of torch's
+    allocator."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return "can't allocate memory" in _text(error)
 
 
 def story(error: BaseException) -> str:
-    """For logs: the stack and the message, without the middle of a long text."""
+    """The text of an error for logs: the stack and the message, without the middle of a long text."""
     text = "".join(traceback.format_exception(error)).rstrip()
     if len(text) <= MAX_STORY:
         return text

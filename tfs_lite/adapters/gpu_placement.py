@@ -1,4 +1,4 @@
-"""Which GPU a version goes to whose config names none: the one with the most memory that is not reserved.
+"""The choice of a GPU for a version whose config names none: the one with the most memory that is not reserved.
 
     the load begins -> GpuReservations.place -> ... -> release, after the unload
 
@@ -31,8 +31,8 @@ class GpuReservations:
         self._held: dict[Hashable, ResourceAllocation] = {}
 
     def place(self, holder: Hashable, wanted: ResourceAllocation) -> tuple[ResourceAllocation, int | None]:
-        """``wanted`` with a GPU for what is on any of them, kept for ``holder`` in place of what it had before; and
-        which GPU that is, None if nothing was open."""
+        """Places ``wanted``, keeping a GPU for what is on any of them, for ``holder`` in place of what it had before;
+        returns it, and which GPU that is, None if nothing was open."""
         totals = {} if wanted.bound else self._totals()
         with self._lock:
             self._held.pop(holder, None)

@@ -23,8 +23,9 @@ MAIN_MEMORY = Resource(MAIN, RAM, 0)
 
 
 def devices_of(group: InstanceGroup, default: str) -> tuple[str, ...]:
-    """Where the group has ``count`` instances each. ``default`` is for groups that name no GPU: ``cpu``, which also
-    means that the server uses no GPU, or ``cuda:N``. INVALID_ARGUMENT if the group wants a GPU and there is none."""
+    """The devices on which the group has ``count`` instances each. ``default`` is for groups that name no GPU: ``cpu``,
+    which also means that the server uses no GPU, or ``cuda:N``. INVALID_ARGUMENT if the group wants a GPU and there is
+    none."""
     if default == CPU and group.kind == "KIND_GPU":
         raise invalid_argument("instance_group: KIND_GPU, but this server runs models on the CPU")
     if default == CPU or group.kind == "KIND_CPU":
@@ -33,8 +34,8 @@ def devices_of(group: InstanceGroup, default: str) -> tuple[str, ...]:
 
 
 def check_gpus(groups: Sequence[InstanceGroup], usable: Sequence[int]) -> None:
-    """INVALID_ARGUMENT if a group names a GPU that is none of the ``usable`` ones, and there are some: on a server
-    without GPUs these groups run on the CPU."""
+    """Raises INVALID_ARGUMENT if a group names a GPU that is none of the ``usable`` ones, and there are some: on a
+    server without GPUs these groups run on the CPU."""
     for index, group in enumerate(groups):
         for number in group.gpus:
             if usable and number not in usable:
@@ -69,8 +70,8 @@ def copies_of(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``add`` has one group of one instance for each that has to be opened; ``remove`` has the indices of those to
-    close, the newest of their kind."""
+    """The instances that a resize adds and removes: ``add`` has one group of one instance for each that has to be
+    opened; ``remove`` has the indices of those to close, the newest of their kind."""
 
     add: tuple[InstanceGroup, ...] = ()
     remove: frozenset[int] = frozenset()
@@ -90,7 +91,7 @@ def placements(settings: ModelSettings, on_gpu: bool) -> list[InstanceGroup]:
 
 
 def _alone(group: InstanceGroup, gpus: tuple[int, ...]) -> InstanceGroup:
-    """Only groups of replicas may say ``ready_replicas``, be it None."""
+    """The group of one instance; only groups of replicas may say ``ready_replicas``, be it None."""
     alone: dict[str, object] = {"name": "", "count": 1, "gpus": gpus}
     if group.ready_replicas is not None:
         alone["ready_replicas"] = None

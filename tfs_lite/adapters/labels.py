@@ -1,4 +1,4 @@
-"""Class labels of a model: a text file in its version, or beside it, with one label per line.
+"""Class labels of a model: a text file in its version, or next to it, with one label per line.
 
 A config must not give access to other files of the machine: the file has to lie in the version's directory or in the
 base path, after links have been followed.

@@ -35,7 +35,7 @@ class LoadedModel(OpenedModel, ABC):
     """
 
     states: Mapping[str, str] = MappingProxyType({})
-    """Output states, which a model may leave out -> the inputs whose values they keep then."""
+    """The output states that a model may leave out, and the inputs whose values they keep then."""
     leaves_out = False
     """Whether ``compute`` may leave wanted outputs out, and ``run`` then does as well."""
     reason = ""

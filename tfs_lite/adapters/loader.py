@@ -58,8 +58,8 @@ from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argum
 logger = logging.getLogger(__name__)
 
 MakeServable = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
-"""Equal models of one version -> the servable, which gets the requests, and closes the models. Without models the
-version is composed of others, as the request's settings say."""
+"""A function from equal models of one version to the servable, which gets the requests, and closes the models. Without
+models the version is composed of others, as the request's settings say."""
 
 Opens = Callable[[Platform, OpenRequest], Sequence[OpenedModel]]
 """Opens the instances of a version, in this process or in others."""
@@ -82,7 +82,7 @@ class _Opened:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What a server decides for all its models.
+    """The decisions of a server for all its models.
 
     ``opens`` opens the instances of a version; ``model_settings`` finds the config of a version by its directory and
     the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
@@ -226,7 +226,8 @@ class ArtifactLoader(Loader):
         return self._reserved
 
     def _reserve_for(self, files: VersionFiles, platform: Platform | None, settings: ModelSettings) -> _Reserved:
-        """As the platform bounds it, as a version like this one was measured, or else by the size of the files."""
+        """The memory to reserve: as the platform bounds it, as a version like this one was measured, or else by the
+        size of the files."""
         on_gpu, copies = uses_gpu(self._settings.device), self._copies(platform, settings, self._default_device())
         if platform is not None and platform.reserve is not None:
             bound = platform.reserve(files, settings, on_gpu)
@@ -237,7 +238,7 @@ class ArtifactLoader(Loader):
         return _Reserved(of_copy + (workspace_of(settings.parameters) if on_gpu else 0), by_files, copies)
 
     def _copies(self, platform: Platform | None, settings: ModelSettings, default: str) -> Mapping[Resource, int]:
-        """INVALID_ARGUMENT if the config names a GPU that is not there."""
+        """The number of copies on each device. INVALID_ARGUMENT if the config names a GPU that is not there."""
         groups = settings.instance_group or (InstanceGroup(),)
         check_gpus(groups, usable_gpus(self._settings.device))
 
@@ -249,7 +250,7 @@ class ArtifactLoader(Loader):
         return copies_of(groups, default, shares)
 
     def _default_device(self) -> str:
-        """Of instances whose group names no GPU: ``cpu``, ``cuda:N``, or ``cuda`` while that is open."""
+        """The device of instances whose group names no GPU: ``cpu``, ``cuda:N``, or ``cuda`` while that is open."""
         usable = usable_gpus(self._settings.device)
         return CPU if not usable else f"cuda:{usable[0]}" if len(usable) == 1 else "cuda"
 
@@ -263,7 +264,7 @@ class ArtifactLoader(Loader):
         return f"cuda:{picked if picked is not None else named[0] if named else 0}"
 
     def _discard(self, servable: Servable) -> None:
-        """What was made is not taken."""
+        """Discards a servable that is not taken."""
         self._measured, self._opened = None, None
         servable.close()
         self._forget_place()
@@ -341,7 +342,8 @@ class ArtifactLoader(Loader):
         return models
 
     def _will_live_elsewhere(self) -> bool:
-        """False for a config that is wrong: the load says so."""
+        """Whether the version's models live in processes elsewhere; False for a config that is wrong: the load says
+        so."""
         try:
             return self._lives_elsewhere(self._read_settings(self._name))
         except ServingError:
@@ -352,7 +354,7 @@ class ArtifactLoader(Loader):
         return replica_options(settings.instance_group, self._settings.worker) is not None
 
     def _measure(self, models: Sequence[OpenedModel], platform: Platform, request: OpenRequest) -> ResourceAllocation:
-        """What the version takes of each device, which the next one like it is admitted by."""
+        """The memory that the version takes on each device. The next version like it is admitted by this figure."""
         placed = self._placed
         if placed is None or self._lives_elsewhere(request.settings):
             return NO_RESOURCES
@@ -375,7 +377,8 @@ class ArtifactLoader(Loader):
         return measured
 
     def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
-        """``request`` is that of all instances. False also for a device on which nothing is reserved."""
+        """Resizes a servable; ``request`` is that of all instances. False also for a device on which nothing is
+        reserved."""
         copies = self._copies(opened.platform, request.settings, request.device)
         if (
             not self._lives_elsewhere(request.settings)
@@ -406,7 +409,7 @@ class ArtifactLoader(Loader):
         return True
 
     def _open_more(self, opened: _Opened, request: OpenRequest, change: Difference) -> list[OpenedModel]:
-        """New instances, after the first requests, which a servable of their own has run."""
+        """Opens new instances, after their first requests, which a servable of their own has run."""
         more = request.settings.model_copy(update={"instance_group": change.add})
         beside = tuple(model for index, model in enumerate(opened.models) if index not in change.remove)
         request.require_files()
@@ -420,7 +423,7 @@ class ArtifactLoader(Loader):
         return models
 
     def _warm_up_beside(self, models: Sequence[OpenedModel], request: OpenRequest) -> None:
-        """Those that have no replica yet run their first requests when they have joined."""
+        """Warms up new instances; those that have no replica yet run their first requests when they have joined."""
         if not models:
             return
         alone = replace(request, settings=request.settings.model_copy(update={"response_cache": None}))
@@ -431,7 +434,7 @@ class ArtifactLoader(Loader):
             servable.close()
 
     def _plan(self, servable_id: ServableId, meter: LoadMeter) -> tuple[OpenRequest, Platform, LoadedFiles]:
-        """What to open, by which platform, and the files that it is opened from."""
+        """Plans a load: what to open, by which platform, and the files that it is opened from."""
         settings = self._read_settings(servable_id.name)
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')
@@ -456,12 +459,13 @@ class ArtifactLoader(Loader):
 
 
 def _size_settings(settings: ModelSettings) -> Hashable:
-    """What a config says that the size of a version depends on."""
+    """The settings in a config that the size of a version depends on."""
     return tuple(placements(settings, on_gpu=True)), tuple(sorted(settings.parameters.items()))
 
 
 def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:
-    """None if the placements of the instances are unknown, or the instances of the version cannot change."""
+    """The instances that a later resize changes; None if their placements are unknown, or the instances of the version
+    cannot change."""
     found, settings = tuple(placements(request.settings, request.on_gpu)), request.settings
     if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
         return None
@@ -471,7 +475,7 @@ def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedMod
 
 
 def _name_of(place: Resource) -> str:
-    """As in :data:`~tfs_lite.adapters.measured.Measured`."""
+    """The name of a device, as in :data:`~tfs_lite.adapters.measured.Measured`."""
     return MAIN if place.device == MAIN else f"{GPU}/{place.instance}"
 
 

@@ -1,4 +1,4 @@
-"""What versions took, as measured, so that the next version of a model is admitted by that and not by a rule of thumb.
+"""The measured sizes of versions, by which the next version of a model is admitted, and not by a rule of thumb.
 
     load of version 1 -> measured -> MeasuredVersions.learn  ...  MeasuredVersions.bound -> reserved for version 2
 
@@ -34,7 +34,8 @@ class _Version:
 
 
 class MeasuredVersions:
-    """What the latest version of each model took on its device, for the ``most`` models measured last. Any thread."""
+    """The memory that the latest version of each model took on its device, for the ``most`` models measured last. Any
+    thread."""
 
     def __init__(self, most: int = MAX_MODELS) -> None:
         self._most = most
@@ -60,7 +61,7 @@ class MeasuredVersions:
 
 
 def on_device(measured: Measured, device: str) -> int:
-    """What stays on ``main`` or a GPU as long as the version is loaded: the sum of those kinds."""
+    """Bytes that stay on ``main`` or a GPU as long as the version is loaded: the sum of those kinds."""
     return sum(quantity for kind, quantity in measured.get(device, {}).items() if kind not in NOT_RESERVED)
 
 
@@ -76,7 +77,7 @@ def total(parts: list[Measured]) -> dict[str, dict[str, int]]:
 
 
 def workspace_of(parameters: Mapping[str, str]) -> int:
-    """What a config sets aside on a GPU for the runs of the model, in bytes; INVALID_ARGUMENT if it is no number."""
+    """Bytes that a config sets aside on a GPU for the runs of the model; INVALID_ARGUMENT if it is no number."""
     return bytes_parameter(parameters, WORKSPACE)
 
 

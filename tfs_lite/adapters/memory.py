@@ -26,11 +26,11 @@ YOUNG = 10_000
 """Objects allocated, less those freed, between two collections of the youngest generation."""
 FIXED_BYTES = 1 << 20
 OWED_BYTES = 64 << 20
-"""What unloads and failed loads may leave behind until a collection."""
+"""Bytes that unloads and failed loads may leave behind until a collection."""
 COLLECT_PAUSE = 1.0
 """Seconds from the moment when they have until it happens."""
 COLLECT_SHARE = 0.05
-"""Of the time, at most, that collections may take which nobody waits for."""
+"""The largest share of the time that collections may take which nobody waits for."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,8 +42,9 @@ def bytes_to_reserve(file_bytes: int) -> int:
 def estimate(
     of_copy: int, copies: Mapping[Resource, int], while_loading: int, for_a_moment: int = 0
 ) -> ResourceAllocation:
-    """What to reserve before loading: so many bytes for each copy, by device. Copies for a GPU need main memory as
-    well ``while_loading``, one after the other. ``for_a_moment``: what opening a copy takes of main memory besides."""
+    """The memory to reserve before loading: so many bytes for each copy, by device. Copies for a GPU need main
+    memory as well ``while_loading``, one after the other. ``for_a_moment``: what opening a copy takes of main memory
+    besides."""
     quantities = {resource: of_copy * count for resource, count in copies.items()}
     on_gpu = any(resource.device == GPU for resource in copies)
     more = for_a_moment + (while_loading if on_gpu else 0)
@@ -60,8 +61,8 @@ def measured(
     reserved: ResourceAllocation,
     copies: Mapping[Resource, int],
 ) -> ResourceAllocation:
-    """What a loaded version holds on the devices of its ``copies``: ``held`` bytes, or what was ``reserved`` where that
-    is unknown. ``resident``: the bytes of all its tensors; None if unknown."""
+    """The memory that a loaded version holds on the devices of its ``copies``: ``held`` bytes, or what was ``reserved``
+    where that is unknown. ``resident``: the bytes of all its tensors; None if unknown."""
     of_devices = {resource: reserved.entries.get(resource, 0) for resource in copies}
     if resident is not None and resident > sum(of_devices.values()):
         total = sum(of_devices.values())
@@ -92,8 +93,8 @@ def return_free_memory() -> None:
 
 
 class MemoryReturn:
-    """When memory goes back to the system that only a garbage collection frees: now, or once unloads and failed loads
-    may have left :data:`OWED_BYTES` behind together. Any thread may call any method."""
+    """Decides when memory goes back to the system that only a garbage collection frees: now, or once unloads and failed
+    loads may have left :data:`OWED_BYTES` behind together. Any thread may call any method."""
 
     def __init__(
         self,
@@ -137,15 +138,15 @@ class MemoryReturn:
             return self._count, self._seconds
 
     def owe(self, left: int) -> None:
-        """So many bytes may have been left behind. Collects a moment after that has become much, on a thread of its
-        own."""
+        """Records that so many bytes may have been left behind. Collects a moment after that has become much, on a
+        thread of its own."""
         with self._lock:
             self._owed += left
             if self._owed >= OWED_BYTES and self._due is None and not self._closed:
                 self._due = self._clock.call_later(self._pause, self._wake)
 
     def close(self) -> None:
-        """From now on nothing is collected: the process ends."""
+        """Ends all collections: the process ends."""
         with self._lock:
             self._closed = True
             due, self._due = self._due, None
@@ -183,7 +184,7 @@ def freeze_gc() -> None:
 
 
 def _find_malloc_trim() -> Callable[[int], int] | None:
-    """glibc's ``malloc_trim``, without which it keeps freed memory; None with other C libraries."""
+    """Finds glibc's ``malloc_trim``, without which it keeps freed memory; None with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

@@ -140,7 +140,7 @@ def _first_texts(data: bytes, count: int) -> bytes:
 
 
 def _read(folder: str, file: str, size: int) -> bytes:
-    """At most ``size`` bytes of the file, which has to be below the folder after links have been followed."""
+    """Reads at most ``size`` bytes of the file, which has to be below the folder after links have been followed."""
     root = os.path.realpath(folder)
     path = os.path.realpath(os.path.join(folder, file))
     if os.path.commonpath((root, path)) != root:

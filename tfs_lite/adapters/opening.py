@@ -48,8 +48,8 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True)
 class SeenFiles:
-    """What the files of a version were at one moment: those in its directory, and those that its config names beside
-    it, with their states."""
+    """The files of a version as they were at one moment: those in its directory, and those that its config names next
+    to it, with their states."""
 
     directory: str
     tree: Tree
@@ -57,7 +57,7 @@ class SeenFiles:
 
     @classmethod
     def look(cls, directory: str, settings: ModelSettings) -> SeenFiles:
-        """NOT_FOUND if the directory is gone, UNAVAILABLE if it cannot be read."""
+        """Looks at the files. NOT_FOUND if the directory is gone, UNAVAILABLE if it cannot be read."""
         base = os.path.dirname(directory)
         try:
             tree = read_tree(directory)
@@ -70,7 +70,7 @@ class SeenFiles:
 
     @property
     def state(self) -> str:
-        """As sources tell it in their lists."""
+        """The state of the files, as sources tell it in their lists."""
         return state_of(self.directory, self.tree.version.fingerprint, self.beside)
 
     def changes(self, now: SeenFiles) -> list[str]:
@@ -97,7 +97,7 @@ class LoadedFiles:
 
     @property
     def paths(self) -> list[str]:
-        """Those in the version, without its configs."""
+        """The paths in the version, without its configs."""
         return [file.name for file in self._seen.tree.version.files]
 
     def changes(self) -> list[str]:
@@ -124,12 +124,12 @@ def shown(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What to open, and where: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
+    """The request to open a version: ``device`` is ``cpu`` or ``cuda:N``. ``settings`` are empty without a config.
     ``batch_rows``: the numbers of rows that its batches will mostly have, ascending; some models prepare for them.
     ``beside`` are the instances of the version that are open already. ``loaded_from`` are the files as they were when
-    the load began; None in a process of the model, whose server knows. ``threads``: how many threads an
-    instance uses inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads
-    bytes itself begins the phase READING with their number and adds what it has read."""
+    the load began; None in a process of the model, whose server knows. ``threads``: how many threads an instance uses
+    inside an operator; 0: as many as torch. ``meter`` is told how far the load is: a platform that reads bytes itself
+    begins the phase READING with their number and adds what it has read."""
 
     id: ServableId
     files: VersionFiles
@@ -147,14 +147,14 @@ class OpenRequest:
         return self.device != "cpu"
 
     def require_files(self) -> None:
-        """ServingError if the files are not those any more that the version was loaded from. Whoever opens a version
-        again asks before and after."""
+        """Raises ServingError if the files are not those any more that the version was loaded from. Whoever opens a
+        version again asks before and after."""
         if self.loaded_from is not None:
             self.loaded_from.require()
 
 
 class NeedsProcess(Exception):
-    """``Platform.open`` does not open this version; ``Platform.open_in_process`` does, in a process of the model. The
+    """Raised by ``Platform.open`` for a version that ``Platform.open_in_process`` opens, in a process of the model. The
     message says why."""
 
 
@@ -165,7 +165,8 @@ class OpenedModel(Model, Protocol):
         """Bytes of the model's tensors; None if unknown."""
 
     def measured_bytes(self) -> Measured:
-        """What it holds now, by device and kind; empty where that cannot be measured. Costs milliseconds."""
+        """Bytes that the model holds now, by device and kind; empty where that cannot be measured. Costs
+        milliseconds."""
         return {}
 
     def another(self, device: str) -> OpenedModel | None:
@@ -175,7 +176,7 @@ class OpenedModel(Model, Protocol):
 
 
 class OpenedModelAround(ModelAround, OpenedModel):
-    """As :class:`~tfs_lite.core.model.ModelAround`, around an opened model."""
+    """A :class:`~tfs_lite.core.model.ModelAround` around an opened model."""
 
     _inner: OpenedModel
 
@@ -241,11 +242,11 @@ class Platform:
         return self.open is not None or self.composed
 
     def start(self, request: OpenRequest) -> OpenedModel:
-        """``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
+        """Calls ``open``; UNIMPLEMENTED if there is none, or what it imports is not installed."""
         return self._call(self.open, request)
 
     def start_in_process(self, request: OpenRequest) -> OpenedModel:
-        """``open_in_process``; errors as those of ``start``."""
+        """Calls ``open_in_process``; errors as those of ``start``."""
         return self._call(self.open_in_process, request)
 
     def _call(self, opens: Callable[[OpenRequest], OpenedModel] | None, request: OpenRequest) -> OpenedModel:

@@ -46,7 +46,8 @@ BUILT_IN = (
 
 
 def known_platforms(built_in: Iterable[Platform], registered: Iterable[EntryPoint]) -> Mapping[str, Platform]:
-    """By name. A registered one that cannot be imported, or takes a name that is taken, is logged and left out."""
+    """The platforms by name. A registered one that cannot be imported, or takes a name that is taken, is logged and
+    left out."""
     found = {platform.name: platform for platform in built_in}
     for entry in registered:
         try:
@@ -75,8 +76,8 @@ def make_loader(item: ServableData[StoragePath], platform: str | None, settings:
 
 
 def check_config(directory: str, settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if a config contradicts the artefact in ``directory``, as far as that shows without opening
-    it."""
+    """Raises INVALID_ARGUMENT if a config contradicts the artefact in ``directory``, as far as that shows without
+    opening it."""
     try:
         platform = choose_platform(read_version(directory), settings.platform, PLATFORMS)
         if platform.check_config is not None:

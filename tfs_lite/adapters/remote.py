@@ -102,7 +102,7 @@ def open_version(arguments: str) -> OpenedModel:
 
 
 def _end_process(failure: str) -> None:
-    """Its callers are told that the process was lost, and it is started again."""
+    """Ends this process: its callers are told that it was lost, and it is started again."""
     logger.error("the GPU of this process failed, it ends: %s", failure)
     logging.shutdown()
     os._exit(1)

@@ -74,7 +74,7 @@ def replay_of_body(signatures: Signatures, text: str) -> Replay:
 
 
 def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Replay:
-    """Classify, Regress, or several of them on one input."""
+    """Replays Classify, Regress, or several of them on one input."""
     count = example_count(input)
 
     def check(answers: Sequence[Outputs]) -> None:
@@ -86,7 +86,7 @@ def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Rep
 
 
 def _anything(answers: Sequence[Outputs]) -> None:
-    """Predict promises nothing about its outputs that the model has not checked itself."""
+    """Accepts any answer: Predict promises nothing about its outputs that the model has not checked itself."""
 
 
 def _checked(signatures: Signatures, run: Run) -> Run:

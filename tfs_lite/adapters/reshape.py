@@ -123,12 +123,12 @@ class ReshapedModel(OpenedModelAround):
         return found
 
     def _view(self, tensor: Tensor, shape: Sequence[int]) -> Array:
-        """ValueError if the elements do not fit."""
+        """Views a tensor in another shape. ValueError if the elements do not fit."""
         array = cast(Array, tensor)
         return np.reshape(array, self._resolved(array.shape, shape))
 
     def _resolved(self, sizes: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """``shape`` behind the batch of ``sizes``, with the size for -1 that fits best."""
+        """The ``shape`` behind the batch of ``sizes``, with the size for -1 that fits best."""
         rows = 1 if self._batched else 0
         fixed = prod(size for size in shape if size != -1)
         rest = prod(sizes[rows:]) // fixed if fixed else 0

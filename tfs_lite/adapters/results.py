@@ -1,4 +1,4 @@
-"""What a model returned: outputs by name, checked against the declared ones.
+"""The results of a model: outputs by name, checked against the declared ones.
 
 Names are the keys of a dict, the fields of a named tuple or a dataclass, or ``output_0``, ``output_1``, ... What lies
 inside another container is called ``outer.inner``, and what is None there is left out. Names that the model's config
@@ -22,8 +22,8 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
-    """``declared`` are the output names of the signature, empty if it declares none. A list of texts is one result,
-    unless as many are declared.
+    """The outputs by name. ``declared`` are the output names of the signature, empty if it declares none. A list of
+    texts is one result, unless as many are declared.
 
     INTERNAL if the model returned another number of results than declared.
     """

@@ -87,7 +87,7 @@ class SignedModel(OpenedModelAround):
         return self._signatures
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        """As every model; also INTERNAL if the number of classes in the scores is not that of the labels."""
+        """Runs as every model does; also INTERNAL if the number of classes in the scores is not that of the labels."""
         mapping = self._mapping(signature)
         if self._inner.has_item_steps:
             return self._inner.run(mapping.own, inputs, outputs)
@@ -97,7 +97,7 @@ class SignedModel(OpenedModelAround):
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
     ) -> Iterator[dict[str, Tensor]]:
-        """As every model; each answer has all wanted outputs."""
+        """Yields parts as every model does; each answer has all wanted outputs."""
         mapping = self._mapping(signature)
         wanted = outputs or mapping.signature.output_names
         for results in self._inner.parts(mapping.own, mapping.feed(inputs), mapping.needed(wanted)):
@@ -116,7 +116,7 @@ class SignedModel(OpenedModelAround):
         return self._inner.preprocess(mapping.own, mapping.feed(inputs), deadline)
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        """As every model; also INTERNAL as ``run``."""
+        """Runs ``postprocess`` as every model does; also INTERNAL as ``run``."""
         mapping = self._mapping(signature)
         results = self._inner.postprocess(mapping.own, outputs, deadline)
         return self._answer(mapping, results, mapping.signature.output_names)
@@ -149,7 +149,7 @@ def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
 
 
 def check_declared(signature: Signature, settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if the config contradicts the model's own signature; it may repeat what that declares."""
+    """Raises INVALID_ARGUMENT if the config contradicts the model's own signature; it may repeat what that declares."""
     for kind, specs, tensors in (
         ("input", signature.inputs, settings.input),
         ("output", signature.outputs, settings.output),
@@ -182,8 +182,8 @@ def mappings_of(own: Mapping[str, Signature], settings: ModelSettings, directory
 
 
 def _check_optional(signature: Signature | None, names: Mapping[str, str], settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if a request cannot leave out an input that the config calls optional: the model needs it, and
-    there is no default. ``names``: the clients' names of inputs that have another one."""
+    """Raises INVALID_ARGUMENT if a request cannot leave out an input that the config calls optional: the model needs
+    it, and there is no default. ``names``: the clients' names of inputs that have another one."""
     if signature is None:
         return
     for index, tensor in enumerate(settings.input):

@@ -1,4 +1,4 @@
-"""Which paths the operator trusts to hold code: the globs of ``--trusted_model_base_paths``.
+"""The paths that the operator trusts to hold code: the globs of ``--trusted_model_base_paths``.
 
 A glob is matched component by component (``*`` does not cross ``/``) against the real path, so that the target of a
 symbolic link below a trusted path is not trusted.

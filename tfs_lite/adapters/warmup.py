@@ -133,7 +133,7 @@ class Warmup:
 
 @dataclass(slots=True)
 class _Progress:
-    """``found`` means that there is a file or a row."""
+    """The progress of a warm-up; ``found`` means that there is a file or a row."""
 
     found: bool = False
     records: int = 0
@@ -161,7 +161,7 @@ def open_file(directory: str) -> BinaryIO | None:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Neither follows a link nor blocks, in case the file has been replaced since it was checked."""
+    """Opens a file; neither follows a link nor blocks, in case the file has been replaced since it was checked."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

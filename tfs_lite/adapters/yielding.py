@@ -14,7 +14,8 @@ PAUSE_SECONDS = 0.0001
 
 
 class Yielder:
-    """Call it often, between steps of the work: it gives the lock away if half a millisecond has passed. One thread."""
+    """Gives the interpreter lock away between steps of work: call it often; it does so if half a millisecond has
+    passed. One thread."""
 
     def __init__(self) -> None:
         self._next = time.perf_counter() + INTERVAL_SECONDS

@@ -47,9 +47,10 @@ from tfs_lite.workers.request_channel import RequestChannel
 CPU, GPU = "cpu", "cuda:0"
 """A replica with a GPU sees no other one."""
 BESIDE = "+"
-"""Ends the generation of a version that is loaded beside itself, with nothing changed but its number of replicas."""
+"""The end of the generation of a version that is loaded next to itself, with nothing changed but its number of
+replicas."""
 MAX_NICE_NODES = 1000
-"""Of so many it is said that their replicas are nice."""
+"""The most nodes of which it is said that their replicas are nice."""
 NICE = (
     "replicas on node %s run with niceness %d: beside other work they hardly get a processor. Start Ray there with "
     "RAY_worker_niceness=0; it is 15 otherwise"
@@ -91,7 +92,7 @@ def join(core: ServerCore, options: ClusterOptions) -> Cluster:
 
 
 def _keys(options: ClusterOptions) -> TlsKeys | None:
-    """None if connections between hosts go without TLS."""
+    """The keys for connections between hosts; None if these go without TLS."""
     return TlsKeys.of(read_ssl_config(options.ssl_config_file)) if options.ssl_config_file else None
 
 
@@ -120,11 +121,11 @@ class Cluster(Feature):
         self._reconciler.start()
 
     def first_load_ended(self) -> None:
-        """What an earlier server has left of other models is ended."""
+        """Ends what an earlier server has left of other models."""
         self._reconciler.finish_adoption()
 
     def stopping(self) -> None:
-        """From now on replicas stay as they are, whatever is closed here."""
+        """Leaves replicas as they are from now on, whatever is closed here."""
         self._reconciler.close()
 
     def close(self) -> None:
@@ -132,13 +133,13 @@ class Cluster(Feature):
         self._engine.close()
 
     def replicas(self) -> list[ReplicaReport]:
-        """Of every version that wants any."""
+        """The replicas of every version that wants any."""
         with self._lock:
             versions = list(self._versions.values())
         return [replica_report(version.status(), version.ongoing()) for version in versions if not version.ended]
 
     def silence(self, id: ServableId) -> Status:
-        """Of a version of which no replica is up, although it wants some."""
+        """The status of a version of which no replica is up, although it wants some."""
         wanting = [version.status() for version in self._of(id) if version.is_open]
         if not wanting or any(status.up for status in wanting):
             return OK
@@ -164,8 +165,8 @@ class Cluster(Feature):
                 self._metrics.model_gone(name)
 
     def _give_up(self, servable_id: ServableId) -> None:
-        """No load of the version is tried any more. What waits for room is given back, without waiting for what it
-        takes to close it; what serves goes on."""
+        """Ends all attempts to load the version. What waits for room is given back, without waiting for what it takes
+        to close it; what serves goes on."""
         for version in self._of(servable_id):
             if not version.is_open:
                 version.withdraw()
@@ -174,7 +175,7 @@ class Cluster(Feature):
     # What loaders ask.
 
     def open(self, platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> Sequence[ReplicaModel]:
-        """The instances of a version, or, with ``request.beside``, more of them.
+        """Opens the instances of a version, or, with ``request.beside``, more of them.
 
         What is raised leaves nothing behind, but a version that waits for room goes on waiting until the next attempt,
         or until it is given up."""

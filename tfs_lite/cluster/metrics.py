@@ -38,7 +38,7 @@ class ClusterReport:
 
 
 class ReplicaMetrics:
-    """Any thread may call any method."""
+    """Counts what happens to replicas."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._guard = guard = Guard()
@@ -57,7 +57,7 @@ class ReplicaMetrics:
         registry.register(SeriesCollector(guard, self._series))
 
     def on_loss(self, servable_id: ServableId, cause: str) -> None:
-        """``cause`` is one of few: it becomes a label."""
+        """Counts a loss. ``cause`` is one of few: it becomes a label."""
         with self._guard.lock:
             self._losses.cell((*_labels(servable_id), cause))[0] += 1
 
@@ -110,7 +110,7 @@ class ClusterCollector(Collector):
     def _states(self) -> Metric:
         states = GaugeMetricFamily("tfs_lite_replicas", "Replicas in each state.", labels=(*_VERSION, "state"))
         counts: dict[ServableId, Counter[str]] = {}
-        for report in self._replicas():  # one that is loaded beside itself has two
+        for report in self._replicas():  # one that is loaded a second time has two
             counts.setdefault(report.id, Counter()).update(replica.state for replica in report.replicas)
         for servable_id, found in counts.items():
             for state in STATES:

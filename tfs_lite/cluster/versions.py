@@ -83,8 +83,8 @@ class ReplicatedVersion:
         return models
 
     def grow(self, count: int) -> list[ReplicaModel]:
-        """So many more of a version that is open. They are open, or wait for room and join later. Raises as
-        :meth:`wait_open`, and wants no more than before then."""
+        """Opens so many more replicas of a version that is open. They are open, or wait for room and join later. Raises
+        as :meth:`wait_open`, and wants no more than before then."""
         added = self._add(self._group.grow(count))
         try:
             try:
@@ -131,7 +131,7 @@ class ReplicatedVersion:
             model.expect(self._description)
 
     def _count_open(self, models: list[ReplicaModel]) -> int:
-        """Those that can be asked now. Raises what an opening raised."""
+        """Counts the models that can be asked now. Raises what an opening raised."""
         described = [model for model in models if model.opening.done()]
         for model in described:
             model.opening.result()

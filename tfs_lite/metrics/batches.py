@@ -65,8 +65,7 @@ class BatchTotals:
 
 
 class BatchMetrics:
-    """Any thread may call any method. Runs of models that merge calls are counted under TensorFlow Serving's names,
-    too."""
+    """Counts the runs of models. Runs of models that merge calls are counted under TensorFlow Serving's names, too."""
 
     def __init__(self, registry: CollectorRegistry, tensorflow: TensorflowMetrics) -> None:
         self._tensorflow = tensorflow
@@ -109,7 +108,7 @@ class BatchMetrics:
             self._waits.add_exemplar((servable_id.name, str(servable_id.version)), wait, trace_id, at)
 
     def totals(self) -> dict[tuple[str, str], BatchTotals]:
-        """By model and version."""
+        """The totals by model and version."""
         with self._guard:
             waits, rows, padding, seconds = (
                 series.snapshot() for series in (self._waits, self._rows, self._padding, self._seconds)
@@ -148,7 +147,7 @@ class BatchMetrics:
             self._guard.add_up_now()
 
     def _add_up(self) -> None:
-        """Called under the lock."""
+        """Adds up what was counted; called under the lock."""
         for _ in range(len(self._noted)):
             report, merges = self._noted.popleft()
             waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)

@@ -1,4 +1,4 @@
-"""What a request was when it ended, as a value that may be kept: for logs, traces and the list of failures."""
+"""An ended request as a value that may be kept: for logs, traces and the list of failures."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class CallTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """What a request was when it ended; a value that may be kept. Times are in seconds, ``arrived`` (its head had come)
-    and ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
+    """An ended request, as a value that may be kept. Times are in seconds, ``arrived`` (its head had come) and
+    ``started`` (it was whole, and its turn) of ``time.monotonic``; ``seconds`` run from ``started``.
 
     ``stage`` is where it ended: ``route``, ``decode``, ``check``, ``queue``, ``run``, ``encode``, ``send``; ``done``: a
     success. ``message`` and ``reason`` are empty and None then. ``queue_seconds`` is the longest wait of its calls,
@@ -74,7 +74,7 @@ class EndedRequest:
 def ended_request(
     record: RecordedRequest, code: StatusCode, seconds: float, error: BaseException | None
 ) -> EndedRequest:
-    """While a listener is called: later the record has no calls any more."""
+    """Makes the value of a record while a listener is called: later the record has no calls any more."""
     calls = tuple([_times(call) for call in record.calls])
     reason = error.status.reason if isinstance(error, ServingError) else None
     text = "" if code is _OK else str(error or "") or code.name
@@ -113,7 +113,7 @@ def _times(call: ServableCall) -> CallTimes:
 
 
 def _stage(record: RequestRecord, code: StatusCode) -> str:
-    """Where a request has ended."""
+    """The stage in which a request has ended."""
     if code is _OK:
         return "done"
     if record.sending:

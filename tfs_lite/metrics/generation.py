@@ -54,7 +54,7 @@ class GenerationTotals:
 
 
 class GenerationMetrics:
-    """Any thread may call any method."""
+    """Counts generated texts and tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._guard = guard = Guard()
@@ -114,7 +114,7 @@ class GenerationMetrics:
         self._engines.watch(servable_id, servable)
 
     def totals(self) -> dict[tuple[str, str], GenerationTotals]:
-        """By model and version. A text's first token counts when the text ends."""
+        """The totals by model and version. A text's first token counts when the text ends."""
         with self._guard.lock:
             cells = [
                 {(model, version): cell for (model, version), cell in series.snapshot().items()}

@@ -26,7 +26,7 @@ from tfs_lite.core.request_context import (
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 
 NEVER, ASKED, ALWAYS = "never", "asked", "always"
-"""Who gets ``Server-Timing``."""
+"""The values that say who gets ``Server-Timing``."""
 _OK = StatusCode.OK
 
 
@@ -93,7 +93,7 @@ class RecordedRequest(RequestRecord):
 
     @property
     def context(self) -> RequestContext:
-        """Who asks, under which id, as a part of which trace; read when it is wanted first."""
+        """The caller, request id and trace of the request; read when it is wanted first."""
         context = self._context
         if context is None:
             context = self._context = read_context(self._carrier, self.sent_id)
@@ -107,7 +107,7 @@ class RecordedRequest(RequestRecord):
 
     @property
     def arrived(self) -> float:
-        """When the request's head had come, in seconds of ``time.monotonic``."""
+        """The time when the request's head had come, in seconds of ``time.monotonic``."""
         carrier = self._carrier
         return self.started if carrier is None else min(carrier.arrived or self.started, self.started)
 

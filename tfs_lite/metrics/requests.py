@@ -54,10 +54,10 @@ MOST_FAILURES = 100
 _OK = StatusCode.OK
 
 Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
-"""Method, model, entrypoint, version, code."""
+"""The kind of a request: method, model, entrypoint, version, code."""
 
 FailureListener: TypeAlias = Callable[[EndedRequest], None]
-"""Called on the event loop; must be short and must not raise."""
+"""A function called on the event loop with each failed request; must be short and must not raise."""
 EndListener: TypeAlias = Callable[[RecordedRequest, StatusCode, float, BaseException | None], None]
 """The same, with the record, the code, the seconds and the error. :func:`ended_request` makes a value of them, before
 the listener returns."""
@@ -84,8 +84,8 @@ class RequestTotals:
 
 
 class RequestMetrics:
-    """Any thread may call any method. ``is_known`` tells whether a model of that name is served. Everything is counted
-    under TensorFlow Serving's names, too, in ``tensorflow``."""
+    """Counts requests. ``is_known`` tells whether a model of that name is served. Everything is counted under
+    TensorFlow Serving's names, too, in ``tensorflow``."""
 
     def __init__(
         self, registry: CollectorRegistry, is_known: Callable[[str], bool], tensorflow: TensorflowMetrics | None = None
@@ -185,7 +185,7 @@ class RequestMetrics:
                 self._guard.add_up_now()
 
     def _add_up(self) -> None:
-        """Called under the lock."""
+        """Adds up what was counted; called under the lock."""
         noted, by_kind = self._noted, dict[Kind, tuple[list[float], list[float]]]()
         for _ in range(len(noted)):
             kind, seconds, run_seconds = noted.popleft()
@@ -226,7 +226,7 @@ class RequestMetrics:
         return len(self._in_flight_of.get((servable_id.name, servable_id.version), ()))
 
     def totals(self) -> dict[tuple[str, str], RequestTotals]:
-        """By model and version; the version is empty for predictions that reached none."""
+        """The totals by model and version; the version is empty for predictions that reached none."""
         found: dict[tuple[str, str], RequestTotals] = {}
         with self._guard:
             counts, seconds = self._count.snapshot(), self._seconds.snapshot()
@@ -276,7 +276,8 @@ class RequestMetrics:
             return cell
 
     def _make_cells(self, kind: Kind) -> _KindCells:
-        """Called under the lock. A new cell may push out an older one, and then every cached cell is looked up anew."""
+        """Makes the cells of a kind of request; called under the lock. A new cell may push out an older one, and then
+        every cached cell is looked up anew."""
         method, model, entrypoint, number, code = kind
         version = "" if number is None else str(number)
         theirs = self.tensorflow.request_cells(method, model, entrypoint == GRPC, code)

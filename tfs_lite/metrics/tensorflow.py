@@ -27,7 +27,7 @@ QUEUING_SECONDS = tuple(limit / 1e6 for limit in QUEUING)
 EXAMPLES = exponential_buckets(1, 2, 15)
 BATCH_SIZES = exponential_buckets(1, 2, 14)
 GRPC_METHODS = ("Predict", "Classify", "Regress")
-"""TensorFlow Serving counts no other method of gRPC. Over REST it counts every request."""
+"""The methods of gRPC that TensorFlow Serving counts. Over REST it counts every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class RequestCells:
 
 
 class TensorflowMetrics:
-    """``requests.lock`` guards what is counted for each request, ``batches.lock`` what is counted for each run of a
-    model. Any thread; methods that need a lock say so."""
+    """The metrics of TensorFlow Serving: ``requests.lock`` guards what is counted for each request, ``batches.lock``
+    what is counted for each run of a model. Any thread; methods that need a lock say so."""
 
     def __init__(self) -> None:
         self.requests, self.batches = Guard(), Guard()

@@ -14,18 +14,17 @@ from tfs_lite.metrics.series import Cell, Cells, Guard, Labels
 
 _NAME = re.compile(r"[^a-zA-Z0-9_]")
 MAX_CELLS = 1000
-"""Of one metric. Beyond it the oldest cell is dropped."""
+"""The most cells of one metric. Beyond it the oldest cell is dropped."""
 
 
 def exponential_buckets(scale: float, growth: float, count: int) -> tuple[float, ...]:
-    """``scale * growth**i`` for ``count`` values of i, from 0."""
+    """The bounds ``scale * growth**i`` for ``count`` values of i, from 0."""
     return tuple(scale * growth**i for i in range(count))
 
 
 class RawMetric:
-    """``name`` is a path like ``/tensorflow/serving/request_count``; ``text`` says what it counts; ``labels`` are the
-    names of a cell's labels.
-    ``cells`` are guarded by the guard's lock."""
+    """A metric of TensorFlow Serving. ``name`` is a path like ``/tensorflow/serving/request_count``; ``text`` says what
+    it counts; ``labels`` are the names of a cell's labels. ``cells`` are guarded by the guard's lock."""
 
     kind = ""
 

@@ -24,7 +24,7 @@ MAX_SIZES = 100_000
 REMEMBERED = 1024
 """Sizes of which it is remembered that they are taken."""
 MAX_BITS = 64
-"""Of a power: sizes are whole numbers of 64 bits."""
+"""The most bits of a power: sizes are whole numbers of 64 bits."""
 _SIZE = re.compile(r"n(0|[1-9]\d{0,5})", re.ASCII)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -32,7 +32,7 @@ _UNARY = (ast.USub, ast.UAdd, ast.Not)
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """``base ** exponent``; OverflowError for a whole number of more than 64 bits."""
+    """Computes ``base ** exponent``; OverflowError for a whole number of more than 64 bits."""
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_BITS:
         raise OverflowError("a size has more than 64 bits")
     return operator.pow(base, exponent)
@@ -43,7 +43,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt", "log2")},
     "power": power,
 }
-"""What a text may call."""
+"""The functions that a text may call."""
 
 
 def read_conditions(axes: Sequence[tuple[str, int]], texts: Sequence[str], complete: bool = True) -> SizeConditions:
@@ -69,7 +69,7 @@ _GLOBALS: dict[str, Any] = {"__builtins__": {}, **FUNCTIONS}
 
 
 def check_condition(text: str) -> None:
-    """ValueError if it is no condition, on any number of sizes."""
+    """Raises ValueError if the text is no condition, on any number of sizes."""
     _compiled(text, MAX_SIZES)
 
 

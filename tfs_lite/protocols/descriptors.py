@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tfs_lite.protocols.dtypes import Array
 
 DESCRIPTORS = Path(__file__).with_name("descriptors.binpb")
-"""Compiled from ``protos/`` by ``tfs_lite.protocols.build``."""
+"""The descriptors, compiled from ``protos/`` by ``tfs_lite.protocols.build``."""
 
 
 def _load() -> DescriptorPool:

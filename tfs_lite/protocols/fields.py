@@ -30,7 +30,7 @@ def names_at(*path: int) -> Callable[[bytes], list[str]]:
 
 
 def name_or_all(*path: int) -> Callable[[bytes], list[str]]:
-    """As ``names_at``; where there is none, the empty name, which stands for all."""
+    """Reads names as ``names_at`` does; where there is none, the empty name, which stands for all."""
     find = names_at(*path)
     return lambda data: find(data) or [""]
 

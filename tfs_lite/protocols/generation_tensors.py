@@ -53,7 +53,7 @@ _OF_EACH: Mapping[str, DataType] = {
 }
 """One value, or one for each text."""
 _OF_ALL: Mapping[str, DataType] = {"stop": DataType.STRING, "stop_token_ids": DataType.INT64}
-"""Any number of values for all texts, or [n, number] for each text."""
+"""Parameters with any number of values for all texts, or [n, number] for each text."""
 STREAM = "stream"
 """A parameter that Triton's clients of language models send. It is ignored: the route says the same."""
 _VALUES = {**_OF_EACH, **_OF_ALL}

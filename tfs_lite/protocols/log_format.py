@@ -38,7 +38,7 @@ FIELDS = (
     *("peer", "rows", "batch_rows", "seconds", "recv_ms", "decode_ms", "queue_ms", "compute_ms", "encode_ms"),
     *("total_ms", "left_out"),
 )
-"""What a line may say beside its message."""
+"""The fields that a line may have besides its message."""
 MAX_LINE = 32 << 10
 """Bytes of a line of JSON."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -75,7 +75,7 @@ def _is_own(name: str) -> bool:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Never raises: a line that cannot be written is no fault of whoever logs it."""
+    """A handler that never raises: a line that cannot be written is no fault of whoever logs it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
@@ -83,7 +83,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 class _OwnLogger(logging.Logger):
-    """Of this package. Only its level silences it."""
+    """The logger of this package. Only its level silences it."""
 
     @property
     def disabled(self) -> bool:
@@ -98,7 +98,7 @@ class _OwnLogger(logging.Logger):
 
 
 def current_format() -> str:
-    """That of this process's log."""
+    """The format of this process's log."""
     handlers = logging.getLogger().handlers
     return JSON if any(isinstance(handler.formatter, JsonFormatter) for handler in handlers) else TEXT
 
@@ -115,7 +115,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level and message; the lines of a stack are indented."""
+    """Formats a line as time, level and message; the lines of a stack are indented."""
 
     default_time_format = "%Y-%m-%d %H:%M:%S"
     default_msec_format = "%s.%03d"

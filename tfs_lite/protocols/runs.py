@@ -91,7 +91,7 @@ def call_inputs(signature: Signature, run: Run, max_bytes: int = MAX_FILL_BYTES)
 def fill_defaults(
     signature: Signature, arrays: Mapping[str, Array], max_bytes: int = MAX_FILL_BYTES
 ) -> Mapping[str, Array]:
-    """``arrays``, and the defaults of the inputs that are not among them.
+    """The ``arrays``, and the defaults of the inputs that are not among them.
 
     A row is repeated for the size that the request gives to its batch dimension, or once. Defaults that are not
     repeated are the signature's own arrays, which are read-only. INVALID_ARGUMENT if repeating would fill more than
@@ -170,7 +170,8 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
 
 
 def _check_range(array: Array, wide: Array, dtype: DataType) -> None:
-    """INVALID_ARGUMENT if ``array`` has lost a number that is in ``wide``, because it is too large for the dtype."""
+    """Raises INVALID_ARGUMENT if ``array`` has lost a number that is in ``wide``, because it is too large for the
+    dtype."""
     lost = np.isfinite(wide) & ~np.isfinite(array.astype(np.float64))
     if lost.any():
         raise invalid_argument(f"{wide.flat[int(lost.argmax())]:g} is too large for {dtype.text}")

@@ -1,4 +1,4 @@
-"""What our server sends our client in gRPC's trailers, in addition to the answer. Other clients ignore it."""
+"""The trailers that our server sends our client in addition to gRPC's answer. Other clients ignore it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN = " []:,;()/"
 
 
 def encode_trailer(text: str) -> str:
-    """Printable ASCII, percent-encoded if needed, cut to a length that every client accepts."""
+    """Encodes a text as printable ASCII, percent-encoded if needed, cut to a length that every client accepts."""
     shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
     return quote(shown, safe=_PLAIN)
 

@@ -31,12 +31,12 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 """Bytes of the wire types of fixed size."""
 
 Field = tuple[int, int]
-"""Number and wire type."""
+"""A field's number and wire type."""
 Span = tuple[int, int]
 Known = tuple[tuple[int, int, bytes], ...]
-"""Offset, end and bytes of the pieces that are the same in every message."""
+"""The offset, end and bytes of the pieces that are the same in every message."""
 Numbers = tuple[tuple[str, Any, int, int, tuple[int, ...]], ...]
-"""Input name, numpy dtype, count, offset, shape."""
+"""The input name, numpy dtype, count, offset and shape of each part with numbers."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class WireLayout:
     numbers: Numbers
 
     def matches(self, data: bytes) -> bool:
-        """``data`` has the length of this layout."""
+        """Whether ``data`` has the bytes of this layout around its numbers; it has the layout's length already."""
         for start, end, known in self.known:  # noqa: SIM110 - this is the hot path
             if data[start:end] != known:
                 return False
@@ -106,7 +106,8 @@ def lay_out(
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[tuple[Field, int, int]]:
-    """(field, start, end of the payload) of every field. ValueError for groups and for a field that is cut off."""
+    """Yields (field, start, end of the payload) of every field. ValueError for groups and for a field that is cut
+    off."""
     position = start
     while position < end:
         tag, position = decode_varint(data, position)

@@ -40,7 +40,7 @@ class RequestLog(Protocol):
 
 class _NoLog:
     def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
-        """Nothing is logged."""
+        """Logs nothing."""
 
 
 NO_LOG: Final[RequestLog] = _NoLog()
@@ -101,8 +101,8 @@ class RequestLogs:
                 _check_directory(name, settings)
 
     def configure(self, models: Mapping[str, LoggingSettings]) -> None:
-        """From now on exactly these models are logged. Models with equal settings share one log. A log that stays keeps
-        its file; one that is removed is finished after its queued entries.
+        """Logs exactly these models from now on. Models with equal settings share one log. A log that stays keeps its
+        file; one that is removed is finished after its queued entries.
 
         FAILED_PRECONDITION, with nothing changed, if a directory is missing or not writable.
         """

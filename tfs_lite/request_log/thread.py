@@ -56,7 +56,8 @@ class _Signal(enum.Enum):
 
 
 class LogThread:
-    """``put`` and ``retire`` from any thread, until ``close``. The thread begins with :meth:`start`."""
+    """The thread that writes the logs: it begins with :meth:`start`, and takes ``put`` and ``retire`` from any thread
+    until ``close``."""
 
     def __init__(self, limits: LogLimits, clock: Clock, on_result: OnResult) -> None:
         self._limits = limits

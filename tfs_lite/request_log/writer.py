@@ -65,7 +65,8 @@ class LogWriter:
 
     @property
     def due(self) -> float:
-        """When :meth:`tick` has to be called, in the clock's monotonic seconds; ``NEVER`` if no file is open."""
+        """The time when :meth:`tick` has to be called, in the clock's monotonic seconds; ``NEVER`` if no file is
+        open."""
         return min(self._write_at, self._old_at)
 
     @property

@@ -69,7 +69,7 @@ class CachedServable(JudgesCalls):
         return self.inner.models
 
     def submit(self, call: PredictCall) -> None:
-        """As the inner servable; also UNAVAILABLE when too many answers wait for an earlier one."""
+        """Submits a call as the inner servable does; also UNAVAILABLE when too many answers wait for an earlier one."""
         started = self._monotonic()
         if self._order is not None:
             if len(self._order) >= self._ordered:
@@ -94,7 +94,7 @@ class CachedServable(JudgesCalls):
         self.inner.cancel(call)
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-        """As the inner servable; kept answers stay."""
+        """Resizes the inner servable; kept answers stay."""
         return self.inner.resize(add, remove)
 
     def close(self) -> None:

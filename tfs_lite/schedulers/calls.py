@@ -1,4 +1,4 @@
-"""What every scheduler does with a call: answer it, count its run, and put a failure into a status."""
+"""The handling of a call that every scheduler has: answer it, count its run, and put an exception into a status."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class DecoupledServable(JudgesCalls):
             finish(call, CANCELLED, self._name)
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-        """Never blocks for a call: a model that leaves is closed when its call is over."""
+        """Adds and removes models without blocking for a call: a model that leaves is closed when its call is over."""
         with self._changed:
             leaving = [each for each in self._instances if any(each.model is model for model in remove)]
             staying = [each for each in self._instances if each not in leaving]
@@ -153,7 +153,7 @@ class DecoupledServable(JudgesCalls):
             each.model.close()
 
     def _add(self, models: Sequence[Model]) -> None:
-        """With the lock held, so that ``close`` finds no thread that was not started."""
+        """Adds models and their threads, with the lock held, so that ``close`` finds no thread that was not started."""
         for model in models:
             instance = _Instance(model, f"tfs-parts-{self._name}-{self._made}", self._serve)
             self._made += 1

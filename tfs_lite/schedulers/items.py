@@ -1,9 +1,9 @@
-"""Models with steps for single items: what happens to a request before it is batched, and after.
+"""Models with steps for single items: their requests are changed before they are batched, and their answers after.
 
     submit -> [waits] -> Model.preprocess -> the inner servable: queue, batch, run
            -> [waits] -> Model.postprocess -> answer
 
-A few threads do both steps, beside the threads that run the model. What clients see is the model's signatures; the
+A few threads do both steps, apart from the threads that run the model. What clients see is the model's signatures; the
 batch is made of whatever ``preprocess`` returned, and :class:`ItemRule` says which of that may share a run.
 """
 
@@ -34,15 +34,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ItemRule(BatchRule):
-    """Which results of ``preprocess`` may share a run: those that agree in names, dtypes and the shape of a row.
+    """The rule which results of ``preprocess`` may share a run: those that agree in names, dtypes and the shape of a
+    row.
 
     They are not declared, so ``names`` is empty, nothing is filled up, and rows are the first dimension of any input.
     """
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> ItemRule | None:
-        """``signature`` is what clients see: its batch bounds the rows of a run. Returns None if every call runs
-        alone."""
+        """Makes the rule of a signature. ``signature`` is what clients see: its batch bounds the rows of a run. Returns
+        None if every call runs alone."""
         firsts = [spec.shape[0] for spec in signature.inputs if spec.shape]
         bounds = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
         batch = SymbolicDim("batch", min(bounds, default=None))
@@ -286,7 +287,7 @@ class ItemServable(JudgesCalls):
         return None
 
     def _inner_done(self, pending: _PendingCall, result: Answer) -> None:
-        """On the inner servable's thread."""
+        """Takes a result, on the inner servable's thread."""
         refusal = result if isinstance(result, Status) else None
         with self._changed:
             if pending.inner is not None:
@@ -338,7 +339,7 @@ class ItemServable(JudgesCalls):
             self._remove_leaving()
 
     def _call_ended(self, model: Model) -> None:
-        """With the lock held. A call of the model is answered."""
+        """Records that a call of the model is answered, with the lock held."""
         self._open_calls[id(model)] -= 1
         if not self._open_calls[id(model)]:
             del self._open_calls[id(model)]

@@ -27,10 +27,10 @@ from tfs_lite.protocols.dtypes import Array
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
-"""About what an entry costs in addition to its arrays."""
+"""The bytes that an entry costs, about, in addition to its arrays."""
 ARRAY_BYTES = 256
 TEXT_BYTES = 48
-"""What each element of an array of texts costs in addition to its bytes."""
+"""The bytes that each element of an array of texts costs in addition to its own."""
 
 _NUMBER = struct.Struct("<q")
 Outputs = Mapping[str, Tensor]
@@ -83,7 +83,7 @@ def request_key(servable_id: ServableId, call: PredictCall, loads: Sequence[int]
 
 
 class ResponseCache:
-    """Any thread may call any method. ``open`` before the first call of a load of a version, ``forget`` after its
+    """A cache of answers, for any thread. ``open`` before the first call of a load of a version, ``forget`` after its
     last."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -93,19 +93,21 @@ class ResponseCache:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
         self._keys: dict[ServableId, set[bytes]] = {}
         self._counts: dict[ServableId, CacheCounts] = {}
-        self._open: Counter[ServableId] = Counter()  # a version may be loaded again beside itself, to take its place
+        self._open: Counter[ServableId] = (
+            Counter()
+        )  # a version may be loaded again while it is loaded, to take its place
         self._bytes = 0
         self._evictions = 0
 
     def open(self, servable_id: ServableId) -> None:
-        """From now on the version is among those of :meth:`counts`."""
+        """Counts the version among those of :meth:`counts` from now on."""
         with self._lock:
             self._counts.setdefault(servable_id, CacheCounts())
             self._open[servable_id] += 1
 
     def replaced(self, servable_id: ServableId) -> None:
-        """Another load of the version has taken its place, and counts from zero. Nobody asks for earlier answers any
-        more: they go."""
+        """Records that another load of the version has taken its place, and counts from zero. Nobody asks for earlier
+        answers any more: they go."""
         self.flush(servable_id)
         with self._lock:
             if servable_id in self._counts:
@@ -182,7 +184,7 @@ class ResponseCache:
             return CacheUse(self._max_bytes, self._bytes, len(self._entries), self._evictions)
 
     def _pop(self, key: bytes) -> _Entry:
-        """Called with the lock held."""
+        """Takes an entry out, with the lock held."""
         entry = self._entries.pop(key)
         self._bytes -= entry.bytes
         keys = self._keys[entry.id]

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_HANDSHAKES = 1024
-"""In progress at a time, or a quarter of the connections that the process may have; one more ends the oldest."""
+"""TLS handshakes that may be in progress at a time, or a quarter of the connections that the process may have; one more
+ends the oldest."""
 ACCEPT_AT_ONCE = 64
 """Connections accepted in one turn of the loop."""
 ACCEPT_PAUSE = 1.0
@@ -26,8 +27,8 @@ ACCEPT_PAUSE = 1.0
 
 
 class Acceptor:
-    """``start`` -> ``stop``, both on the event loop. ``tls`` returns the newest context and is called for every
-    connection; None means no TLS.
+    """Accepts connections on listening sockets: ``start`` -> ``stop``, both on the event loop. ``tls`` returns the
+    newest context and is called for every connection; None means no TLS.
 
     ``accepted`` is called for every connection that was taken; ``failed`` for one that ended before its protocol had
     it, with the client's address and why, None where it was not the client's fault; ``starved`` with the reason when
@@ -154,7 +155,7 @@ class Acceptor:
 
 
 def _peer_of(accepted: socket.socket) -> object:
-    """None if the client has gone already."""
+    """The client's address, or None if the client has gone already."""
     try:
         return accepted.getpeername()
     except OSError:

@@ -22,21 +22,23 @@ from collections.abc import Callable
 from time import monotonic
 
 OVERLOADED = "the server is overloaded: the request would not be answered before its deadline; try again later"
-"""What a client is told that is refused."""
+"""The error text that a refused client gets."""
 ALWAYS_TAKEN = 64
-"""So many may wait whatever is expected: they are begun within a few turns, and no estimate is that good."""
+"""This many requests may wait whatever the estimate says: they are begun within a few turns, and no estimate is that
+good."""
 MARGIN = 2.0
 """A wait is too long if it would take more than half of the time that is left, as in the queues of models: estimates
 are not exact, and a request that has begun needs time, too."""
 FIRST_SECONDS = 1e-4
-"""What a request is expected to take before any was measured."""
+"""Seconds that a request is expected to take before any was measured."""
 RECENT_SECONDS = 1.0
-"""What is older than so many seconds with a backlog hardly counts. A single turn says little: some begin more than they
-answer, and others answer what was begun before."""
+"""Measurements older than this many seconds with a backlog hardly count. A single turn says little: some begin more
+than they answer, and others answer what was begun before."""
 TURN_SECONDS = 0.003
 """How long a turn of the loop begins requests ..."""
 SHARE = 1 / 4
-"""... or for this share of its time, if that is longer: even a flood of what is to be refused leaves it so much."""
+"""... or for this share of its time, if that is longer: even under a flood of requests to be refused the loop keeps the
+rest."""
 
 
 class ExpectedWait:
@@ -50,7 +52,7 @@ class ExpectedWait:
         self._all_seconds, self._count = RECENT_SECONDS / 4, RECENT_SECONDS / 4 / seconds
 
     def took(self, count: int, seconds: float) -> None:
-        """While others waited, ``count`` requests took the loop ``seconds``, all together."""
+        """Records that, while others waited, ``count`` requests together took the loop ``seconds``."""
         self._all_seconds += seconds
         self._count += count
         self.seconds = self._all_seconds / self._count
@@ -64,7 +66,7 @@ class ExpectedWait:
 
 
 class Backlog:
-    """On one event loop."""
+    """Requests that wait for their turn on one event loop."""
 
     __slots__ = ("_expected", "_scheduled", "_turn_ended", "_waiting")
 
@@ -73,7 +75,7 @@ class Backlog:
         self._waiting: deque[Callable[[], object]] = deque()
         self._scheduled = False
         self._turn_ended: float | None = None
-        """When the last turn ended, if it has left something."""
+        """When the last turn ended, if requests were left waiting."""
 
     def is_too_long(self, left: float) -> bool:
         """Whether a request that arrives now, and has ``left`` seconds, is to be refused."""

@@ -29,8 +29,8 @@ class OneWaiter:
 
 
 class Condition:
-    """On the event loop. ``notify`` is called after every change that may end a wait. Many tasks may wait, each for
-    something else."""
+    """A condition on the event loop: ``notify`` is called after every change that may end a wait. Many tasks may wait,
+    each for something else."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()

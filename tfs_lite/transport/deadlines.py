@@ -19,15 +19,15 @@ MAX_DISCARDED = 1000
 
 
 class Deadlines(Generic[T]):
-    """``add`` an item; ``expired`` is called on time unless ``discard`` came before. On the event loop, with times of
-    its clock."""
+    """Deadlines of items: ``expired`` is called on time for each item that was added with ``add``, unless ``discard``
+    came before. On the event loop, with times of its clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
         self._expired = expired
         self._entries: dict[T, list[Any]] = {}
         self._heap: list[list[Any]] = []
-        """Deadline, a unique number, and the item: None once it was discarded."""
+        """Entries of deadline, a unique number, and the item: None once it was discarded."""
         self._last = 0
         self._fires_at = inf
         self._timer: asyncio.TimerHandle | None = None

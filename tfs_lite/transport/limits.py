@@ -29,7 +29,7 @@ class Limits:
 
     # messages
     max_receive_message: int = 100 * MIB
-    """Of one message, also after decompression. A larger one is answered with RESOURCE_EXHAUSTED."""
+    """The largest message in bytes, also after decompression. A larger one is answered with RESOURCE_EXHAUSTED."""
     max_send_message: int | None = None
     max_unread: int = 1024 * MIB
     """All half-received messages of the server together; at least one of the largest size fits."""
@@ -44,9 +44,9 @@ class Limits:
 
     # streams
     max_streams: int = 1000
-    """On one connection. A stream that was reset counts until its handler has ended."""
+    """The most open streams on one connection. A stream that was reset counts until its handler has ended."""
     stream_window: int = 256 * KIB
-    """What a client may send on a stream before the server widens the window."""
+    """Bytes that a client may send on a stream before the server widens the window."""
     connection_window: int = 16 * MIB
     large_window: int = 4 * MIB
     """The window of a stream while it receives a message larger than ``stream_window``."""
@@ -64,7 +64,8 @@ class Limits:
     # connections
     max_connections: int = 20_000
     handshake_timeout: float = 10.0
-    """For TLS and HTTP/2's preface, and for the rest of a header block or frame that has begun; not for DATA."""
+    """Seconds for TLS and HTTP/2's preface, and for the rest of a header block or frame that has begun; not for
+    DATA."""
     write_timeout: float = 60.0
     """A connection ends when its client reads nothing of what waits for it for so long."""
     request_timeout: float = 120.0
@@ -73,7 +74,7 @@ class Limits:
     max_connection_age: float = inf
     max_connection_age_grace: float = inf
     keepalive_time: float = 7200.0
-    """After so long without a byte from the client the server sends a PING ..."""
+    """Seconds without a byte from the client after which the server sends a PING ..."""
     keepalive_timeout: float = 20.0
     """... and closes the connection if it is not acknowledged."""
     min_ping_interval: float = 300.0
@@ -85,7 +86,7 @@ class Limits:
 
     # rates, for each connection
     resets: tuple[float, float] = (1000, 200)
-    """RST_STREAM from the client; every answered call allows one more."""
+    """Limit on RST_STREAM from the client; every answered call allows one more."""
     pings: tuple[float, float] = (200, 20)
     """PING and acknowledgements of PING; every HEADERS and DATA frame that is sent allows one more, since clients
     measure the round trip with it."""
@@ -94,7 +95,7 @@ class Limits:
     empty_frames: tuple[float, float] = (200, 20)
     """DATA frames without contents that do not end a stream, and empty CONTINUATION frames."""
     window_updates: tuple[float, float] = (10_000, 10_000)
-    """WINDOW_UPDATE; every HEADERS and DATA frame that is sent allows two more."""
+    """Limit on WINDOW_UPDATE; every HEADERS and DATA frame that is sent allows two more."""
     unexpected_frames: tuple[float, float] = (1000, 100)
     """PRIORITY, GOAWAY, unknown frames, frames for streams that have ended."""
     stream_errors: tuple[float, float] = (200, 50)

@@ -60,7 +60,8 @@ def is_same_user(user: int | None) -> bool:
 
 
 def _names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Of a certificate as ``ssl.SSLSocket.getpeercert`` returns it, which is empty where none was verified."""
+    """The names in a certificate as ``ssl.SSLSocket.getpeercert`` returns it; the certificate is empty where none was
+    verified."""
     found = (certificate or {}).get("subjectAltName", ())
     return frozenset(value for kind, value in found if kind in _CERTIFICATE_NAMES)
 

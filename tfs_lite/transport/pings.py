@@ -16,7 +16,7 @@ WITHOUT_CALLS = 7200.0
 
 
 class PingPolicy:
-    """For one connection; times are seconds of one clock."""
+    """Decides how often the client of one connection may ping; times are seconds of one clock."""
 
     __slots__ = ("_frames_sent", "_limits", "_next", "_strikes")
 

@@ -47,7 +47,7 @@ _STALLED = "the rest of the request did not come"
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its server."""
+    """The services that a connection needs of its server."""
 
     @property
     def common(self) -> Common: ...
@@ -284,7 +284,8 @@ class ServerProtocol(asyncio.Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """Since when nothing has arrived; None while there are calls, or if the connection is ending anyway."""
+        """The time since when nothing has arrived; None while there are calls, or if the connection is ending
+        anyway."""
         return None if self.connection.busy or self._activity.ending else self.connection.last_received
 
     @property

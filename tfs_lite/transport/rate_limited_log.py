@@ -18,13 +18,14 @@ QUIET = frozenset({"client", "drained", "idle", "age", "lingering"})
 
 
 class RateLimitedLog:
-    """For one server, on its event loop. ``protocol`` is named in every line; ``clock`` is in seconds."""
+    """The rate-limited log of one server, on its event loop. ``protocol`` is named in every line; ``clock`` is in
+    seconds."""
 
     def __init__(self, protocol: str, clock: Callable[[], float]) -> None:
         self._protocol = protocol
         self._clock = clock
         self._next: dict[str, float] = {}
-        """When a kind may be logged again. The transport has a fixed set of kinds."""
+        """The time from when on a kind may be logged again. The transport has a fixed set of kinds."""
         self._suppressed: Counter[str] = Counter()
 
     def connection_ended(self, kind: str, peer: object, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What was found out before, by what it was found out from; the one bound and the one rule of what goes."""
+"""A bounded memory of results: each was computed from its key, and the oldest one goes first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ V = TypeVar("V")
 
 
 class Remembered(dict[K, V]):
-    """At most ``most`` values, of which the one that was added first goes when another comes. It is read as any dict
-    is. One thread at a time adds."""
+    """A mapping of at most ``most`` values, of which the one that was added first goes when another comes. It is read
+    as any dict is. One thread at a time adds."""
 
     __slots__ = ("_most",)
 

@@ -17,7 +17,7 @@ SEARCH_INTERVAL = 1.0
 KEPT_BACK = 256
 """Descriptors that no connection gets, or a quarter of them if that is more, or half of them if that is less."""
 LAST_DESCRIPTORS = 32
-"""No connection gets one of the highest so many, whatever has taken the others."""
+"""Connections get none of this many highest descriptors, whatever has taken the others."""
 
 
 class Evictable(Protocol):
@@ -62,9 +62,9 @@ class ConnectionShare:
 
 
 class ConnectionRoom(Generic[C]):
-    """On the event loop. ``rank`` gives the order in which connections can be spared, the smallest first, and None for
-    one that cannot; it takes the connection and the time, in seconds of ``clock``. One search over all connections
-    serves many evictions: a connection whose rank has changed since is not taken."""
+    """A bounded set of connections, on the event loop. ``rank`` gives the order in which connections can be spared, the
+    smallest first, and None for one that cannot; it takes the connection and the time, in seconds of ``clock``. One
+    search over all connections serves many evictions: a connection whose rank has changed since is not taken."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class ConnectionRoom(Generic[C]):
         clock: Callable[[], float],
         share: ConnectionShare | None = None,
     ) -> None:
-        """``share`` is what the room has a part in; None: it has all that it may have."""
+        """``share`` is the process-wide bound that the room takes part in; None: the room may fill up whatever others
+        hold."""
         self._most = most
         self._share = share
         if share is not None:
@@ -91,7 +92,7 @@ class ConnectionRoom(Generic[C]):
         return iter(self._open)
 
     def add(self, connection: C) -> bool:
-        """False means that there is no room, and that no other connection can be spared."""
+        """Adds a connection; returns False if there is no room and no other connection can be spared."""
         if len(self._open) >= self._most:
             if not self.evict_one():
                 return False
@@ -104,7 +105,7 @@ class ConnectionRoom(Generic[C]):
         return True
 
     def evict_one(self) -> bool:
-        """False if no connection can be spared."""
+        """Ends the connection that can be spared first; returns False if none can."""
         spared = self._find()
         if spared is None:
             return False

@@ -37,7 +37,8 @@ CANCEL_TIMEOUT = 5.0
 
 
 class Server:
-    """``start`` -> ``stop``, both on the event loop that runs the handlers. ``numbers`` may be read from any thread.
+    """A gRPC server: ``start`` -> ``stop``, both on the event loop that runs the handlers. ``numbers`` may be read from
+    any thread.
 
     ``tls`` returns the newest context, and is called for every connection; clients must then choose ``h2`` by ALPN.
     None means no TLS.

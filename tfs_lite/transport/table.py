@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Scope(enum.Enum):
-    """What a caller must be allowed to do, for a route or a method to answer."""
+    """The permission that a route or a method asks of its caller."""
 
     OPEN = "probes and health: always allowed"
     PREDICT = "inference, and the metadata of a model"
@@ -33,8 +33,8 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a caller was found to be allowed. ``name`` is the operator's, empty if it is not known; ``models`` is a
-    pattern of ``fnmatch``, and None means all, and the server as a whole."""
+    """The permission that a caller was found to have. ``name`` is the operator's, empty if it is not known; ``models``
+    is a pattern of ``fnmatch``, and None means all, and the server as a whole."""
 
     name: str = ""
     models: str | None = None
@@ -58,7 +58,7 @@ class CallKind(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class CallContext:
-    """What a handler learns about its call besides the request.
+    """The facts about a call, besides its request, that a handler may learn.
 
     ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. ``metadata`` is the client's,
     names in lower case, without binary values; it may be decoded when it is first looked at, and calls with the same
@@ -69,7 +69,7 @@ class CallContext:
     """
 
     names_requests: ClassVar[bool] = False
-    """Not every answer carries the id of its request."""
+    """Whether an answer of this kind carries the id of its request."""
 
     deadline: float | None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class CallContext:
         return not MARKS.isdisjoint(self.metadata)
 
     def header(self, name: str) -> str | None:
-        """What the client's metadata says under this name."""
+        """The value of this name in the client's metadata."""
         return self.metadata.get(name)
 
     def mark_with_new_id(self) -> None:
@@ -97,7 +97,7 @@ class CallContext:
 
     @property
     def caller(self) -> str:
-        """Who calls, for people: the operator's name, else the address."""
+        """The caller in words: the operator's name, else the address."""
         return self.grant.name or self.peer.address
 
 

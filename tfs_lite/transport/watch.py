@@ -49,22 +49,22 @@ class ConnectionView:
     now: float
     created: float
     last_received: float
-    """When the last byte arrived."""
+    """The time when the last byte arrived."""
     busy: bool
     """Whether it has calls."""
     idle_since: float
     partial_since: float | None
-    """Since when a frame, a header block or the preface has been incomplete."""
+    """The time since when a frame, a header block or the preface has been incomplete."""
     unsent: bool
     """Whether output waits for the client."""
     last_progress: float
-    """When some of that output last left, or none was waiting."""
+    """The time when some of that output last left, or none was waiting."""
     buffered: bool
     """Whether bytes are in the socket's buffer."""
     age_limit: float
-    """In seconds."""
+    """The age, in seconds, at which the connection ends."""
     pinged: float | None = None
-    """When the last PING was sent, if nothing has arrived since."""
+    """The time when the last PING was sent, if nothing has arrived since."""
     draining: str = ""
     """Why it drains, as a kind for the metrics; empty if it does not."""
     draining_since: float = 0.0
@@ -75,8 +75,9 @@ class ConnectionView:
 
 
 def bytes_on_their_way(transport: asyncio.Transport) -> int:
-    """What the client's system has not taken yet: the bytes in the transport, and where the system tells (Linux) those
-    in the socket. Without the latter, the few megabytes that a socket holds would hide a client that reads slowly."""
+    """Bytes that the client's system has not taken yet: those in the transport, and where the system tells (Linux)
+    those in the socket. Without the latter, the few megabytes that a socket holds would hide a client that reads
+    slowly."""
     waiting = transport.get_write_buffer_size()
     with suppress(OSError, ValueError):  # a socket that is closed, or of a kind that does not say
         socket = transport.get_extra_info("socket")
@@ -85,7 +86,7 @@ def bytes_on_their_way(transport: asyncio.Transport) -> int:
 
 
 def decide(view: ConnectionView, limits: Limits) -> tuple[Act, str] | None:
-    """What to do now, and the kind under which it is counted; None: nothing is due."""
+    """The action that is due now, and the kind under which it is counted; None: nothing is due."""
     now = view.now
     if view.unsent and now - view.last_progress >= limits.write_timeout:
         return Act.ABORT, "slow_reader"
@@ -134,12 +135,12 @@ def check_interval(limits: Limits) -> float:
 
 class Watched(Protocol):
     def check_timeouts(self, now: float) -> None:
-        """Does what is due. Must not raise."""
+        """Takes the action that is due. Must not raise."""
 
 
 class Watch:
-    """``start`` -> ``check_timeouts`` of all connections every ``interval`` seconds -> ``stop``. On the event loop, by
-    its clock."""
+    """Checks the timeouts of all connections: ``start`` -> ``check_timeouts`` every ``interval`` seconds -> ``stop``.
+    On the event loop, by its clock."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, interval: float, connections: Callable[[], Iterable[Watched]]
@@ -179,8 +180,8 @@ class Watch:
 
 
 class ConnectionActivity:
-    """What one connection remembers from one check to the next. On the event loop; the owner sets ``pinged`` and the
-    attributes after it."""
+    """The times and counts that one connection keeps from one check to the next. On the event loop; the owner sets
+    ``pinged`` and the attributes after it."""
 
     __slots__ = (
         "_age_limit",

@@ -34,7 +34,7 @@ from tfs_lite.workers.tensors import (
 FIRST_BYTES = 1 << 16
 DEFAULT_LIMIT = 1 << 31
 _NOT_EXECUTABLE = 8
-"""MFD_NOEXEC_SEAL, which Python does not name yet."""
+"""The flag MFD_NOEXEC_SEAL, which Python does not name yet."""
 _NOTHING = memoryview(b"")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -64,8 +64,8 @@ class Arena:
         return cls(descriptor, limit, what)
 
     def restrict(self, limit: int) -> None:
-        """For memory that another process has made: at most ``limit`` bytes of it are used. ProtocolError unless it is
-        sealed, so that it cannot be taken away."""
+        """Limits memory that another process has made: at most ``limit`` bytes of it are used. ProtocolError unless it
+        is sealed, so that it cannot be taken away."""
         self._limit = min(self._limit, limit)
         try:
             sealed = fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -75,14 +75,15 @@ class Arena:
             raise ProtocolError("memory that may be taken away")
 
     def close(self) -> None:
-        """May be called again."""
+        """Releases the memory; may be called again."""
         self._memory, self._size = None, 0
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def grow(self, nbytes: int) -> None:
-        """For the writer: makes room for ``nbytes``. RESOURCE_EXHAUSTED beyond the limit, or if there is no memory."""
+        """Makes room for ``nbytes``; called by the writer. RESOURCE_EXHAUSTED beyond the limit, or if there is no
+        memory."""
         if nbytes <= self._size:
             return
         if nbytes > self._limit:
@@ -99,7 +100,7 @@ class Arena:
             ) from None
 
     def map(self, nbytes: int) -> None:
-        """For the reader: maps at least ``nbytes``. ProtocolError if the memory is smaller."""
+        """Maps at least ``nbytes``; called by the reader. ProtocolError if the memory is smaller."""
         if nbytes <= self._size:
             return
         size = min(os.fstat(self.descriptor).st_size, self._limit)
@@ -154,7 +155,7 @@ class Arena:
 
 
 def _anonymous_file() -> int:
-    """Not executable, as some systems insist; older ones do not know the flag."""
+    """Opens a file without a name that is not executable, as some systems insist; older ones do not know the flag."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create("tfs-lite", flags | _NOT_EXECUTABLE)

@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """What was received is no message, or not the expected one. The other end must not be used again."""
+    """Raised when the received bytes are no message, or not the expected one. The other end must not be used again."""
 
 
 class ConnectionClosed(Exception):
@@ -69,7 +69,7 @@ class Channel:
         return self._whole(self._buffer, got)
 
     def receive_with_descriptors(self) -> tuple[object, list[int]]:
-        """As :meth:`receive`, with the file descriptors of the message, which the caller has to close."""
+        """Receives a message as :meth:`receive` does, with its file descriptors, which the caller has to close."""
         try:
             piece, found, _, _ = socket.recv_fds(self._sock, _BUFFER, MAX_DESCRIPTORS)
         except OSError as error:

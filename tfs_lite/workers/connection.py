@@ -1,4 +1,4 @@
-"""What the server knows of one process with an open model, wherever that process is."""
+"""The server's side of one process with an open model, wherever that process is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfs_lite.workers.wire import Description
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """What to open in a process of its own, and how.
+    """The model to open in a process of its own, and how to open it.
 
     ``label`` names it in messages, e.g. ``model m version 1``. ``function``, as ``module:function``, is called in the
     process with ``arguments`` (JSON) and returns the model. ``memory_limit``, in bytes, bounds the inputs and the

@@ -136,7 +136,7 @@ class ForkServer:
         self._send("forked", number, pid)
 
     def _become_child(self, descriptor: int) -> None:
-        """Never returns."""
+        """Serves as the child; never returns."""
         try:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:

@@ -1,4 +1,4 @@
-"""What Linux offers a process without privileges that wants to give rights up: Landlock, system call filters, and less.
+"""Linux's means for a process without privileges to give rights up: Landlock, system call filters, and less.
 
 Nothing here can be taken back, and all of it holds for the calling thread and for the threads and processes that it
 starts later: a process calls it while it has one thread. See landlock(7), seccomp(2), capabilities(7).
@@ -35,7 +35,7 @@ _X32 = 0x40000000
 
 
 class Access(IntFlag):
-    """What may be done beneath a path."""
+    """The rights to what lies beneath a path."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -56,7 +56,7 @@ class Access(IntFlag):
 
     @classmethod
     def of_files(cls) -> Access:
-        """Those that a rule for a single file may have."""
+        """The rights that a rule for a single file may name."""
         return cls.EXECUTE | cls.WRITE_FILE | cls.READ_FILE | cls.TRUNCATE | cls.IOCTL_DEV
 
 
@@ -81,8 +81,8 @@ _MACHINES = {
 
 
 class Kernel(NamedTuple):
-    """``landlock`` is the version of Landlock's interface, 0 where there is none; ``filters``: whether system calls can
-    be refused."""
+    """The means that a kernel has: ``landlock`` is the version of Landlock's interface, 0 where there is none;
+    ``filters``: whether system calls can be refused."""
 
     landlock: int
     filters: bool
@@ -90,7 +90,7 @@ class Kernel(NamedTuple):
 
 @cache
 def probe_kernel() -> Kernel:
-    """What this kernel offers. Any thread; changes nothing."""
+    """Finds out what this kernel offers. Any thread; changes nothing."""
     landlock = _call(_CREATE_RULESET, None, 0, _VERSION)
     refusing = ctypes.c_uint32(_RET_ERRNO)
     known = platform.machine() in _MACHINES and os.uname().sysname == "Linux"
@@ -99,8 +99,9 @@ def probe_kernel() -> Kernel:
 
 
 def allow_paths_only(paths: Iterable[tuple[str, Access]], landlock: int) -> None:
-    """From now on only these paths can be opened, and what is beneath them; TCP, and signals to others, are refused as
-    far as version ``landlock`` of the interface goes. Paths that do not exist are left out. Raises OSError."""
+    """Lets the process open only these paths from now on, and what is beneath them; TCP, and signals to others, are
+    refused as far as version ``landlock`` of the interface goes. Paths that do not exist are left out. Raises
+    OSError."""
     handled = _handled(landlock)
     scopes = _NO_ABSTRACT_SOCKETS | _NO_SIGNALS if landlock >= 6 else 0
     attributes = struct.pack("QQQ", handled, _NO_CONNECTIONS if landlock >= 4 else 0, scopes)
@@ -114,7 +115,7 @@ def allow_paths_only(paths: Iterable[tuple[str, Access]], landlock: int) -> None
 
 
 def refuse_calls() -> None:
-    """From now on the process can make no socket but pairs, start no program, and change no file by its path. Raises
+    """Lets the process from now on make no socket but pairs, start no program, and change no file by its path. Raises
     OSError."""
     machine = _MACHINES[platform.machine()]
     refused = _RET_ERRNO | errno.EACCES
@@ -128,8 +129,8 @@ def refuse_calls() -> None:
 
 
 def give_up_privileges() -> None:
-    """From now on nothing that the process does gives it more rights; it writes no core files; and if it runs as root,
-    it is left with what reading files takes. Raises OSError."""
+    """Ensures that from now on nothing the process does gives it more rights; it writes no core files; and if it runs
+    as root, it is left with what reading files takes. Raises OSError."""
     _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     header = struct.pack("Ii", _CAP_VERSION, 0)
@@ -140,7 +141,7 @@ def give_up_privileges() -> None:
 
 
 def _handled(landlock: int) -> Access:
-    """What this version of the interface can refuse."""
+    """The rights that this version of the interface can refuse."""
     count = 13 if landlock < 2 else 14 if landlock < 3 else 15 if landlock < 5 else 16
     return Access((1 << count) - 1)
 

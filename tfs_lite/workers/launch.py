@@ -31,7 +31,7 @@ class ForkServerProcess(Protocol):
     pid: int
 
     def kill(self) -> None:
-        """Does nothing once ``wait`` has returned."""
+        """Kills the process; does nothing once ``wait`` has returned."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Returns when the process has ended. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
@@ -47,7 +47,7 @@ class Launched(NamedTuple):
 
 
 _early: list[Launched] = []
-"""At most one, from :func:`fork_early` to the first :func:`launch`."""
+"""The process that was forked early: at most one, from :func:`fork_early` to the first :func:`launch`."""
 
 
 def fork_early(preload: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ def _start_program(descriptor: int, preload: Sequence[str], output: int) -> subp
 
 
 def _serve(sock: socket.socket, output: int) -> NoReturn:
-    """What the fork does. Exit handlers are the server's, and do not run."""
+    """Serves in the forked process. Exit handlers are the server's, and do not run."""
     try:
         ignore_signals()
         os.dup2(output, 1)

@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 NICENESS = 5
-"""On a busy machine the system prefers the server, which accepts requests and refuses those too many."""
+"""The niceness of a model's process: on a busy machine the system prefers the server, which accepts requests and
+refuses those too many."""
 OOM_SCORE = 500
-"""By so much the process of a model stands above the server: as if it took half of the memory more."""
+"""The amount by which the score of a model's process exceeds the server's: as if it took half of the memory more."""
 MAX_OOM_SCORE = 1000
 IDLE_CLASS_SECONDS = 10.0
 """How long a load stays in the idle class."""
@@ -32,9 +33,9 @@ def lower_priority() -> None:
 
 
 def offer_memory_first(path: str = "/proc/self/oom_score_adj") -> None:
-    """Of the processes of a machine or container without memory, the kernel ends the one with the highest score: this
-    one, and all that it starts, before the server. Call it once, at the start of the process, before a sandbox. Raising
-    the score takes no rights; where it cannot be told, it stays."""
+    """Raises the score of this process and all that it starts above the server's: on a machine or in a container
+    without memory, the kernel ends the process with the highest score first. Call it once, at the start of the process,
+    before a sandbox. Raising the score takes no rights; where it cannot be told, it stays."""
     with suppress(OSError, ValueError), open(path, "r+", encoding="ascii") as file:
         score = int(file.read())
         file.seek(0)
@@ -43,7 +44,8 @@ def offer_memory_first(path: str = "/proc/self/oom_score_adj") -> None:
 
 @contextmanager
 def in_background(seconds: float = IDLE_CLASS_SECONDS) -> Iterator[None]:
-    """Inside, all threads of this process are in the idle class or that for batches, for at most ``seconds``."""
+    """Puts all threads of this process into the idle class or that for batches while the context lasts, for at most
+    ``seconds``."""
     _set_policy(os.SCHED_IDLE if _may_leave_idle_class() else os.SCHED_BATCH)
     timer = threading.Timer(seconds, _set_policy, [os.SCHED_OTHER])
     timer.daemon = True
@@ -58,7 +60,8 @@ def in_background(seconds: float = IDLE_CLASS_SECONDS) -> Iterator[None]:
 
 @cache
 def _may_leave_idle_class() -> bool:
-    """Only root may, or a user with a limit for it (RLIMIT_NICE). Tries it on a thread of its own."""
+    """Whether the process may leave the idle class: only root may, or a user with a limit for it (RLIMIT_NICE). Tries
+    it on a thread of its own."""
     left: list[bool] = []
 
     def enter_and_leave() -> None:
@@ -76,7 +79,8 @@ def _may_leave_idle_class() -> bool:
 
 
 def _set_policy(policy: int) -> None:
-    """For every thread there is, and so for those that they start. Changes nothing where the system forbids it."""
+    """Sets the policy of every thread there is, and so of those that they start. Changes nothing where the system
+    forbids it."""
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setscheduler(int(thread), policy, os.sched_param(0))

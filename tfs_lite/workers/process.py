@@ -102,7 +102,7 @@ def open_in_process(
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
-    ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
+    ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs besides
     those of the supervisor; for ``on_worker`` see :class:`ReconnectingModel`, for ``require_files``
     :class:`RemoteModel`; the process enters ``sandbox``, if there is one, before it calls the function. Any thread;
     several may be opened at once. Raises what the function raises, as a ServingError of the same code and message;

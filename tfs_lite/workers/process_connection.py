@@ -24,8 +24,8 @@ from tfs_lite.workers.wire import ITEM_CHANNELS, MAX_TEXT, OPEN, Description, re
 GRACE_SECONDS = 2.0
 """How long a process may take to end once it has closed its connection."""
 MEMORY_DIRECTORY = "/dev/shm"
-"""Where a process has its own directory if there is no place for temporary files, as in a container whose root file
-system is read-only."""
+"""The directory in which a process has its own if there is no place for temporary files, as in a container whose root
+file system is read-only."""
 START_SECONDS = 60.0
 """How long the process that starts models may take to start one: it imports libraries before, in turns."""
 KILL_SECONDS = 10.0

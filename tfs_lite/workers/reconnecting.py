@@ -82,8 +82,8 @@ class ReconnectingModel(Model):
         in_background: bool = False,
         on_worker: Callable[[str | None], None] = ignore,
     ) -> None:
-        """``on_worker`` is told why a process was lost, and None when the model is open again; on a thread of the
-        model, outside its lock."""
+        """``on_worker`` is told why a process was lost, and is told None when the model is open again; it is called on
+        a thread of the model, outside its lock."""
         self._connector = connector
         self._words = words
         self._label = remote.label
@@ -161,11 +161,11 @@ class ReconnectingModel(Model):
         return self._description.resident_bytes
 
     def measured_bytes(self) -> Mapping[str, Mapping[str, int]]:
-        """What it holds of this machine, by device and kind; empty where that cannot be told."""
+        """Bytes that the model holds of this machine, by device and kind; empty where that cannot be told."""
         return {}
 
     def another(self, device: str) -> None:
-        """Nothing is shared with another process."""
+        """Returns None: nothing is shared with another process."""
         return
 
     @property
@@ -195,11 +195,12 @@ class ReconnectingModel(Model):
             return WorkerStatus(self._words.kind, up, pid, self._restarts, reason, "", *lost, self._sandbox)
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
-        """Memory that needs no copy on its way to the process. RESOURCE_EXHAUSTED beyond the memory limit."""
+        """Gives memory that needs no copy on its way to the process. RESOURCE_EXHAUSTED beyond the memory limit."""
         return self._lanes.stage(shapes)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        """As every model. When the process was lost before it read the request, the next process runs it."""
+        """Runs the model as every model does. When the process was lost before it read the request, the next process
+        runs it."""
         declared = find_signature(self.signatures, signature)
         wanted = outputs or (() if self.has_item_steps else declared.output_names)
         lane = self._lanes.enter()
@@ -358,7 +359,7 @@ class ReconnectingModel(Model):
                 return
 
     def _check_same(self, description: Description) -> None:
-        """FAILED_PRECONDITION if the model's signatures have changed."""
+        """Raises FAILED_PRECONDITION if the model's signatures have changed."""
         if self._known is not None and description.signatures != self._known.signatures:
             raise self._differs()
 
@@ -402,9 +403,8 @@ class ReconnectingModel(Model):
             self.opening.set_result(connection.description)
 
     def connect_elsewhere(self, connector: Connector) -> bool:
-        """From the first connection that ``connector`` makes on, requests go there; what runs over the one of before
-        is waited for, and it is closed. Blocks until then; False if the model was closed first. One thread at a
-        time."""
+        """Moves requests to the first connection that ``connector`` makes, waits for those that run over the previous
+        connection, and closes that. Blocks until then; False if the model was closed first. One thread at a time."""
         with self._changed:
             if self._closing.is_set():
                 return False

@@ -16,9 +16,9 @@ from tfs_lite.workers.wire import CLOSE, Message, read_answer
 
 
 class RequestChannel:
-    """One connection. Threads: any; calls wait for each other. ``shut_down`` ends the call in progress with
-    ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last one, ``detail``
-    what that answer said beside its tensors, unchecked."""
+    """A channel for requests over one connection. Threads: any; calls wait for each other. ``shut_down`` ends the call
+    in progress with ConnectionClosed. ``ongoing`` is how many requests were in the process when it answered the last
+    one, ``detail`` what that answer said besides its tensors, unchecked."""
 
     def __init__(self, channel: TensorChannel) -> None:
         self._channel = channel
@@ -44,7 +44,7 @@ class RequestChannel:
             return self._channel.read(_in_order(locations, wanted), copy=True)
 
     def ask(self, what: str, extra: object = None) -> object:
-        """As :meth:`call` for what has no tensors: the answer's detail, which the caller has to check."""
+        """Makes a :meth:`call` without tensors, and returns the answer's detail, which the caller has to check."""
         with self._calling:
             detail, _ = self._exchange(what, "", (), extra, {})
             return detail
@@ -100,8 +100,8 @@ class ChannelPool:
     def call(
         self, what: str, signature: str, tensors: Mapping[str, Tensor], deadline: float | None
     ) -> dict[str, Array]:
-        """As :meth:`RequestChannel.call`; DEADLINE_EXCEEDED if no channel is idle in time, ConnectionClosed if there is
-        none at all."""
+        """Calls over an idle channel, as :meth:`RequestChannel.call`; DEADLINE_EXCEEDED if no channel is idle in time,
+        ConnectionClosed if there is none at all."""
         channel = self._borrow(deadline)
         try:
             return channel.call(what, signature, tensors, (), deadline)

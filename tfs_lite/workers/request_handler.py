@@ -49,7 +49,7 @@ def close_model(model: Opened, label: str) -> None:
 
 
 def run_request(model: Opened, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """What the model answers to RUN, PREPROCESS or POSTPROCESS. Raises what the model raises."""
+    """The model's answer to RUN, PREPROCESS or POSTPROCESS. Raises what the model raises."""
     if message.what == RUN:
         return cast(Mapping[str, Tensor], model.run(message.signature, inputs, tuple(message.wanted)))
     seconds = cast(float | None, message.extra)
@@ -59,7 +59,7 @@ def run_request(model: Opened, message: Message, inputs: Mapping[str, Tensor]) -
 
 
 def failure_from(error: BaseException, label: str) -> ServingError:
-    """What the server is told of an exception of the model."""
+    """The error that the server is told for an exception of the model."""
     if isinstance(error, ServingError):
         return error
     logger.error("%s broke its contract: it may only raise ServingError", label, exc_info=error)

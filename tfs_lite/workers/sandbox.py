@@ -54,12 +54,12 @@ _GPU_LIBRARIES = ("/usr/local/cuda", "/usr/local/nvidia", "/etc/OpenCL", "/usr/s
 _GPU_DEVICES = ("/dev/nvidia-caps", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _MAX_GPUS = 16
 _CACHES = ("HOME", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Environment variables that name directories to write to, beside TMPDIR."""
+"""Environment variables that name directories to write to, besides TMPDIR."""
 
 
 class Interpreter(NamedTuple):
-    """Where the interpreter finds what it runs. ``packages`` are the directories of those that a process needs in any
-    case, wherever they are."""
+    """The paths at which the interpreter finds what it runs. ``packages`` are the directories of those that a process
+    needs in any case, wherever they are."""
 
     prefixes: tuple[str, ...]
     path: tuple[str, ...]
@@ -69,8 +69,8 @@ class Interpreter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What a process may do. ``paths`` are pairs of a path and an :class:`Access`; ``landlock`` and ``filters`` are
-    those of :class:`Kernel` that are used."""
+    """The rights that a process keeps. ``paths`` are pairs of a path and an :class:`Access`; ``landlock`` and
+    ``filters`` are those of :class:`Kernel` that are used."""
 
     paths: tuple[tuple[str, int], ...]
     landlock: int
@@ -81,13 +81,13 @@ class Sandbox:
         return status_of(Kernel(self.landlock, self.filters))
 
     def to_message(self, own: str) -> dict[str, object]:
-        """For :func:`enter_by_message` in the process."""
+        """The fields for :func:`enter_by_message` in the process."""
         return {"paths": self.paths, "landlock": self.landlock, "filters": self.filters, "own": own}
 
 
 def status_of(kernel: Kernel) -> SandboxStatus:
-    """What a sandbox holds on this kernel. Landlock's first versions know no truncating, and without filters there are
-    sockets that it does not see."""
+    """The report of what a sandbox holds on this kernel. Landlock's first versions know no truncating, and without
+    filters there are sockets that it does not see."""
     held = {
         "files": kernel.landlock >= 3 or (kernel.landlock >= 1 and kernel.filters),
         "programs": kernel.landlock >= 1 or kernel.filters,
@@ -100,7 +100,7 @@ def status_of(kernel: Kernel) -> SandboxStatus:
 
 
 def this_interpreter(*modules: str) -> Interpreter:
-    """That of this process, with the packages of ``modules``, which are imported here already."""
+    """The paths of this process's interpreter, with the packages of ``modules``, which are imported here already."""
     tops = {module.partition(".")[0] for module in ("tfs_lite", *modules)}
     packages = [str(place) for name in sorted(tops) for place in getattr(sys.modules.get(name), "__path__", ())]
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
@@ -159,7 +159,8 @@ def enter(sandbox: Sandbox, own: str) -> None:
 
 
 def enter_by_message(fields: Mapping[str, Any]) -> None:
-    """:func:`enter`, with what :meth:`Sandbox.to_message` gave. FAILED_PRECONDITION if the system refuses it."""
+    """Enters the sandbox that :meth:`Sandbox.to_message` described, as :func:`enter` does. FAILED_PRECONDITION if the
+    system refuses it."""
     paths = tuple((str(path), int(access)) for path, access in fields["paths"])
     try:
         enter(Sandbox(paths, fields["landlock"], fields["filters"]), fields["own"])
@@ -178,8 +179,8 @@ def _work_in(own: str) -> None:
 
 
 def _import_path(interpreter: Interpreter, version: str) -> list[str]:
-    """Where modules are imported from. Without the working directory, which ``python -m`` puts there, and without
-    directories that hold the version: other models may be beside it."""
+    """The directories that modules are imported from, without the working directory, which ``python -m`` puts there,
+    and without directories that hold the version: other models may lie next to it."""
     entries = [os.path.realpath(entry) for entry in interpreter.path if entry]
     here = os.path.realpath(interpreter.working_directory)
     return [entry for entry in entries if entry != here and not version.startswith(entry.rstrip(os.sep) + os.sep)]

@@ -28,8 +28,8 @@ class Staging:
         return {name: view for name, (_, view) in self._views.items()}
 
     def locate(self, inputs: Mapping[str, Tensor]) -> list[TensorLocation]:
-        """Where the inputs lie now. Those that are staged arrays, or rows of one, stay where they are; the others are
-        copied behind them. May be repeated for the same inputs. Errors as :meth:`Arena.write`."""
+        """The locations of the inputs now. Those that are staged arrays, or rows of one, stay where they are; the
+        others are copied behind them. May be repeated for the same inputs. Errors as :meth:`Arena.write`."""
         views = self._views
         placed: list[TensorLocation] = []
         others: dict[str, Tensor] = {}

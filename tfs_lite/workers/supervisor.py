@@ -65,12 +65,12 @@ class Worker:
         call()
 
     def report_start(self, pid: int) -> None:
-        """For the supervisor: the process has started."""
+        """Called by the supervisor when the process has started."""
         self.pid = pid
         self.started.set()
 
     def report_end(self, cause: str) -> None:
-        """For the supervisor: the process has ended."""
+        """Called by the supervisor when the process has ended."""
         with self._lock:
             if self.ended.is_set():
                 return

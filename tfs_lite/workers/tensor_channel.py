@@ -26,8 +26,8 @@ class TensorChannel(Protocol):
     closed."""
 
     def send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
-        """RESOURCE_EXHAUSTED if the tensors are too large, INVALID_ARGUMENT for a type that no tensor has: then nothing
-        was sent. Raises ConnectionClosed."""
+        """Sends a message with its tensors. Raises RESOURCE_EXHAUSTED if the tensors are too large, INVALID_ARGUMENT
+        for a type that no tensor has: then nothing was sent. Raises ConnectionClosed."""
 
     def receive(self) -> tuple[Message, list[TensorLocation]]:
         """The next message and what tensors it has. Waits without a time limit until it begins. Raises

@@ -24,12 +24,12 @@ ALIGNMENT = 64
 _MAX_RANK = 64
 _MAX_SIZE = 1 << 62
 Memory = mmap | memoryview
-"""What tensors lie in."""
+"""The kinds of memory that tensors lie in."""
 _DTYPES = {dtype.value: dtype for dtype in DataType if dtype is not DataType.INVALID}
 
 
 class TensorLocation(NamedTuple):
-    """Where a tensor lies in a memory. ``offset`` and ``nbytes`` are in bytes."""
+    """The location of a tensor in a memory. ``offset`` and ``nbytes`` are in bytes."""
 
     name: str
     dtype: DataType
@@ -44,7 +44,7 @@ class TensorLocation(NamedTuple):
 
 
 class FlatTensor(NamedTuple):
-    """What to write for a tensor: ``array``; for texts ``array`` holds their lengths, and ``texts`` follows."""
+    """The bytes to write for a tensor: ``array``; for texts ``array`` holds their lengths, and ``texts`` follows."""
 
     name: str
     dtype: DataType
@@ -55,7 +55,7 @@ class FlatTensor(NamedTuple):
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> list[FlatTensor]:
-    """What to write for each. INVALID_ARGUMENT for an array of a type that no tensor has."""
+    """The bytes to write for each tensor. INVALID_ARGUMENT for an array of a type that no tensor has."""
     return [_flat(name, np.asarray(tensor)) for name, tensor in tensors.items()]
 
 
@@ -113,8 +113,8 @@ def read_locations(raw: object) -> list[TensorLocation]:
 
 
 def read_sizes(raw: object, start: int) -> list[TensorLocation]:
-    """As :func:`read_locations` for tensors that are sent as (name, dtype, shape, bytes), and lie one after the other
-    from byte ``start``."""
+    """Reads locations as :func:`read_locations` does, for tensors that are sent as (name, dtype, shape, bytes), and lie
+    one after the other from byte ``start``."""
     locations = []
     for item in _items(raw):
         name, number, shape, nbytes = _fields(item, 4)
@@ -124,7 +124,7 @@ def read_sizes(raw: object, start: int) -> list[TensorLocation]:
 
 
 def too_large(what: str, nbytes: int, limit: int) -> ServingError:
-    """RESOURCE_EXHAUSTED. ``what`` names the tensors for clients."""
+    """The error RESOURCE_EXHAUSTED for tensors of more than ``limit`` bytes. ``what`` names the tensors for clients."""
     return ServingError(StatusCode.RESOURCE_EXHAUSTED, f"{what} take {nbytes} bytes, at most {limit} are allowed")
 
 

@@ -108,7 +108,7 @@ def read_answer(answer: Message, number: int) -> tuple[object, int]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the child says about the model that it has opened. ``reason``: see WorkerStatus."""
+    """The child's description of the model that it has opened. ``reason``: see WorkerStatus."""
 
     platform: str
     signatures: Mapping[str, Signature]

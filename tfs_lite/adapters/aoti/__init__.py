@@ -1,4 +1,4 @@
-"""Platform ``pytorch_aoti``: programs that AOTInductor compiled to machine code (by ``tfs_lite.save``), beside the
+"""Platform ``pytorch_aoti``: programs that AOTInductor compiled to machine code (by ``tfs_lite.save``), with the
 exported program itself.
 
     machine    what the code was compiled for, compared with this machine before it is loaded

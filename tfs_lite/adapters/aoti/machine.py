@@ -1,4 +1,4 @@
-"""What compiled code needs of a machine, compared with this one before a byte of it is loaded.
+"""The demands of compiled code on a machine, compared with this one before a byte of it is loaded.
 
 Code for another processor ends the process at its first unknown instruction, and no library of torch compares them.
 """
@@ -34,7 +34,7 @@ _FLAG_OF_COMPILER = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
 
 
 def read_metadata(archive: Archive) -> dict[str, str]:
-    """What torch wrote about the code. DATA_LOSS if it says nothing, or two things."""
+    """Reads what torch wrote about the code. DATA_LOSS if it says nothing, or two things."""
     found: dict[str, str] = {}
     for member in sorted(archive.members):
         if not (member.startswith(COMPILED) and member.endswith("_metadata.json")):
@@ -52,7 +52,7 @@ def read_metadata(archive: Archive) -> dict[str, str]:
 
 
 def check_machine(metadata: Mapping[str, str], device: str) -> None:
-    """FAILED_PRECONDITION, with both sides, unless the code runs here on ``device`` (``cpu`` or ``cuda:N``)."""
+    """Raises FAILED_PRECONDITION, with both sides, unless the code runs here on ``device`` (``cpu`` or ``cuda:N``)."""
     import torch
 
     _compare("operating system", metadata.get("AOTI_PLATFORM", ""), sys.platform)
@@ -73,7 +73,8 @@ def check_machine(metadata: Mapping[str, str], device: str) -> None:
 
 
 def needed_flags(metadata: Mapping[str, str]) -> set[str]:
-    """As in ``/proc/cpuinfo``. FAILED_PRECONDITION for instructions that are not known here."""
+    """The processor flags that the code needs, as in ``/proc/cpuinfo``. FAILED_PRECONDITION for instructions that are
+    not known here."""
     recorded = metadata.get(CPU_FLAGS)
     if recorded is not None:
         return set(recorded.split())
@@ -90,7 +91,7 @@ def flags_of_compiler(options: str) -> str:
 
 
 def cpu_flags() -> set[str]:
-    """Of this machine's first processor; empty if the system does not tell."""
+    """The flags of this machine's first processor; empty if the system does not tell."""
     try:
         with open("/proc/cpuinfo") as file:
             found = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)

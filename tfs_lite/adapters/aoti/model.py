@@ -122,7 +122,8 @@ def _read(archive: Archive) -> Document:
 
 
 def _signature(document: Document, settings: ModelSettings) -> Signature:
-    """What the program says. The code checks nothing itself, so the signature has to describe every size."""
+    """The signature that the program declares. The code checks nothing itself, so the signature has to describe every
+    size."""
     try:
         check_schema(document)
         signature = signature_of(document)

@@ -16,13 +16,13 @@ NO_POOL = (0, 0)
 
 
 def reserved_bytes(segments: Iterable[Segment]) -> int:
-    """What the segments take of the device; segments are returned as a whole."""
+    """Bytes that the segments take on the device; segments are returned as a whole."""
     return sum(int(segment["total_size"]) for segment in segments)
 
 
 def workspace_bytes(segments: Iterable[Segment], streams: Collection[int]) -> int:
-    """What torch's cache holds for these CUDA streams, outside of all pools: libraries' workspaces, and the memory of
-    intermediate results from one run to the next."""
+    """Bytes that torch's cache holds for these CUDA streams, outside of all pools: libraries' workspaces, and the
+    memory of intermediate results from one run to the next."""
     return reserved_bytes(
         segment
         for segment in segments

@@ -35,7 +35,7 @@ _TORCHS_ERROR = "AcceleratorError"
 
 
 def gpu_failure(error: BaseException) -> str | None:
-    """What has failed for good, in CUDA's words; None for every other error."""
+    """The failure of a GPU for good, in CUDA's words; None for every other error."""
     if type(error).__name__ != _TORCHS_ERROR:
         return None
     line = str(error).partition("\n")[0].removeprefix(_BEGIN)

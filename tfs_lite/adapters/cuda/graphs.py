@@ -49,8 +49,8 @@ Shape = tuple[tuple[int, ...], DataType]
 
 def graph_shapes(signature: Signature, rows: Iterable[int]) -> list[list[Shape]]:
     """The inputs of the graphs to capture, the largest first: the shape and type of each input, for each of these
-    numbers of rows that the signature takes. One set where all sizes are fixed. UNIMPLEMENTED if an input has sizes
-    beside its rows that differ between requests, or a type that has no tensors."""
+    numbers of rows that the signature takes. One set where all sizes are fixed. UNIMPLEMENTED if an input has other
+    free sizess rows that differ between requests, or a type that has no tensors."""
     for spec in signature.inputs:
         if not spec.shape or any(isinstance(dim, SymbolicDim) for dim in spec.shape[1:]):
             raise ServingError(StatusCode.UNIMPLEMENTED, f"the sizes of input {spec.name} differ between requests")
@@ -169,8 +169,8 @@ def capture_on(device: torch.device, pool: Pool) -> Capture:
 
 
 def _clean_up(graph: torch.cuda.CUDAGraph, pool: Pool, uses: int, device: torch.device) -> None:
-    """Some releases of torch leave the allocator in capture mode when a capture fails: it would never again return
-    memory."""
+    """Cleans up after a failed capture: some releases of torch leave the allocator in capture mode, and it would never
+    again return memory."""
     with suppress(RuntimeError):
         graph.reset()
     with suppress(RuntimeError):

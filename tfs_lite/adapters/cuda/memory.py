@@ -201,7 +201,7 @@ class HostBuffers:
         return len(self._sets)
 
     def get(self, shapes: Shapes) -> dict[str, Tensor] | None:
-        """Uninitialised arrays for all inputs but texts; None if there are none, or for more than ``max_bytes``."""
+        """The uninitialised arrays for all inputs but texts; None if there are none, or for more than ``max_bytes``."""
         key = frozenset((name, shape, str(dtype)) for name, (shape, dtype) in shapes.items())
         arrays = self._sets.get(key)
         if arrays is None:

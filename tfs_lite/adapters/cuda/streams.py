@@ -46,8 +46,8 @@ OVERLAPPING_STREAMS = 2
 
 @dataclass(slots=True)
 class ExecutionStream:
-    """What one run needs. ``cuda_stream`` None means the CPU, where every call has finished when it returns. ``kept``
-    holds what the device may still read."""
+    """The resources of one run. ``cuda_stream`` None means the CPU, where every call has finished when it returns.
+    ``kept`` holds what the device may still read."""
 
     device: torch.device
     cuda_stream: Any
@@ -69,7 +69,7 @@ class ExecutionStream:
         return self.host(array).to(self.device, non_blocking=True)
 
     def forward(self, arrays: Sequence[Array], forward: Callable[..., Any]) -> Any:
-        """``forward`` of the arrays as tensors on the device, in a graph where there is one."""
+        """Calls ``forward`` with the arrays as tensors on the device, in a graph where there is one."""
         host = [self.host(array) for array in arrays]
 
         def eager() -> Any:
@@ -158,7 +158,7 @@ class ExecutionStreams:
         return stream
 
     def release(self) -> None:
-        """This thread no longer needs its stream, if it holds one."""
+        """Gives the stream of this thread back, if it holds one."""
         me = threading.get_ident()
         with self._lock:
             if me in self._held:
@@ -257,7 +257,8 @@ class DeviceModel(TorchModel):
 
     @property
     def counts_weights(self) -> bool:
-        """False for an instance that shares the weights of another one, which counts them."""
+        """Whether this instance counts its weights: False for one that shares the weights of another, which counts
+        them."""
         return True
 
     @property

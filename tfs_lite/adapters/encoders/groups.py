@@ -1,7 +1,8 @@
-"""Which rows of a batch share a forward: as many as fit where no row is padded, else rows of about the same length.
+"""The grouping of a batch's rows into forwards: as many rows as fit where no row is padded, else rows of about the same
+length.
 
 A row is padded to the longest of its group. Of a group's tokens at most a sixteenth is padding, or as many tokens as a
-forward costs beside its tokens, where that is more: many short forwards would cost more than the padding that they
+forward costs besides its tokens, where that is more: many short forwards would cost more than the padding that they
 save.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 CPU_FORWARD, GPU_FORWARD = 16, 4096
-"""What a forward costs beside its tokens, in tokens."""
+"""The cost of a forward besides its tokens, in tokens."""
 SHARE = 16
 MAX_ROWS = 256
 Grouping = Callable[[Sequence[int]], list[list[int]]]

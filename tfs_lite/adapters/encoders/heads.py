@@ -1,4 +1,5 @@
-"""What the network returns for some rows -> answers: embeddings, scores of classes, the class of each token.
+"""The heads of encoders, which turn what the network returns for some rows into answers: embeddings, scores of classes,
+the class of each token.
 
 Everything is computed in float32, and row by row: no answer depends on the other rows.
 """
@@ -40,7 +41,8 @@ POOLINGS: dict[str, Pool] = {"mean": _mean, "cls": _cls, "lasttoken": _last, "ma
 
 
 def embed(vectors: torch.Tensor, mask: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """[rows, dimensions] from [rows, length, width]. ``mask``: [rows, length], 0 where a token does not count."""
+    """Embeds rows: [rows, dimensions] from [rows, length, width]. ``mask``: [rows, length], 0 where a token does not
+    count."""
     found = POOLINGS[recipe.pooling](vectors.float(), mask.float())
     found = torch.nn.functional.normalize(found, dim=-1) if recipe.normalize else found
     return found[:, : recipe.dimensions]
@@ -59,7 +61,7 @@ class ClassHead:
         self._several = config.problem_type == "multi_label_classification" or len(labels) == 1
 
     def scores(self, logits: Array) -> Array:
-        """Of logits [..., classes], float32."""
+        """The scores of logits [..., classes], float32."""
         if self.is_regression:
             return logits
         tensor = torch.from_numpy(logits)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 PROCESSOR = "preprocessor_config.json"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64 << 20
-"""Of one encoded image."""
+"""The most pixels of one encoded image."""
 SIDE = 224
-"""Of an image that is tried at the load, where the network takes any size."""
+"""The side of an image that is tried at the load, where the network takes any size."""
 ROWS = 32
 """Images of one forward."""
 
@@ -61,7 +61,7 @@ class ImageEncoder(LoadedModel):
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """Of the classes, by output."""
+        """The labels of the classes, by output."""
         return {} if self._head.is_regression else {"scores": self._head.labels, "logits": self._head.labels}
 
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
@@ -81,8 +81,8 @@ class ImageEncoder(LoadedModel):
         del self._module
 
     def _check(self, spec: TensorSpec) -> None:
-        """FAILED_PRECONDITION if the network does not run on one image and on two, or answers something else than the
-        classes of the config."""
+        """Raises FAILED_PRECONDITION if the network does not run on one image and on two, or answers something else
+        than the classes of the config."""
         assert spec.shape is not None
         sides = [side if isinstance(side, int) else SIDE for side in spec.shape[1:]]
         name, failure = type(self._module).__name__, ""
@@ -135,7 +135,7 @@ def open_processor(files: VersionFiles) -> Any:
 
 
 def _decoded(data: bytes, index: int) -> Any:
-    """INVALID_ARGUMENT, with the index, for what is no image or is too large."""
+    """Decodes an image. INVALID_ARGUMENT, with the index, for what is no image or is too large."""
     from PIL import Image
 
     try:

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs beside
+    """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs besides
     them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it. ``types``: of tokens, 1
     where the network does not tell them apart. Rows of more than ``shared`` tokens share a forward with those of the
     same length only. Rows of fewer than ``least`` are padded up to it."""
@@ -111,7 +111,7 @@ class TextEncoder(LoadedModel):
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """Of the classes, by output."""
+        """The labels of the classes, by output."""
         if self._head is None or self._task is Task.TOKEN_CLASSES or self._head.is_regression:
             return {}
         return {"scores": self._head.labels, "logits": self._head.labels}
@@ -148,7 +148,7 @@ class TextEncoder(LoadedModel):
         del self._module
 
     def _answers(self, rows: Sequence[TokenRow]) -> list[Array]:
-        """Of each row, float32: its embedding, its logits, or the logits of its tokens."""
+        """The answer for each row, float32: its embedding, its logits, or the logits of its tokens."""
         limits, lengths = self._limits, [len(row.ids) for row in rows]
         found: list[Array] = [np.empty(0)] * len(rows)
         forward = self._packed if self._packs else self._padded
@@ -197,7 +197,7 @@ class TextEncoder(LoadedModel):
         return list(answer.cpu().numpy())
 
     def _check_sparse(self) -> None:
-        """FAILED_PRECONDITION for a network whose attention to blocks ends with the first short text."""
+        """Raises FAILED_PRECONDITION for a network whose attention to blocks ends with the first short text."""
         full = full_attention_length(self._module)
         if full is not None and self._limits.length > full:
             raise failed_precondition(
@@ -341,7 +341,7 @@ def class_outputs(head: ClassHead) -> tuple[TensorSpec, ...]:
 
 
 def class_signatures(inputs: tuple[TensorSpec, ...], head: ClassHead) -> dict[str, Signature]:
-    """Those of TensorFlow's Classify and Regress, by key."""
+    """The signatures of TensorFlow's Classify and Regress, by key."""
     if not head.is_regression:
         shape = (BATCH, len(head.labels))
         outputs = (TensorSpec("classes", DataType.STRING, shape), TensorSpec("scores", DataType.FLOAT, shape))

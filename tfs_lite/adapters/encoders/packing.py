@@ -30,8 +30,8 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "output
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """``rows`` rows of ``length`` tokens each, from the token ``start`` on. ``mask``: bool [rows, length], False for
-    tokens that the network leaves out; None without such tokens."""
+    """A run of rows of one length: ``rows`` rows of ``length`` tokens each, from the token ``start`` on. ``mask``: bool
+    [rows, length], False for tokens that the network leaves out; None without such tokens."""
 
     start: int
     rows: int
@@ -39,7 +39,7 @@ class Stretch:
     mask: torch.Tensor | None
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Its part of [tokens, ...] as [rows, length, ...]; a view."""
+        """The stretch's part of [tokens, ...] as [rows, length, ...]; a view."""
         part = tokens[self.start : self.start + self.rows * self.length]
         return torch.unflatten(part, 0, (self.rows, self.length))
 
@@ -64,8 +64,8 @@ class PackedRows:
             _ROWS.reset(token)
 
     def per_row(self, tokens: torch.Tensor, answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[Any]:
-        """``answer`` of the vectors [rows, length, width] and the mask [rows, length] of each stretch, as one array for
-        each row. ``tokens``: [1, tokens, width]."""
+        """Calls ``answer`` with the vectors [rows, length, width] and the mask [rows, length] of each stretch, and
+        gives one array for each row. ``tokens``: [1, tokens, width]."""
         found = list[Any]()
         for stretch in self.stretches:
             vectors = stretch.of(tokens[0])
@@ -97,7 +97,7 @@ def _positions(ids: Sequence[int], padding: int | None) -> Any:
 
 
 def _flat(parts: Sequence[Any]) -> torch.Tensor:
-    """[1, tokens]"""
+    """Joins the parts to [1, tokens]."""
     return torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in parts]))[None]
 
 
@@ -112,8 +112,8 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Called by each layer: ``query`` [1, heads, tokens, size], ``key`` and ``value`` [1, key heads, tokens, size].
-    Returns [1, tokens, heads, size]. ValueError for options that are not known here."""
+    """Attention that each layer calls: ``query`` [1, heads, tokens, size], ``key`` and ``value`` [1, key heads, tokens,
+    size]. Returns [1, tokens, heads, size]. ValueError for options that are not known here."""
     asked = {name for name, wanted in others.items() if wanted is not None and wanted is not False}
     unknown = sorted(asked - _HARMLESS)
     if unknown or attention_mask is not None or dropout:

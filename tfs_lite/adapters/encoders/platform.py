@@ -144,7 +144,8 @@ def _length(module: PreTrainedModel, tokenizer: Any, recipe: Recipe, wanted: Enc
 
 
 def _vocabulary(module: PreTrainedModel) -> int:
-    """FAILED_PRECONDITION for a network that reads something else than tokens of a table."""
+    """The size of the network's vocabulary. FAILED_PRECONDITION for a network that reads something else than tokens of
+    a table."""
     try:
         weight = module.get_input_embeddings().weight
     except (NotImplementedError, AttributeError):
@@ -182,7 +183,7 @@ def _check_inputs(wanted: EncoderSettings, known: tuple[str, ...]) -> None:
 
 
 def _check_tokenizer(files: VersionFiles, wanted: EncoderSettings) -> None:
-    """FAILED_PRECONDITION without a tokenizer, unless the config says that clients send tokens."""
+    """Raises FAILED_PRECONDITION if there is no tokenizer, unless the config says that clients send tokens."""
     if not files.names & VOCABULARIES and wanted.inputs != "tokens":
         raise failed_precondition(
             "there is no tokenizer.json: save the tokenizer beside the model with tokenizer.save_pretrained(directory) "

@@ -1,4 +1,5 @@
-"""The files that sentence-transformers writes beside those of transformers: how token vectors become an embedding.
+"""The files that sentence-transformers writes in addition to those of transformers: how token vectors become an
+embedding.
 
     modules.json                      the steps: Transformer, Pooling, Normalize
     1_Pooling/config.json             how token vectors are pooled
@@ -48,8 +49,8 @@ class Recipe:
 
 
 def read_recipe(files: VersionFiles) -> Recipe:
-    """FAILED_PRECONDITION for steps that are not served, PERMISSION_DENIED for a path out of the version, DATA_LOSS for
-    files that are damaged."""
+    """Reads how a version pools its vectors. FAILED_PRECONDITION for steps that are not served, PERMISSION_DENIED for a
+    path out of the version, DATA_LOSS for files that are damaged."""
     if MODULES not in files.names:
         return Recipe()
     pooling, normalize, with_prompt = "mean", False, True
@@ -85,7 +86,7 @@ def read_recipe(files: VersionFiles) -> Recipe:
 
 
 def _check_vectors(found: Json) -> None:
-    """FAILED_PRECONDITION if something else is pooled than what the network's last layer says of each token."""
+    """Raises FAILED_PRECONDITION if something else is pooled than what the network's last layer says of each token."""
     modalities = found.get("modality_config")
     text = modalities.get("text") if isinstance(modalities, dict) else None
     output = text.get("method_output_name") if isinstance(text, dict) else None
@@ -97,7 +98,7 @@ def _check_vectors(found: Json) -> None:
 
 
 def _steps(directory: str) -> Iterator[tuple[str, str]]:
-    """(kind, path) of each step."""
+    """Yields the kind and the path of each step."""
     with open(os.path.join(directory, MODULES), "rb") as file:
         text = file.read(MAX_BYTES + 1)
     try:

@@ -34,7 +34,7 @@ def _flag(value: object) -> object:
 
 
 class EncoderSettings(Settings):
-    """None means what the files say."""
+    """The settings of an encoder; None means what the files say."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The dtype of the weights. auto means float32 on the CPU and bfloat16 on a GPU. Answers are float32."""
@@ -47,8 +47,8 @@ class EncoderSettings(Settings):
     max_batch_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """The most tokens of one forward, padding included. A longer text runs alone."""
     inputs: Literal["text", "tokens", "pixels", "images"] | None = None
-    """What ``serving_default`` takes: texts, or tokens of a tokenizer at the client; pixels as the network takes them,
-    or encoded images. None means text, or pixels."""
+    """The inputs of ``serving_default``: texts, or tokens of a tokenizer at the client; pixels as the network takes
+    them, or encoded images. None means text, or pixels."""
 
     def tokens(self, on_gpu: bool) -> int:
         return self.max_batch_tokens or (GPU_TOKENS if on_gpu else CPU_TOKENS)
@@ -58,8 +58,8 @@ class EncoderSettings(Settings):
 
 
 def encoder_settings(settings: ModelSettings) -> EncoderSettings:
-    """INVALID_ARGUMENT, with the name, for an unknown parameter, an invalid value, or a field that an encoder cannot
-    have; UNIMPLEMENTED for replicas."""
+    """Reads the settings of a config. INVALID_ARGUMENT, with the name, for an unknown parameter, an invalid value, or a
+    field that an encoder cannot have; UNIMPLEMENTED for replicas."""
     for name, reason in REFUSED.items():
         if getattr(settings, name):
             raise invalid_argument(f"{name}: {reason}")

@@ -1,4 +1,4 @@
-"""What a version of ``save_pretrained`` is for, told from its ``config.json`` and file names, without transformers.
+"""The task of a version of ``save_pretrained``, told from its ``config.json`` and file names, without transformers.
 
 The names of classes in ``architectures`` end with the task: ``BertForSequenceClassification``. Files of
 sentence-transformers say that a network makes embeddings, whatever its class.
@@ -24,7 +24,7 @@ MAX_LABEL = 1000
 
 
 class Task(enum.Enum):
-    """What an encoder answers."""
+    """The kind of answers that an encoder gives."""
 
     EMBEDDING = "a vector for each text"
     TEXT_CLASSES = "scores of classes for each text"
@@ -43,18 +43,18 @@ MAPPINGS: Mapping[Task, str] = {
     Task.TOKEN_CLASSES: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     Task.IMAGE_CLASSES: "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
 }
-"""Where transformers has the classes."""
+"""The names under which transformers has the classes."""
 
 
 def task_of_version(files: VersionFiles) -> Task | None:
     """The task of a version; None for a language model, or a ``config.json`` that says something else. Errors of
-    :func:`~tfs_lite.adapters.language.hf_files.read_json`; FAILED_PRECONDITION for an adapter beside the weights."""
+    :func:`~tfs_lite.adapters.language.hf_files.read_json`; FAILED_PRECONDITION for an adapter next to the weights."""
     refuse_adapter(files)
     return task_of(read_json(files.directory, CONFIG), files.names)
 
 
 def task_of(config: Json, names: Collection[str]) -> Task | None:
-    """The task by ``config.json`` and the names of the files beside it."""
+    """The task by ``config.json`` and the names of the files next to it."""
     declared = config.get("architectures")
     name = declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], str) else ""
     task = next((task for suffix, task in SUFFIXES.items() if name.endswith(suffix)), None)
@@ -68,7 +68,7 @@ def task_of(config: Json, names: Collection[str]) -> Task | None:
 
 
 def read_encoder(files: VersionFiles, task: Task) -> tuple[Any, Any]:
-    """(the config, the class of the network). PERMISSION_DENIED for code, DATA_LOSS for files that are damaged,
+    """Reads the config and the class of the network. PERMISSION_DENIED for code, DATA_LOSS for files that are damaged,
     FAILED_PRECONDITION for what transformers does not have."""
     fields = read_json(files.directory, CONFIG)
     refuse_code(CONFIG, fields)
@@ -103,7 +103,7 @@ def _embedding_class(config: Any, declared: str, is_sentence: bool) -> Any:
 
 
 def _classes(config: Any, task: Task) -> tuple[Any, ...]:
-    """Those that transformers has for the config. FAILED_PRECONDITION if there is none."""
+    """The classes that transformers has for the config. FAILED_PRECONDITION if there is none."""
     known = getattr(load_library(), MAPPINGS[task])
     if type(config) not in known:
         raise failed_precondition(f"{CONFIG}: transformers has no {config.model_type} that gives {task.value}")

@@ -88,14 +88,14 @@ Argument = Constant | Named | Listed | Subgraph
 
 
 def union(value: object) -> tuple[str, Any]:
-    """(kind, content) of an object with one key."""
+    """Splits an object with one key into its kind and content."""
     if not isinstance(value, dict) or len(value) != 1:
         raise UnsupportedProgram(f"an argument is {value!r:.40}")
     return next(iter(value.items()))
 
 
 def read_argument(value: object, device: torch.device) -> Argument:
-    """What the file calls an ``Argument``. Devices in it become ``device``, on which the program will run."""
+    """Reads what the file calls an ``Argument``. Devices in it become ``device``, on which the program will run."""
     kind, content = union(value)
     if kind == "as_device":
         if content["type"] not in _DEVICES:

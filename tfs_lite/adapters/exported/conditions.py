@@ -1,4 +1,5 @@
-"""What an exported program says of the sizes of its inputs beyond their shapes, as conditions on a request.
+"""The conditions of an exported program on the sizes of its inputs beyond their shapes, which requests are checked
+against.
 
     sizes of the inputs (``8*s79``), their ranges        \\
     ``guards_code``: what the tracer decided by sizes     >  texts on n0, n1, ...  ->  SizeConditions
@@ -79,7 +80,7 @@ class _Reader:
                     self._known[symbol] = self._size(name, axis)
 
     def sizes(self) -> Iterator[str]:
-        """That sizes are within their ranges, and that those which follow from others do."""
+        """Yields the conditions that sizes are within their ranges, and that those which follow from others do."""
         seen = set[str]()
         for name, sizes in self._inputs.items():
             for axis, size in enumerate(sizes):
@@ -89,7 +90,7 @@ class _Reader:
                     yield from self._range(self._size(name, axis), str(content["expr_str"]))
 
     def guards(self) -> Iterator[str]:
-        """Those of ``guards_code``."""
+        """Yields the conditions of ``guards_code``."""
         for text in self._document.program.get("guards_code") or ():
             try:
                 yield from _conditions(rebuilt(parsed(text), self._guarded))
@@ -118,7 +119,8 @@ class _Reader:
             yield f"{ast.unparse(size)} >= {least}"
 
     def _derived(self, size: ast.expr, tree: ast.expr) -> Iterator[str]:
-        """For a size such as ``8*s79``. A symbol that is no size itself is what makes the first such size right."""
+        """Yields the conditions of a size such as ``8*s79``. A symbol that is no size itself is what makes the first
+        such size right."""
         hidden = {symbol for node in ast.walk(tree) if (symbol := symbol_of(node))} - self._known.keys()
         if not hidden:
             try:

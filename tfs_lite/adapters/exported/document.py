@@ -63,7 +63,8 @@ _SAFE_HIGHER_ORDER = re.compile(
     "out_dtype|scan|strict_mode|tag_activation_checkpoint|wrap"
 )
 _SCALAR_FUNCTIONS = re.compile(r"_operator\.getitem|torch\._?sym_[a-z]+", re.ASCII)
-"""Those that are safe beside the ones that are built directly, as the higher-order operators above are."""
+"""Scalar functions that are safe in addition to the ones that are built directly, as the higher-order operators above
+are."""
 _TREE_NODES = frozenset(
     {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.namedtuple"}
     | {"torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"}
@@ -72,7 +73,7 @@ _TREE_NODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What an archive says about its program. The bytes of the weights stay in the archive.
+    """The facts about its program that an archive states. The bytes of the weights stay in the archive.
 
     ``program`` is the JSON of ``models/model.json``. ``weights`` and ``constants`` map the name of a tensor to its
     entry: the member with its bytes, and its dtype, sizes and strides.
@@ -113,7 +114,7 @@ def inspect_exported(path: str, name: str, trusted: bool) -> None:
 
 
 def read_program(text: bytes, name: str, trusted: bool) -> Mapping[str, Any]:
-    """``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
+    """Reads ``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
     document = _parse(text, name)
     if not isinstance(document, dict) or not isinstance(document.get("graph_module"), dict):
         raise damaged(f"{name} holds no exported program")

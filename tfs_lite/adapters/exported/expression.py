@@ -34,7 +34,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Bi
 
 
 def check_expression(text: str, name: str) -> None:
-    """PERMISSION_DENIED unless ``text`` is arithmetic on symbols; ``name`` is the file for the message."""
+    """Raises PERMISSION_DENIED unless ``text`` is arithmetic on symbols; ``name`` is the file for the message."""
     if not _is_arithmetic(text):
         raise unsafe(f"{name} has a size that is no plain arithmetic: {text!r:.80}")
 
@@ -252,7 +252,7 @@ class _Rebuilder:
         return [self.build(node) for node in nodes]
 
     def _structure(self, name: str, given: Sequence[ast.expr]) -> ast.expr | None:
-        """What is more than a function of numbers; None for others."""
+        """Rebuilds what is more than a function of numbers; None for others."""
         match name, given:
             case "Identity", [only]:
                 return self.build(only)
@@ -296,7 +296,7 @@ def _binary(left: ast.expr, sign: ast.operator, right: ast.expr) -> ast.expr:
 
 
 def line_of(tree: ast.expr) -> tuple[int, int] | None:
-    """(factor, constant) of ``factor*symbol + constant``, for whole numbers with a factor above 0; None for others."""
+    """Factor and constant of ``factor*symbol + constant``, for whole numbers with a factor above 0; None for others."""
     try:
         factor, constant = _line(rebuilt(tree, _as_name))
     except Unreadable:
@@ -343,7 +343,7 @@ class _Sorted(ast.NodeTransformer):
 
 
 def canonical(text: str) -> str:
-    """Equal for two texts, sympy's or Python's, of the same sums and products."""
+    """The canonical text of an expression: equal for two texts, sympy's or Python's, of the same sums and products."""
     try:
         return ast.dump(_Sorted().visit(rebuilt(parsed(text), _as_name)))
     except (Unreadable, RecursionError):

@@ -57,7 +57,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """``makes`` and ``uses`` are variables: names that begin with ``v``."""
+    """A statement of the function. ``makes`` and ``uses`` are variables: names that begin with ``v``."""
 
     text: str
     makes: Sequence[str]
@@ -338,7 +338,7 @@ class GraphFunction:
 
 
 def _values(given: Sequence[_Given]) -> dict[str, object]:
-    """By name. The value of an argument that is no constant is the argument."""
+    """The values of arguments, by name. The value of an argument that is no constant is the argument."""
     return {each.name: each.value.value if isinstance(each.value, Constant) else each.value for each in given}
 
 

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``packed`` are the values of the graph that are weights to be packed; ``halved`` those to be bfloat16."""
+    """The layout of one program's values: ``packed`` are the weights to be packed; ``halved`` those to be bfloat16."""
 
     channels_last: bool = False
     packed: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class Layout:
         return not (self.channels_last or self.packed or self.halved)
 
     def operator(self, node: Mapping[str, Any]) -> Operator:
-        """What the node calls in this layout."""
+        """The operator that the node calls in this layout."""
         found = find_operator(node["target"])
         if self.channels_last and found.name == _VIEW:
             return Operator(found.name, _reshape, found.overload)

@@ -1,4 +1,4 @@
-"""Which operators an exported program may call when it is built directly, and what a call of each one is.
+"""The operators that an exported program may call when it is built directly, and what a call of each one is.
 
 Allowed are PyTorch's own overloads that the dispatcher has a kernel for, arithmetic on sizes, and the higher-order
 operators of :data:`HIGHER_ORDER`. Overloads without a kernel exist for TorchScript only; some of them write files. What
@@ -92,7 +92,7 @@ _ASSERTION = re.compile(r"Runtime assertion failed for expression (.+) on node '
 
 
 def refusal(message: str) -> RefusedInputs:
-    """What a program's own assertion raises."""
+    """The exception that a program's own assertion raises."""
     found = _ASSERTION.fullmatch(message)
     if found is None:
         return RefusedInputs(message)
@@ -107,7 +107,7 @@ def _assert_scalar(value: Any, message: str) -> None:
 
 
 def _assert_tensor(value: torch.Tensor, message: str) -> None:
-    """On a GPU nobody waits for the value."""
+    """Asserts that a value is true; on a GPU nobody waits for the value."""
     if not value.is_cpu:
         torch.ops.aten._assert_async.msg(value, message)
     elif not value:
@@ -120,8 +120,8 @@ _METHODS: Mapping[str, Call] = {
     "torch.ops.aten._assert_scalar.default": _assert_scalar,
     "torch.ops.aten._assert_async.msg": _assert_tensor,
 }
-"""What does the same as the operator: methods of tensors take a tenth of the time, and a failed assertion is the fault
-of the request."""
+"""Functions that do the same as the operator: methods of tensors take a tenth of the time, and a failed assertion is
+the fault of the request."""
 
 
 def _bounded(function: Callable[[Any, Any], Any]) -> Call:
@@ -179,7 +179,7 @@ def _while_loop(condition: Call, body: Call, carried: Sequence[Any], more: Seque
 
 
 def _map(body: Call, mapped: Sequence[torch.Tensor], more: Sequence[Any] = ()) -> tuple[torch.Tensor, ...]:
-    """``body`` of each row, stacked again. RuntimeError without rows, as torch has it."""
+    """Calls ``body`` with each row and stacks the results. RuntimeError without rows, as torch has it."""
     rows = [body(*row, *more) for row in zip(*(value.unbind(0) for value in mapped), strict=True)]
     if not rows:
         raise RuntimeError("map needs at least one row")

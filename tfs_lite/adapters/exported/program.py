@@ -31,7 +31,7 @@ SCHEMA_VERSION = 8
 _AS_WRITTEN = Layout()
 
 MISREAD = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a document raises that is not as the schema says."""
+"""The exceptions that reading a document raises when it is not as the schema says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class Program:
 def build_program(
     archive: Archive, document: Document, device: torch.device, pool: Pool | None = None, layout: Layout = _AS_WRITTEN
 ) -> Program:
-    """``document`` is that of the archive; ``pool`` gets the weights on a GPU; ``layout`` is for a CPU.
+    """Builds the program of an archive: ``document`` is that of the archive; ``pool`` gets the weights on a GPU;
+    ``layout`` is for a CPU.
 
     UnsupportedProgram if only torch's own loader can build it; DATA_LOSS if it is damaged.
     """
@@ -106,14 +107,14 @@ def _move(tensor: torch.Tensor, device: torch.device, pool: Pool | None) -> torc
 
 
 def check_schema(document: Document) -> None:
-    """UnsupportedProgram for a program of another version of the format."""
+    """Raises UnsupportedProgram for a program of another version of the format."""
     version = document.program["schema_version"]["major"]
     if version != SCHEMA_VERSION:
         raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
 
 
 def _check_declared(document: Document, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """DATA_LOSS for a weight of another dtype or shape than the graph says."""
+    """Raises DATA_LOSS for a weight of another dtype or shape than the graph says."""
     values = document.program["graph_module"]["graph"]["tensor_values"]
     for weight, tensor in tensors.items():
         meta = values[names[weight]]

@@ -30,7 +30,8 @@ from tfs_lite.adapters.inspect.archive import Archive
 
 _TENSORS = (f"{WEIGHTS}weight_", f"{CONSTANTS}tensor_")
 _READING = threading.Lock()
-"""torch keeps the program that it reads in a global variable, so two threads must not read programs at once."""
+"""Held while torch reads a program: it keeps the program in a global variable, so two threads must not read programs at
+once."""
 
 
 def load_program(

@@ -1,4 +1,4 @@
-"""What may be inside an archive, found out before torch opens it.
+"""Checks of what is inside an archive, before torch opens it.
 
 archive   a zip archive, read without torch
 script    which members ``model.pt`` may have, and what its code may do

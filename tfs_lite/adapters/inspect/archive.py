@@ -102,7 +102,7 @@ class Archive:
                 self._unpack(info, target, yielder)
 
     def _read_stored(self, info: zipfile.ZipInfo, target: memoryview, yielder: Callable[[], None]) -> None:
-        """Straight from the file, without a copy in between."""
+        """Reads a member straight from the file, without a copy in between."""
         self._zip.open(info).close()  # compares the member's own header with the directory
         self._file.seek(info.header_offset + _LOCAL_LENGTHS_AT)
         self._file.seek(sum(struct.unpack("<HH", self._file.read(4))), os.SEEK_CUR)
@@ -137,7 +137,7 @@ class Archive:
         return info
 
     def verify_checksums(self) -> None:
-        """DATA_LOSS if any member differs from its checksum."""
+        """Raises DATA_LOSS if any member differs from its checksum."""
         self.meter.begin(LoadPhase.CHECKING, sum(info.file_size for info in self.members.values()))
         with _zip_errors(self.name):
             for info in self.members.values():
@@ -166,7 +166,7 @@ def open_archive(source: str | io.BufferedIOBase, name: str, meter: LoadMeter | 
 
 
 def check_members(archive: Archive, expected: re.Pattern[str]) -> None:
-    """PERMISSION_DENIED if there is a member of another name."""
+    """Raises PERMISSION_DENIED if there is a member of another name."""
     for member in archive.members:
         if not expected.fullmatch(member):
             raise unsafe(f"{archive.name} holds {member!r:.80}, which torch does not put there")

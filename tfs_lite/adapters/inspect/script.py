@@ -1,4 +1,4 @@
-"""What may be inside ``model.pt``: the members that ``torch.jit.save`` writes, and scripts that only compute.
+"""The check of what is inside ``model.pt``: the members that ``torch.jit.save`` writes, and scripts that only compute.
 
 Every archive must be whole: a sound frame, and every member as its checksum says.
 """

@@ -18,8 +18,8 @@ _MAX_VARINT = 10
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(number, value) of every field: an int for a varint, the bytes for everything else. DATA_LOSS if the message is
-    cut off or is none."""
+    """Yields number and value of every field: an int for a varint, the bytes for everything else. DATA_LOSS if the
+    message is cut off or is none."""
     position, end = 0, len(message)
     while position < end:
         tag, position = _varint(message, position, _MAX_TAG)
@@ -57,12 +57,12 @@ def texts(message: memoryview, number: int) -> list[str]:
 
 
 def last_text(message: memoryview, number: int) -> str:
-    """What a parser takes for the text in the field of this number."""
+    """The text that a parser finds in the field of this number."""
     return (texts(message, number) or [""])[-1]
 
 
 def last_number(message: memoryview, number: int) -> int:
-    """What a parser takes for the number in this field: signed, 64 bits."""
+    """The number that a parser finds in this field: signed, 64 bits."""
     value = 0
     for found, candidate in fields(message):
         if found == number:

@@ -25,8 +25,8 @@ _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_at
 
 
 class LayerInputs(NamedTuple):
-    """What a layer attends with: ``query`` [1, heads, rows, size], ``key`` and ``value`` [1, key heads, rows, size],
-    with positions applied."""
+    """The inputs of a layer's attention: ``query`` [1, heads, rows, size], ``key`` and ``value`` [1, key heads, rows,
+    size], with positions applied."""
 
     layer: int
     query: torch.Tensor
@@ -90,7 +90,8 @@ def _attend(
 def _attend_capped(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float
 ) -> torch.Tensor:
-    """As :func:`_attend`, with scores capped softly at ``softcap`` before the mask, for which torch has no kernel."""
+    """Attends as :func:`_attend` does, with scores capped softly at ``softcap`` before the mask, for which torch has no
+    kernel."""
     grouped, key, value = _operands(call, queries, keys, values)
     shape = grouped.shape[:-1]
     if call.part.one_text:
@@ -115,7 +116,7 @@ def _operands(
 
 
 def _rows(call: AttentionCall, out: torch.Tensor) -> torch.Tensor:
-    """Back to [rows, heads, size]."""
+    """Brings the result back to [rows, heads, size]."""
     return (out.permute(2, 0, 1, 3) if call.part.one_text else out).flatten(1, 2)
 
 
@@ -148,7 +149,8 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Called by each layer of the model; shapes as in :class:`LayerInputs`. UNIMPLEMENTED for unsupported options."""
+    """Attention that each layer of the model calls; shapes as in :class:`LayerInputs`. UNIMPLEMENTED for unsupported
+    options."""
     context: AttentionContext | None = others.pop(KEYWORD, None)
     name = type(module).__name__
     if context is None:

@@ -29,7 +29,7 @@ WIDTH = ("hidden_size", "n_embd", "d_model")
 INNER = ("intermediate_size", "n_inner", "ffn_dim")
 HEAD_SIZES = ("head_dim", "v_head_dim", "global_head_dim", "kv_channels")
 FEW_LAYERS = 128
-"""Any model may have this many layers, because layers may share weights."""
+"""The layers that any model may have, because layers may share weights."""
 FEW_NUMBERS, SLACK = 1024, 4
 """A size of the network may be as large as the first, or as the second times the largest dimension of a tensor."""
 ROWS_IN_FLOAT = 4
@@ -55,8 +55,8 @@ def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
 
 
 def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget:
-    """ServingError if the files cannot be read or the settings are invalid. An output layer that shares the weights of
-    the input layer gets a copy when weights are packed."""
+    """The memory that a version needs. ServingError if the files cannot be read or the settings are invalid. An output
+    layer that shares the weights of the input layer gets a copy when weights are packed."""
     wanted = generation_settings(settings)
     root = read_config(files.directory)
     config = text_part(root)
@@ -104,14 +104,14 @@ def cache_numbers(config: Json) -> int:
 
 
 def check_network(root: Json, headers: Mapping[str, TensorHeader]) -> None:
-    """FAILED_PRECONDITION if ``config.json`` calls for a far larger network than the weights are."""
+    """Raises FAILED_PRECONDITION if ``config.json`` calls for a far larger network than the weights are."""
     _check_layers(root, headers)
     _check_sizes(text_part(root), headers)
 
 
 def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
-    """FAILED_PRECONDITION if the config has far more layers than the weights: finding that out later would cost the
-    memory and the time of building such a network."""
+    """Raises FAILED_PRECONDITION if the config has far more layers than the weights: finding that out later would cost
+    the memory and the time of building such a network."""
     for part in (root, *(value for value in root.values() if isinstance(value, dict))):
         layers = _largest(part, LAYERS) or 0
         if layers > max(FEW_LAYERS, len(headers)):
@@ -121,7 +121,7 @@ def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
 
 
 def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
-    """As :func:`_check_layers`, for widths and the vocabulary."""
+    """Checks widths and the vocabulary as :func:`_check_layers` checks layers."""
     most = max((SLACK * size for header in headers.values() for size in header.shape), default=0)
     for name in ("vocab_size", *WIDTH, *INNER):
         if (found := _largest(config, (name,)) or 0) > max(FEW_NUMBERS, most):

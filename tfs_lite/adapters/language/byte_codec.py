@@ -112,7 +112,7 @@ def role_texts(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def rendered(render: Render | None, prompt: ChatPrompt) -> str:
-    """INVALID_ARGUMENT without a template, or if it refuses the messages, with what it says."""
+    """The prompt's text. INVALID_ARGUMENT without a template, or if it refuses the messages, with what it says."""
     if render is None:
         raise invalid_argument("messages: the model has no chat template; use a prompt")
     try:
@@ -126,7 +126,7 @@ def rendered(render: Render | None, prompt: ChatPrompt) -> str:
 
 
 def utf8(text: str) -> bytes:
-    """INVALID_ARGUMENT for half a surrogate pair."""
+    """The bytes of a text. INVALID_ARGUMENT for half a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError:

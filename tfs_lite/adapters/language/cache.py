@@ -97,8 +97,8 @@ class Cache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU the memory is mapped from the system: pages that are never written take no memory, and all of it is
-    given back with the tensor, which the heap does not promise."""
+    """Makes a tensor of zeros. On the CPU the memory is mapped from the system: pages that are never written take no
+    memory, and all of it is given back with the tensor, which the heap does not promise."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -36,7 +36,7 @@ VOCABULARIES = frozenset(
     | {"tekken.json", "tiktoken.model"}
 )
 TOKENIZER_FILES = VOCABULARIES | {CONFIG, TEMPLATE, "merges.txt", "special_tokens_map.json", "added_tokens.json"}
-"""What a tokenizer is made of."""
+"""The files that a tokenizer is made of."""
 MAX_HELD = 8
 """The most tokens that a stream holds back. A character has four bytes at most, so more are not the beginning of
 one."""
@@ -176,7 +176,7 @@ def load_tokenizer(files: VersionFiles) -> Any:
 
 
 def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
-    """``loaded`` is a tokenizer of transformers."""
+    """Makes the codec; ``loaded`` is a tokenizer of transformers."""
     backend = loaded.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -228,8 +228,8 @@ def _read_template(files: VersionFiles) -> str:
 
 
 def _try_template(render: Render | None, templates: Iterable[str]) -> None:
-    """FAILED_PRECONDITION for a template that is not well-formed or does not end. Whether it accepts the messages does
-    not matter. ``templates``: the sources that ``render`` may use."""
+    """Raises FAILED_PRECONDITION for a template that is not well-formed or does not end. Whether it accepts the
+    messages does not matter. ``templates``: the sources that ``render`` may use."""
     if render is None:
         return
     from jinja2 import TemplateSyntaxError

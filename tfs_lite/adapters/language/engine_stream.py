@@ -35,7 +35,8 @@ class EngineStream:
             synchronize(self._device)
 
     def close(self) -> None:
-        """No thread may be inside ``current``, and nothing that was allocated on the stream may be used any more."""
+        """Closes the stream: no thread may be inside ``current``, and nothing that was allocated on the stream may be
+        used any more."""
         self.synchronize()
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -55,7 +56,7 @@ def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 def upload_array(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """As :func:`upload`, for an array; on the CPU its memory is shared."""
+    """Uploads an array as :func:`upload` does; on the CPU its memory is shared."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 

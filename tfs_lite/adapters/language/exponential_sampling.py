@@ -7,7 +7,7 @@ then in the whole row, which has to be sorted. A row without top-k and top-p nee
 at depends on the row alone, and the result does not depend on it.
 
 The noise is a function of the seed, the number of the token in its text, and the token's id. There is no generator with
-state, so a text gets the same noise alone, beside other texts, in another slot, and after a preemption. Seed and number
+state, so a text gets the same noise alone, with other texts, in another slot, and after a preemption. Seed and number
 become a 64-bit key on the host; key and id are hashed on the device with 32-bit integer arithmetic, which wraps around
 alike everywhere, so CPU and GPU get the same bits.
 """
@@ -23,12 +23,13 @@ from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Sampling, SamplingRequest
 
 ALL_TOKENS = 0
-"""In place of a number of candidates: all tokens, in no order."""
+"""The number of candidates that means all tokens, in no order."""
 _COUNTS = (128, 1024, 8192)
 _NUMBERS_AT_ONCE = 1 << 16
-"""For whole rows on the CPU: the hash has many steps, whose numbers should stay in the processor's cache."""
+"""Numbers that are made at once for whole rows on the CPU: the hash has many steps, whose numbers should stay in the
+processor's cache."""
 _COLDEST = 1e-30
-"""Lower temperatures are taken as this one, at which the best token has all the probability."""
+"""The lowest temperature: lower ones are taken as this one, at which the best token has all the probability."""
 
 
 def first_count(sampling: Sampling, vocabulary: int) -> int:

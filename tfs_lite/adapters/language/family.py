@@ -33,7 +33,7 @@ HOW_TO_RUN = frozenset(
 )
 """Fields of config.json that choose code or files rather than say what the network is. They are left out."""
 OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"})
-"""Left out as well: transformers makes a table of as many labels as there are said to be."""
+"""Config fields that are left out as well: transformers makes a table of as many labels as there are said to be."""
 
 
 def load_library() -> Any:
@@ -53,8 +53,8 @@ def load_library() -> Any:
 
 
 def network_config(files: VersionFiles) -> PreTrainedConfig:
-    """``config.json`` as a new config object of transformers. FAILED_PRECONDITION if it is not that of a decoder that
-    transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
+    """Reads ``config.json`` as a new config object of transformers. FAILED_PRECONDITION if it is not that of a decoder
+    that transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
     config = known_config(read_config(files.directory))
     network_class(config)
     return config

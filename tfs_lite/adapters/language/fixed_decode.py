@@ -133,8 +133,8 @@ class FixedDecode:
         self._shapes = tuple(shapes)
 
     def logits(self, step: Step) -> torch.Tensor | None:
-        """As :meth:`Network.logits`, which has checked the step and made its copies; valid until the next call. None,
-        with nothing done, for a step that is better carried out the ordinary way."""
+        """Computes logits as :meth:`Network.logits` does, which has checked the step and made its copies; valid until
+        the next call. None, with nothing done, for a step that is better carried out the ordinary way."""
         shape = self._shape_for(step.rows)
         return None if shape is None else self.run(step.rows, shape)
 
@@ -147,7 +147,7 @@ class FixedDecode:
         return logits[: len(rows)]
 
     def close(self) -> None:
-        """To be called when the device has finished the last replay."""
+        """Drops the records; to be called when the device has finished the last replay."""
         for captured in self._captured.values():
             captured.forget()
         self._captured.clear()

@@ -71,12 +71,12 @@ def _special_number(found: dict[str, Any]) -> Any:
 
 
 def read_optional(files: VersionFiles, name: str) -> Json:
-    """As :func:`read_json`; empty if there is no such file."""
+    """Reads a file as :func:`read_json` does; empty if there is no such file."""
     return read_json(files.directory, name) if name in files.names else {}
 
 
 def read_config(directory: str) -> Json:
-    """``config.json`` of a decoder without code of its own and with plain weights.
+    """Reads ``config.json`` of a decoder without code of its own and with plain weights.
 
     Errors of :func:`read_json`; PERMISSION_DENIED for code, FAILED_PRECONDITION for what else is not served.
     """
@@ -93,7 +93,8 @@ def read_config(directory: str) -> Json:
 
 
 def refuse_code(name: str, found: Json) -> None:
-    """PERMISSION_DENIED if the file asks for code that comes with it, at any depth that transformers looks at."""
+    """Raises PERMISSION_DENIED if the file asks for code that comes with it, at any depth that transformers looks
+    at."""
     for part in (found, *(value for value in found.values() if isinstance(value, dict))):
         for key in ("auto_map", "custom_pipelines"):
             if part.get(key):
@@ -110,7 +111,8 @@ def refuse_quantised(config: Json) -> None:
 
 
 def refuse_adapter(files: VersionFiles) -> None:
-    """FAILED_PRECONDITION if an adapter lies beside the weights: transformers would add it, and answer otherwise."""
+    """Raises FAILED_PRECONDITION if an adapter lies next to the weights: transformers would add it, and answer
+    otherwise."""
     if ADAPTER in files.names:
         raise failed_precondition(
             f"{ADAPTER} says that an adapter (LoRA and the like) belongs to the model, and adapters are not applied. "
@@ -144,7 +146,7 @@ def shown(names: Iterable[str]) -> str:
 
 
 def eos_ids(sources: Iterable[Mapping[str, object]]) -> tuple[int, ...]:
-    """``eos_token_id``, a number or a list of them, of the first source that has it."""
+    """The ``eos_token_id``, a number or a list of them, of the first source that has it."""
     for source in sources:
         found = source.get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
@@ -202,7 +204,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def check_settings(settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT, with the field's name, for settings that a language model cannot have."""
+    """Raises INVALID_ARGUMENT, with the field's name, for settings that a language model cannot have."""
     for name, reason in REFUSED.items():
         if getattr(settings, name):
             raise invalid_argument(f"{name}: {reason}")

@@ -25,7 +25,7 @@ from tfs_lite.core.status import ServingError, failed_precondition
 
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _CACHES = ("cache", "past_key_values")
-"""What networks call their cache: the first since 5.24 of transformers, the second before."""
+"""The names that networks have for their cache: the first since 5.24 of transformers, the second before."""
 
 
 class InterleavedNetwork:
@@ -90,7 +90,7 @@ class InterleavedNetwork:
         self._texts = [[] for _ in range(self.slots)]
 
     def close(self) -> None:
-        """Nothing to do: only the network refers to the caches."""
+        """Does nothing: only the network refers to the caches."""
 
     def _forward(self, rows: Rows) -> torch.Tensor:
         slot, start, tokens, wanted = rows.slot, rows.start, rows.tokens, _wanted(rows)

@@ -21,7 +21,7 @@ LENGTH = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
     "max_target_positions",
 )
-"""What configs call the length that a network was made for."""
+"""The names that configs have for the length that a network was made for."""
 _GROWING_ROPES = frozenset({"dynamic", "longrope"})
 _ORIGINAL = "original_max_position_embeddings"
 _NAMES = re.compile(
@@ -31,7 +31,7 @@ _MOST = 16
 
 
 def steady_length(config: Json) -> int | None:
-    """Up to which length the positions of a text do not depend on the longest text of a forward; None: whatever its
+    """The length up to which the positions of a text do not depend on the longest text of a forward; None: whatever its
     length. FAILED_PRECONDITION for a length that is none."""
     found = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(found, dict):
@@ -45,8 +45,9 @@ def steady_length(config: Json) -> int | None:
 
 
 def full_attention_length(module: PreTrainedModel) -> int | None:
-    """Up to which length a network of block-sparse attention (BigBird), as it comes, attends to everything; None for
-    other networks. After the first text of such a length it does so with all texts, so answers depend on history."""
+    """The length up to which a network of block-sparse attention (BigBird), as it comes, attends to everything; None
+    for other networks. After the first text of such a length it does so with all texts, so answers depend on
+    history."""
     if not any("BlockSparse" in type(part).__name__ for part in module.modules()):
         return None
     config = module.config

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias``. ``weight``: [out, in], on the CPU; it is not kept."""
+    """The linear layer ``x @ weight.T + bias`` with packed weights. ``weight``: [out, in], on the CPU; it is not
+    kept."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
+        """Computes [..., in] -> [..., out]."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
 
@@ -66,8 +67,8 @@ def packed_bytes(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, torch.Tensor | None]]:
-    """(parent, name, weight [out, in], bias) of what can be packed; other kinds of layers, also derived ones, may do
-    more than the product. GPT-2's ``Conv1D`` is the same product with the weight the other way round."""
+    """Yields parent, name, weight [out, in] and bias of what can be packed; other kinds of layers, also derived ones,
+    may do more than the product. GPT-2's ``Conv1D`` is the same product with the weight the other way round."""
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
             kind, weight = type(layer), getattr(layer, "weight", None)

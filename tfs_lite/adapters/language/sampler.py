@@ -1,4 +1,4 @@
-"""From the logits of a step to its tokens, the end of every step of a language model.
+"""The way from the logits of a step to its tokens, the end of every step of a language model.
 
     logits [wanted, vocabulary] -> bias, penalties, bans -> best token, or a random one -> token, log probabilities
 
@@ -28,14 +28,14 @@ from tfs_lite.core.generation import MAX_LOGPROBS, Rows, SampledToken, Sampling,
 
 Ids = npt.NDArray[np.int64]
 _BEST = -1
-"""In place of a number of candidates: the best token, without noise."""
+"""The number of candidates that means the best token, without noise."""
 _SCORED_AT_ONCE = 64
 """Rows whose targets are scored together, which bounds the float32 copy of a long prompt's logits."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """``token`` is None if the logits are not finite."""
+    """The choice of one row's token; ``token`` is None if the logits are not finite."""
 
     token: int | None
     logprob: float | None = None
@@ -95,7 +95,7 @@ def _sampled_token(span: _Span, choices: Iterator[_Choice], scores: Iterator[Tok
 
 
 def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """These rows, which ascend; the matrix itself if they are all of it."""
+    """Takes these rows, which ascend; the matrix itself if they are all of it."""
     if len(rows) == len(logits):
         return logits
     return logits[upload(rows, torch.int64, logits.device)]
@@ -166,7 +166,7 @@ def _table(
 
 
 def _add_logprobs(work: torch.Tensor, requests: Sequence[SamplingRequest], choices: Sequence[_Choice]) -> None:
-    """Log probabilities of the tokens that were chosen, and of the best ones, for the rows that want them."""
+    """Adds log probabilities of the tokens that were chosen, and of the best ones, for the rows that want them."""
     rows = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
     rows = [row for row in rows if choices[row].token is not None]
     if not rows:

@@ -29,7 +29,7 @@ SINGLE_ROWS = 8
 MAX_LENGTH = 512
 """Lengths of the config beyond this one are not tried: that would take longer than to load the weights."""
 PIECES = 8
-"""Of a longer text."""
+"""The number of pieces of a longer text."""
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Parts of the spread of the logits."""
 LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -88,14 +88,14 @@ class SelfCheckResult:
 
 
 class CheckedNetwork(Protocol):
-    """What is compared with its own module."""
+    """The network that is compared with its own module."""
 
     slots: int
     length: int
     device: torch.device
 
     def logits(self, step: Step) -> torch.Tensor:
-        """[wanted, vocabulary]"""
+        """The logits, [wanted, vocabulary]."""
 
     def ordinary(self) -> AbstractContextManager[PreTrainedModel]:
         """The module as it came."""

@@ -27,8 +27,8 @@ _TOO_MUCH = 3
 
 
 def check_end(template: str) -> None:
-    """FAILED_PRECONDITION if the template does not end within the bounds for one message. A template that raises has
-    ended."""
+    """Raises FAILED_PRECONDITION if the template does not end within the bounds for one message. A template that raises
+    has ended."""
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -49,7 +49,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}`` marks what an assistant says, and changes nothing."""
+        """The tag ``{% generation %}``, which marks what an assistant says, and changes nothing."""
 
         tags = {"generation"}  # noqa: RUF012
 

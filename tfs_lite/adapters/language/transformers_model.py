@@ -50,7 +50,8 @@ class StepNetwork(Protocol):
     """A network with slots."""
 
     def logits(self, step: Step) -> torch.Tensor:
-        """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.sample` takes them."""
+        """The logits, [wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.sample` takes
+        them."""
 
     def resident_bytes(self) -> int:
         """Weights and cache."""
@@ -139,7 +140,7 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
-    """See :func:`~tfs_lite.adapters.language.budget.reserve`."""
+    """The memory to reserve, as :func:`~tfs_lite.adapters.language.budget.reserve` says."""
     with files_refused():
         return reserve(files, settings, on_gpu)
 

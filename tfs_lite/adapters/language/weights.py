@@ -39,8 +39,8 @@ threads at once would not restore them."""
 
 
 def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
-    """By name, the tensors of all files of weights. DATA_LOSS for a damaged file or a tensor in two of them; errors of
-    :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
+    """Reads the tensors of all files of weights, by name. DATA_LOSS for a damaged file or a tensor in two of them;
+    errors of :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
     found: dict[str, TensorHeader] = {}
     for name in weight_files(files):
         with open_weights(files.directory, name) as file:
@@ -145,8 +145,8 @@ def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrai
 
 
 def _check_numbers(module: torch.nn.Module) -> None:
-    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed. They are looked at
-    in pieces, because torch makes a copy of what it looks at, which the heap would keep."""
+    """Raises DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed. They are
+    looked at in pieces, because torch makes a copy of what it looks at, which the heap would keep."""
     for name, parameter in module.named_parameters():
         if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(parameter.detach().flatten(), _PIECE)):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
@@ -193,8 +193,8 @@ def _tensors(
     failures: list[ServingError],
     stack: ExitStack,
 ) -> dict[str, _Stored]:
-    """By name. The files stay open as long as the stack. UNAVAILABLE if they have become other ones than those of the
-    ``headers``."""
+    """Yields the tensors by name. The files stay open as long as the stack. UNAVAILABLE if they have become other ones
+    than those of the ``headers``."""
     opened = {
         name: stack.enter_context(open_weights(files.directory, name, meter))
         for name in {each.file for each in headers.values()}

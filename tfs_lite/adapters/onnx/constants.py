@@ -54,7 +54,7 @@ def result_of(node: Node, known: dict[str, Constant]) -> Constant | None:
 
 
 def _made(node: Node, inputs: list[Constant]) -> Constant | None:
-    """What the operators return that take a size as a value."""
+    """The result of an operator that takes a size as a value."""
     first, values = inputs[0], inputs[-1].integers
     if node.op == "ConstantOfShape" and first.integers is not None:
         fill = node.attribute("value").tensors
@@ -91,7 +91,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _reshaped(dims: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """-1 takes the rest, 0 keeps the size at its place."""
+    """The sizes that a reshape gives: -1 takes the rest, 0 keeps the size at its place."""
     sizes = [dims[at] if size == 0 and at < len(dims) else size for at, size in enumerate(wanted)]
     rest = prod(size for size in sizes if size > 0)
     return tuple(size if size >= 0 else prod(dims) // max(1, rest) for size in sizes)

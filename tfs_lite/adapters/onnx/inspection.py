@@ -1,4 +1,4 @@
-"""What may be in ``model.onnx``, found out before onnxruntime opens it.
+"""The check of what is in ``model.onnx``, before onnxruntime opens it.
 
 A graph runs no code of its own, but it names files, may hold native code for other machines' processors (``EPContext``)
 and constants that take all memory while it is loaded. Subgraphs and functions are looked at as well.
@@ -34,9 +34,9 @@ SIZES_FROM_VALUES = frozenset({"Compress", "If", "Loop", "NonMaxSuppression", "N
 """Operators whose results may have another size for other values of the same shape."""
 MAX_FOLDED_BYTES = 256 << 20
 MAX_NODES = 1_000_000
-"""After all calls of functions are replaced by their nodes."""
+"""The most nodes after all calls of functions are replaced by their nodes."""
 MAX_DEPTH = 32
-"""Of subgraphs, and of calls."""
+"""The largest depth of subgraphs, and of calls."""
 
 
 def inspect_model(
@@ -200,7 +200,8 @@ def _outside(what: str, location: str) -> ServingError:
 
 
 def _check_calls(functions: tuple[Function, ...]) -> None:
-    """FAILED_PRECONDITION if functions call themselves, or become too many nodes: onnxruntime replaces every call."""
+    """Raises FAILED_PRECONDITION if functions call themselves, or become too many nodes: onnxruntime replaces every
+    call."""
     calls = {
         (function.domain, function.name): [(node.domain, node.op) for node in _all_nodes(function_nodes(function), 0)]
         for function in functions
@@ -221,7 +222,7 @@ def _check_calls(functions: tuple[Function, ...]) -> None:
 
 
 def _all_nodes(found: Iterable[Node], depth: int) -> Iterator[Node]:
-    """Those of subgraphs as well."""
+    """Yields all nodes, those of subgraphs as well."""
     if depth > MAX_DEPTH:
         raise damaged(f"{ARTEFACT} has graphs within graphs, more than {MAX_DEPTH} deep")
     for node in found:

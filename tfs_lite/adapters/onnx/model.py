@@ -196,7 +196,7 @@ class OnnxModel(LoadedModel):
 
 
 def _made_up(dtype: DataType, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-    """Empty texts, random numbers between 0 and 1, integers and truth values of 1."""
+    """A made-up array: empty texts, random numbers between 0 and 1, integers and truth values of 1."""
     if dtype is DataType.STRING:
         return np.full(shape, b"", object)
     values = random.random(shape) if dtype in FLOATING else np.ones(shape)
@@ -210,7 +210,7 @@ def _chooses(spec: TensorSpec) -> bool:
 
 
 def _texts(name: str, array: Array) -> Array:
-    """INVALID_ARGUMENT with the place of the first one that is no UTF-8."""
+    """Decodes texts. INVALID_ARGUMENT with the place of the first one that is no UTF-8."""
     texts = np.empty(array.shape, object)
     for index, value in np.ndenumerate(array):
         try:
@@ -253,7 +253,8 @@ def _from_value(value: OrtValue, dtype: DataType) -> Array:
 
 
 def open_onnx(request: OpenRequest) -> OnnxModel:
-    """NeedsProcess for a GPU, of which onnxruntime does not give all memory back, and for weights that stay mapped."""
+    """Opens a version. NeedsProcess for a GPU, of which onnxruntime does not give all memory back, and for weights that
+    stay mapped."""
     if request.on_gpu:
         raise NeedsProcess("opened in a process: onnxruntime gives all of a GPU's memory back at its end only")
     if is_mapped(request.settings.parameters):
@@ -296,7 +297,7 @@ def _inspected(files: VersionFiles, trusted: bool, settings: ModelSettings) -> t
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:
-    """INVALID_ARGUMENT if the config contradicts the model."""
+    """Raises INVALID_ARGUMENT if the config contradicts the model."""
     names = frozenset(name for name in (ARTEFACT,) if os.path.isfile(os.path.join(directory, name)))
     return _declared(read_model_file(artefact_path(VersionFiles(directory, names))), settings)
 
@@ -308,7 +309,7 @@ def _declared(model: ModelFile, settings: ModelSettings) -> Signature:
 
 
 def _check_names(kind: str, declared: Sequence[str], found: Sequence[Any]) -> None:
-    """FAILED_PRECONDITION if onnxruntime reads other names in the file than were inspected."""
+    """Raises FAILED_PRECONDITION if onnxruntime reads other names in the file than were inspected."""
     names = [value.name for value in found]
     if list(declared) != names:
         raise failed_precondition(
@@ -322,7 +323,8 @@ def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
 
 
 def for_a_moment(files: VersionFiles) -> int:
-    """onnxruntime holds weights up to three times before a session is open: as parsed, as they are, and rearranged."""
+    """Bytes that an opening needs for a moment: onnxruntime holds weights up to three times before a session is open:
+    as parsed, as they are, and rearranged."""
     return files.unpacked_bytes * 2
 
 

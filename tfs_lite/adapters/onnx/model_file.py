@@ -113,7 +113,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a file says."""
+    """The facts that a file states about its model."""
 
     opsets: dict[str, int]
     graphs: tuple[memoryview, ...]
@@ -179,7 +179,7 @@ def initializers(graph: memoryview) -> Iterator[TensorHeader]:
 
 
 def sparse_initializers(graph: memoryview) -> Iterator[tuple[TensorHeader, TensorHeader]]:
-    """(the stored values, the dense tensor that they become)."""
+    """Yields the stored values, and the dense tensor that they become."""
     for message in messages(graph, _SPARSE):
         yield from _sparse(message)
 
@@ -288,7 +288,8 @@ def _has_maps(sequence: memoryview) -> bool:
 
 
 def _dims(tensor: memoryview) -> tuple[int | str | None, ...] | None:
-    """None if there is no shape at all, which is another thing than one without dimensions."""
+    """The dimensions of a tensor; None if there is no shape at all, which is another thing than one without
+    dimensions."""
     shapes = list(messages(tensor, 2))
     if not shapes:
         return None

@@ -77,7 +77,7 @@ def is_mapped(parameters: Mapping[str, str]) -> bool:
 
 
 def check_parameters(parameters: Mapping[str, str], trusted: bool, directory: str) -> None:
-    """INVALID_ARGUMENT or PERMISSION_DENIED for what the config of a version says about sessions."""
+    """Checks what the config of a version says about sessions: INVALID_ARGUMENT or PERMISSION_DENIED."""
     for name in ("intra_op_thread_count", "inter_op_thread_count"):
         _count(parameters, name)
     for name in ("execution_mode", "enable_mem_arena"):
@@ -124,7 +124,7 @@ def _options(request: OpenRequest, directory: str) -> SessionOptions:
 
 
 def _cuda_options(device: str, limit: int) -> dict[str, str]:
-    """Not tried yet: no GPU was at hand with onnxruntime's CUDA wheel."""
+    """The options for CUDA, not tried yet: no GPU was at hand with onnxruntime's CUDA wheel."""
     return {
         "device_id": device.partition(":")[2] or "0",
         "gpu_mem_limit": str(limit),
@@ -150,7 +150,7 @@ def run_error(error: Exception) -> Exception:
 
 
 def _said(error: Exception) -> tuple[str, str]:
-    """(kind of error, its first line without places in onnxruntime's source)."""
+    """The kind of an error, and its first line without places in onnxruntime's source."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     prefix = _PREFIX.match(text)
     text = text[prefix.end() :] if prefix else text
@@ -171,7 +171,7 @@ def _behind_function(text: str) -> str:
 
 
 def _count(parameters: Mapping[str, str], name: str) -> int:
-    """0 if it is not there."""
+    """The number in a parameter; 0 if it is not there."""
     value = parameters.get(name, "0")
     if not (value.isascii() and value.isdigit() and int(value) <= 1024):
         raise invalid_argument(f'the parameter {name} is "{value[:100]}", expected a number of threads')
@@ -188,7 +188,7 @@ def _flag(parameters: Mapping[str, str], name: str) -> bool | None:
 
 
 def _choice(parameters: Mapping[str, str], name: str, choices: Mapping[str, str]) -> str:
-    """Empty if it is not there."""
+    """The choice in a parameter; empty if it is not there."""
     if name not in parameters:
         return ""
     value = parameters[name]

@@ -37,7 +37,7 @@ ELEMENT_TYPES = {
     19: DataType.FLOAT8_E5M2,
     20: DataType.FLOAT8_E5M2FNUZ,
 }
-"""By ``TensorProto.DataType``. onnxruntime has no complex numbers, and clients have nothing below a byte."""
+"""Element types by ``TensorProto.DataType``."""
 _NOT_SERVED = {
     14: "complex64",
     15: "complex128",
@@ -55,8 +55,8 @@ NOT_IN_NUMPY = frozenset(
 
 
 def signature_of(model: ModelFile, settings: ModelSettings) -> Signature:
-    """FAILED_PRECONDITION for an input or output that is no tensor that can be sent; INVALID_ARGUMENT if the config
-    wants batches and a first dimension is fixed."""
+    """The signature of a model. FAILED_PRECONDITION for an input or output that is no tensor that can be sent;
+    INVALID_ARGUMENT if the config wants batches and a first dimension is fixed."""
     inputs = tuple(_spec("input", value) for value in model.inputs)
     outputs = tuple(_corrected(_spec("output", value), settings) for value in model.outputs)
     if settings.max_batch_size > 0:

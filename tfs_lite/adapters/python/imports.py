@@ -31,7 +31,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 MAX_WAIT = 60.0
-"""Seconds that other loads wait for the import of one; then they import beside it."""
+"""Seconds that other loads wait for the import of one; then they import at the same time."""
 
 
 class _Loader(SourceFileLoader):
@@ -102,7 +102,7 @@ class Turns:
                 self._changed.notify_all()
 
     def _wait(self) -> bool:
-        """With the lock held. False when somebody's turn takes too long."""
+        """Waits for the turn, with the lock held. False when somebody's turn takes too long."""
         while self._holder is not None:
             left = self._since + self._max_wait - time.monotonic()
             if left <= 0:
@@ -122,8 +122,8 @@ _installing = threading.Lock()
 
 @contextmanager
 def importing_in_turns() -> Iterator[None]:
-    """What this thread imports inside, it imports while no other thread inside imports. The first call changes how this
-    process imports; any thread."""
+    """Lets one thread import at a time: what this thread imports inside, it imports while no other thread inside
+    imports. The first call changes how this process imports; any thread."""
     _install()
     _thread.loads += 1
     try:
@@ -133,7 +133,7 @@ def importing_in_turns() -> Iterator[None]:
 
 
 def _install() -> None:
-    """For modules that are imported from now on, in this process; once."""
+    """Installs the turns for modules that are imported from now on, in this process; once."""
     with _installing:
         if PathFinder not in sys.meta_path or any(isinstance(finder, _Finder) for finder in sys.meta_path):
             return
@@ -142,7 +142,8 @@ def _install() -> None:
 
 
 def _take_turns() -> None:
-    """Around the function that Python calls for each module that is not there yet, and for no other."""
+    """Puts the turns around the function that Python calls for each module that is not there yet, and around no
+    other."""
     bootstrap: Any = importlib._bootstrap
     find_and_load: Callable[..., ModuleType] = bootstrap._find_and_load
 

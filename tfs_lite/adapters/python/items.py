@@ -1,4 +1,4 @@
-"""What a class ``Model`` does with single items: ``Input``, ``preprocess`` and ``postprocess``.
+"""The handling of single items by a class ``Model``: ``Input``, ``preprocess`` and ``postprocess``.
 
     rows of a request -> [Input: is the item valid?] -> preprocess -> stacked: what predict is batched from
     rows of predict's outputs -> postprocess -> stacked: the outputs that the config declares
@@ -29,12 +29,12 @@ from tfs_lite.protocols.dtypes import Array, from_numpy
 MAX_WORDS = 500
 """Characters of a refusal's message."""
 MAX_ERRORS_READ = 100
-"""With more errors in one item their messages are not read: the validator would make one for each."""
+"""The most errors of one item whose messages are read: the validator would make one for each."""
 MAX_ERRORS_SHOWN = 3
 CPU = torch.device("cpu")
 
 Item = dict[str, Any]
-"""Name -> value of one row: a tensor on the CPU; ``bytes``, or an array of them where a row has several."""
+"""The values of one row by name: a tensor on the CPU; ``bytes``, or an array of them where a row has several."""
 
 
 class ItemSteps:
@@ -48,8 +48,8 @@ class ItemSteps:
     def __init__(
         self, name: str, model: object, signature: Signature, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """INVALID_ARGUMENT if a step is not what it should be, or the ``signature`` of the clients has no rows.
-        ``name`` is the model's, for messages."""
+        """Finds the steps of a model. INVALID_ARGUMENT if a step is not what it should be, or the ``signature`` of the
+        clients has no rows. ``name`` is the model's, for messages."""
         self._name = name
         self._signature = signature
         self._monotonic = monotonic
@@ -210,7 +210,7 @@ def _fault(place: str, words: str) -> str:
 
 
 def _arrays(row: object, step: str, index: int, declared: Mapping[str, DataType]) -> dict[str, Array]:
-    """What a step returned for one item, as arrays. If names are ``declared``, exactly they are required and kept."""
+    """The arrays that a step returned for one item. If names are ``declared``, exactly they are required and kept."""
     if not isinstance(row, Mapping):
         raise _broken(f"{step}() returned {type(row).__name__} for item {index}, expected a dict")
     for name in declared:

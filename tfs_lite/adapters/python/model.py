@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What the constructor of a class ``Model`` in ``model.py`` gets."""
+    """The context that the constructor of a class ``Model`` in ``model.py`` gets."""
 
     name: str
     """The name under which the model is served."""
@@ -60,7 +60,7 @@ class ModelContext:
     config: ModelSettings
     """The model's config; ``config.parameters`` are the operator's parameters, as texts."""
     device: torch.device
-    """Where the model is to run."""
+    """The device on which the model is to run."""
 
 
 class PythonModel(TorchModel):
@@ -92,7 +92,7 @@ class PythonModel(TorchModel):
     def parts(
         self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
     ) -> Iterator[dict[str, Tensor]]:
-        """What ``predict`` yields; a single answer if it returns a dict. An answer may lack outputs."""
+        """Yields what ``predict`` yields; a single answer if it returns a dict. An answer may lack outputs."""
         declared = self.run_signature(signature)
         try:
             result = self._guarded(lambda: self.answer(self._values(cast(Mapping[str, Array], inputs))))
@@ -128,14 +128,14 @@ class PythonModel(TorchModel):
 
     @abstractmethod
     def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:
-        """What the user's code returns."""
+        """Calls the user's code with tensors or arrays, and returns its result."""
 
     def close(self) -> None:
         forget(self._source)
 
 
 class ModuleModel(PythonModel):
-    """``Model`` is a ``torch.nn.Module``."""
+    """A model whose ``Model`` is a ``torch.nn.Module``."""
 
     def __init__(self, request: OpenRequest, source: ModuleType, module: torch.nn.Module) -> None:
         super().__init__(request, source, _module_signature(module, request.settings))
@@ -156,7 +156,8 @@ class ModuleModel(PythonModel):
 
 
 class PlainModel(PythonModel):
-    """``Model`` is any other class. Its size is unknown; it may run TorchScript, so there is no inference mode."""
+    """A model whose ``Model`` is any other class. Its size is unknown; it may run TorchScript, so there is no inference
+    mode."""
 
     leaves_out = True
 
@@ -204,12 +205,12 @@ class PlainModel(PythonModel):
         return self._has_item_steps
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        """Also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
+        """Runs ``preprocess``; also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
         find_signature(self.signatures, signature)
         return self._step(lambda: self._items.preprocess(inputs, deadline))
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
-        """Also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
+        """Runs ``postprocess``; also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
         find_signature(self.signatures, signature)
         return self._step(lambda: self._items.postprocess(outputs, deadline))
 
@@ -297,7 +298,8 @@ def _read(parameter: inspect.Parameter, text: str) -> object:
 
 
 def _module_signature(module: torch.nn.Module, settings: ModelSettings) -> Signature:
-    """What the config declares; else forward's parameters without defaults, of undeclared dtype and shape."""
+    """The signature that the config declares; else forward's parameters without defaults, of undeclared dtype and
+    shape."""
     declared = signature_of(settings) or Signature((), ())
     parameters = list(inspect.signature(module.forward).parameters.values())
     named = [parameter for parameter in parameters if parameter.kind in _BY_NAME]

@@ -30,18 +30,18 @@ from tfs_lite.core.status import invalid_argument
 LAYOUT, DTYPE = "cpu_layout", "cpu_dtype"
 BFLOAT16 = "bfloat16"
 TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2
-"""Of the largest number in an answer."""
+"""The tolerances, in parts of the largest number in an answer."""
 _ROWS = 2
 _MOST_ROWS = 65
 _KNOWN = (PLAIN, CHANNELS_LAST, PACKED, AUTO)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Of ``/proc/cpuinfo``: processors that multiply numbers of that type."""
+"""Flags of ``/proc/cpuinfo`` for processors that multiply bfloat16."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuForm:
-    """What a config asks for."""
+    """The form that a config asks for."""
 
     layout: str = PLAIN
     bfloat16: bool = False
@@ -60,7 +60,7 @@ class CpuForm:
 
 
 def wanted_form(parameters: Mapping[str, str]) -> CpuForm:
-    """INVALID_ARGUMENT for one that is unknown."""
+    """Reads the form. INVALID_ARGUMENT for one that is unknown."""
     layout, dtype = parameters.get(LAYOUT, PLAIN), parameters.get(DTYPE, "")
     if layout not in _KNOWN:
         raise invalid_argument(f'parameters.{LAYOUT} is "{layout}", expected {", ".join(_KNOWN[:-1])} or {AUTO}')

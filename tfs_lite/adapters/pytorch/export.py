@@ -140,7 +140,7 @@ class ExportedModel(DeviceModel):
 
 
 def open_exported(request: OpenRequest) -> ExportedModel:
-    """NeedsProcess if only torch's own loader can build the program."""
+    """Opens a version. NeedsProcess if only torch's own loader can build the program."""
     wanted = wanted_form(request.settings.parameters)
 
     def build(

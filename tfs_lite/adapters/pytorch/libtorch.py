@@ -96,7 +96,8 @@ class ScriptModel(DeviceModel):
             return by_name(self._module(**arguments), declared.output_names)
 
     def resident_bytes(self) -> int | None:
-        """None for a frozen script: its weights are constants that no list of parameters shows."""
+        """The bytes of the weights; None for a frozen script: its weights are constants that no list of parameters
+        shows."""
         return self._resident
 
     def drop_weights(self) -> None:
@@ -149,7 +150,7 @@ def _load(path: str, device: torch.device, pool: Pool | None) -> torch.jit.Scrip
 
 
 def arguments_of(module: Any) -> list[Argument]:
-    """forward's parameters that a request can feed. FAILED_PRECONDITION if it requires one that no request can."""
+    """The parameters of forward that a request can feed. FAILED_PRECONDITION if it requires one that no request can."""
     if not hasattr(module, "forward"):
         raise failed_precondition("the script has no method forward")
     found = []
@@ -165,7 +166,7 @@ def arguments_of(module: Any) -> list[Argument]:
 
 
 def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: Any) -> Signature:
-    """What the config declares, completed from the script."""
+    """The signature that the config declares, completed from the script."""
     declared = signature_of(settings) or Signature((), ())
     inputs = declared.inputs or tuple(
         TensorSpec(argument.name, DataType.STRING if argument.takes_texts else DataType.INVALID)
@@ -216,7 +217,7 @@ def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -
 
 
 def check_texts(inputs: Sequence[TensorSpec]) -> None:
-    """INVALID_ARGUMENT for an input of texts in a shape that no script can take: it gets texts as a list."""
+    """Raises INVALID_ARGUMENT for an input of texts in a shape that no script can take: it gets texts as a list."""
     for spec in inputs:
         if spec.dtype is DataType.STRING and spec.shape is not None and len(spec.shape) != 1:
             raise invalid_argument(
@@ -227,8 +228,8 @@ def check_texts(inputs: Sequence[TensorSpec]) -> None:
 
 
 def _arguments_for(names: Sequence[str], arguments: Sequence[Argument]) -> list[Argument]:
-    """forward's parameter for each input of the config: of the same name, or at the position in ``NAME__0``; in the
-    order of forward if no name is of either kind and there are as many. INVALID_ARGUMENT for any other name."""
+    """The parameter of forward for each input of the config: of the same name, or at the position in ``NAME__0``; in
+    the order of forward if no name is of either kind and there are as many. INVALID_ARGUMENT for any other name."""
     found = [_argument_for(name, arguments) for name in names]
     if not any(found) and len(names) == len(arguments):
         return list(arguments)

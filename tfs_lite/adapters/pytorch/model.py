@@ -31,7 +31,7 @@ class TorchModel(LoadedModel):
     def to_arrays(
         self, declared: Signature, inputs: Mapping[str, Tensor], results: Mapping[str, object]
     ) -> dict[str, Tensor]:
-        """What a result shows of its type is checked before it is copied."""
+        """Copies results to arrays; what a result shows of its type is checked before."""
         check_tensors(declared, inputs, results)
         arrays = to_arrays(results, self._device)
         if not all(map(is_typed, results.values())):

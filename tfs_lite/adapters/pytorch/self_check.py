@@ -1,8 +1,8 @@
-"""What a program or a script shows about itself at the load, by runs on made-up inputs of one row and more.
+"""The check of a program or a script at the load, by runs on made-up inputs of one row and more.
 
 One that gives something else than it declares answers no request: it is refused. One that does so for some numbers of
 rows, such as one with a bare ``squeeze()`` and a trace that kept the rows of its example, takes requests of the others,
-which becomes a condition of its signature. One whose answer for a row depends on the rows beside it (a batch norm in
+which becomes a condition of its signature. One whose answer for a row depends on the other rows (a batch norm in
 training, a mean over the rows) gets no rows of other requests. One that answers is right: what it fails on later is the
 request. One that fails on made-up inputs shows nothing, because they may be no inputs for it.
 
@@ -31,18 +31,19 @@ from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
 
 SIZES = (2, 8, 64)
-"""Of all sizes that requests choose, but for the rows: the first ones are tried that the program takes."""
+"""The sizes to try for all those that requests choose, but for the rows: the first ones that the program takes
+count."""
 INTEGERS = (1, 0)
 """Values of integers: as good a divisor as a place in a table, and a good begin of places."""
 MANY = 2
 MORE = 3
 """Rows."""
 COMPANY = 1e-2
-"""How far the answer for a row may be from that for the same row beside others, relative to the largest number of it.
-Sums in another order differ by less than 1e-4, and layers quantised as they run, for which all rows have one scale, by
-some 1e-3."""
+"""The largest difference between the answers for a row with others in the batch and without them, relative to its
+largest number. Sums in another order differ by less than 1e-4, and layers quantised as they run, for which all rows
+have one scale, by some 1e-3."""
 MAX_ELEMENTS = 1 << 22
-"""Of made-up inputs: larger ones are not made."""
+"""The most elements of made-up inputs: larger ones are not made."""
 CPU = torch.device("cpu")
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """``signature``: the program's, with the conditions that were found. ``answers``: it has answered made-up
-    inputs."""
+    """The result of the check. ``signature``: the program's, with the conditions that were found. ``answers``: it has
+    answered made-up inputs."""
 
     signature: Signature
     answers: bool = False
@@ -70,7 +71,7 @@ def check_itself(
 ) -> SelfCheck:
     """Runs the program for each of :data:`SIZES` and :data:`INTEGERS` until it answers. ``several``: two rows are run
     also where one row is answered. ``traced``: it may know nothing of the rows that it was made with, and answer only
-    so many. ``shares``: requests may share runs, so that rows must not depend on those beside them.
+    so many. ``shares``: requests may share runs, so that rows must not depend on one another.
     FAILED_PRECONDITION if it can answer no request."""
     tried = set[tuple[int, ...]]()
     has_integers = any(not _is_continuous(spec) for spec in signature.inputs)
@@ -117,8 +118,8 @@ class _Asked:
         return found if isinstance(found, Exception) else None
 
     def merges(self) -> str:
-        """The first output of floating-point numbers whose rows depend on the rows beside them. Empty if there is none,
-        if outputs have no row for each row, and if the program answers differently from call to call."""
+        """The first output of floating-point numbers whose rows depend on the other rows. Empty if there is none, if
+        outputs have no row for each row, and if the program answers differently from call to call."""
         few = 1 if isinstance(self._answers.get(1), Mapping) else MANY
         if self.most <= few or any(spec.batch != _batch(self._signature) for spec in self._signature.outputs):
             return ""
@@ -235,7 +236,7 @@ def _is_continuous(spec: TensorSpec) -> bool:
 
 
 def _shapes(signature: Signature, size: int, rows: int) -> Shapes | None:
-    """None if the signature takes no such inputs, or they would be too large."""
+    """The shapes of made-up inputs; None if the signature takes no such inputs, or they would be too large."""
     shapes = example_shapes(signature, size)
     batch = _batch(signature)
     if shapes is not None and batch is not None:

@@ -85,7 +85,7 @@ def is_typed(value: object) -> bool:
 
 
 def check_tensors(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
-    """:func:`check_outputs` of results that are tensors, arrays or texts."""
+    """Calls :func:`check_outputs` with results that are tensors, arrays or texts."""
     check_outputs(signature, inputs, outputs, _type_of)
 
 

@@ -30,7 +30,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
 
 MAX_HEADER_BYTES = 100_000_000
-"""As in the library."""
+"""The largest header, as in the library."""
 _PIECE = 1 << 20
 _OWN_MAPPING = 1 << 16
 """Bytes from which a tensor is no part of the heap."""
@@ -93,7 +93,7 @@ class WeightFile:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(header.nbytes for header in self.headers.values())
 
     def read(self, name: str) -> torch.Tensor:
@@ -186,7 +186,8 @@ def _read_headers(descriptor: int, name: str) -> dict[str, TensorHeader]:
 
 
 def _headers(name: str, found: Any, start: int, size: int) -> dict[str, TensorHeader]:
-    """In the order of the file. ValueError and the like unless the tensors fill the file from ``start`` to its end."""
+    """The headers in the order of the file. ValueError and the like unless the tensors fill the file from ``start`` to
+    its end."""
     entries = [
         (key, entry, *map(_size, entry["data_offsets"])) for key, entry in found.items() if key != "__metadata__"
     ]

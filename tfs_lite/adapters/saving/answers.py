@@ -31,8 +31,8 @@ _CPU = torch.device("cpu")
 def check_answers(
     saved: OpenedModel, module: torch.nn.Module, example: Example, dims: Mapping[str, Sequence[tuple[str, int]]]
 ) -> None:
-    """FAILED_PRECONDITION unless the program does what the module does. ``dims``: the dimensions that may have any
-    size, as (input, axis), by their name.
+    """Raises FAILED_PRECONDITION unless the program does what the module does. ``dims``: the dimensions that may have
+    any size, as (input, axis), by their name.
 
     The program is asked what the module was asked before, in the same order: both may have a state. A module that
     answers differently from call to call, and whose program does not, has lost what made the difference.
@@ -70,8 +70,9 @@ def _check_sizes(
     places: Sequence[tuple[str, int]],
     varies: bool,
 ) -> None:
-    """FAILED_PRECONDITION if the program and the module differ for one row, or for another size than the example's, or
-    if the module itself fails for a number of rows. Answers that vary from call to call are compared by shape."""
+    """Raises FAILED_PRECONDITION if the program and the module differ for one row, or for another size than the
+    example's, or if the module itself fails for a number of rows. Answers that vary from call to call are compared by
+    shape."""
     signature, kind = saved.signatures[DEFAULT_SIGNATURE], type(module).__name__
     size = example.tensors[places[0][0]].shape[places[0][1]]
     for wanted in (1, size + 1) if dim == BATCH else (size + 1,):

@@ -25,7 +25,7 @@ MODEL = "model"
 
 
 def check_compiler(isa: str, device: torch.device) -> None:
-    """INVALID_ARGUMENT for another ``isa``, FAILED_PRECONDITION without a compiler."""
+    """Raises INVALID_ARGUMENT for another ``isa``, FAILED_PRECONDITION without a compiler."""
     if isa not in _BITS:
         raise invalid_argument(f'isa is "{isa}", expected {", ".join(name for name in _BITS if name)}, or nothing')
     if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:

@@ -1,4 +1,5 @@
-"""What a module is called with: examples by position or by name, and which of their dimensions may have any size."""
+"""The examples that a module is called with, by position or by name, and which of their dimensions may have any
+size."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tfs_lite.core.status import ServingError, invalid_argument
 
 Examples = tuple[torch.Tensor | None, ...] | Mapping[str, torch.Tensor | None]
 DynamicDims = Mapping[str, Mapping[int, str | Dim]]
-"""Input -> dimension -> its name. Dimensions of one name always have one size."""
+"""The names of dimensions, by input and dimension. Dimensions of one name always have one size."""
 BATCH = "batch"
 FEWEST = 2
 """The exporter treats a dimension of size 0 or 1 in the example as a constant."""
@@ -124,7 +125,8 @@ def _has_batch(name: str, value: torch.Tensor, dims: DynamicDims) -> bool:
 def dynamic_dimensions(
     example: Example, batch: bool, max_batch_size: int | None, dims: DynamicDims
 ) -> dict[str, dict[int, Dim] | None]:
-    """By input: its dimensions that may have any size, as torch's exporter takes them; None where there are none."""
+    """The dimensions of each input that may have any size, as torch's exporter takes them; None where there are
+    none."""
     tensors = example.tensors
     symbols = {BATCH: Dim(BATCH, max=max_batch_size)} if batch else {}
     for wanted in dims.values():
@@ -144,7 +146,7 @@ def dynamic_dimensions(
 
 
 def places_by_name(dims: Mapping[str, Mapping[int, Dim] | None]) -> dict[str, list[tuple[str, int]]]:
-    """(input, axis) of the dimensions that may have any size, by their names; none that follow from others, such as
+    """Input and axis of the dimensions that may have any size, by their names; none that follow from others, such as
     ``8*blocks``, or have a least size."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name, by_axis in dims.items():
@@ -155,7 +157,7 @@ def places_by_name(dims: Mapping[str, Mapping[int, Dim] | None]) -> dict[str, li
 
 
 def check_dims(example: Example, dims: object) -> None:
-    """INVALID_ARGUMENT unless it is names, or torch's ``Dim``, by dimension by example input."""
+    """Raises INVALID_ARGUMENT unless it is names, or torch's ``Dim``, by dimension by example input."""
     if not isinstance(dims, Mapping):
         raise invalid_argument(f'dynamic_dims is a {type(dims).__name__}, expected such as {{"x": {{1: "length"}}}}')
     for name, wanted in dims.items():

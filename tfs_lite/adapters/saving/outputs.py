@@ -1,4 +1,4 @@
-"""What a module returns, as tensors by name.
+"""The results of a module, as tensors by name.
 
 A tensor, or a tuple or list of tensors, stays what it is: its names are numbers. Everything else becomes a dict: keys
 of a mapping, fields of a named tuple or a dataclass (the outputs of ``transformers`` are both) name its values, what
@@ -55,7 +55,7 @@ def _leaves(result: object) -> Iterator[tuple[str, object]]:
 
 
 def _check_keys(value: object) -> None:
-    """FAILED_PRECONDITION for keys of a dict that are one name, such as 1 and "1"."""
+    """Raises FAILED_PRECONDITION for keys of a dict that are one name, such as 1 and "1"."""
     parts = parts_of(value)
     if isinstance(value, Mapping) and parts is not None and len(parts) < len(value):
         twice = next(key for key in value if not isinstance(key, str) and str(key) in value)

@@ -51,8 +51,8 @@ def without_torch_logs() -> Iterator[None]:
 def refusal(
     module: torch.nn.Module, given: Example, example: Example, dynamic_shapes: Any, error: Exception
 ) -> ServingError:
-    """FAILED_PRECONDITION for a failed export. ``given`` are the author's examples, ``example`` those of the export:
-    the same, or twice as many rows."""
+    """The FAILED_PRECONDITION for a failed export. ``given`` are the author's examples, ``example`` those of the
+    export: the same, or twice as many rows."""
     logger.debug("%s cannot be exported", type(module).__name__, extra={"story": story(error)})
     if isinstance(error, ServingError):
         return error
@@ -67,8 +67,8 @@ def layers_of(module: torch.nn.Module) -> dict[str, str]:
 
 
 def check_layers(module: torch.nn.Module, before: Mapping[str, str]) -> None:
-    """FAILED_PRECONDITION for a module that has exchanged layers while it was called: by the size of the example it has
-    chosen what the program would do with all sizes."""
+    """Raises FAILED_PRECONDITION for a module that has exchanged layers while it was called: by the size of the example
+    it has chosen what the program would do with all sizes."""
     after = layers_of(module)
     for name in before:
         if after.get(name) != before[name]:
@@ -208,7 +208,8 @@ def _violation(message: str) -> str:
 
 
 def _places(example: Example, dynamic_shapes: Any) -> dict[str, str]:
-    """Name of a dimension -> where it is, such as ``dimension 1 of input_ids and mask``, as far as that is known."""
+    """The places of each dimension by its name, such as ``dimension 1 of input_ids and mask``, as far as they are
+    known."""
     shapes = dynamic_shapes
     if isinstance(shapes, tuple | list):
         shapes = dict(zip(example.names, shapes, strict=False))

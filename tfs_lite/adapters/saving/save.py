@@ -135,7 +135,8 @@ def save(
 
 
 def _check_disk(staging: str, program: ExportedProgram) -> None:
-    """OSError if the disk has no room for the weights: torch's writer ends the process when it runs into that."""
+    """Raises OSError if the disk has no room for the weights: torch's writer ends the process when it runs into
+    that."""
     needed = tensor_bytes((*program.state_dict.values(), *program.constants.values()))
     free = shutil.disk_usage(staging).free
     if free < needed:
@@ -143,7 +144,8 @@ def _check_disk(staging: str, program: ExportedProgram) -> None:
 
 
 def _check_module(module: object) -> None:
-    """INVALID_ARGUMENT for what the exporter cannot read as a module, FAILED_PRECONDITION for one without weights."""
+    """Raises INVALID_ARGUMENT for what the exporter cannot read as a module, FAILED_PRECONDITION for one without
+    weights."""
     if not isinstance(module, nn.Module):
         raise invalid_argument(f"the module is a {type(module).__name__}, expected a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
@@ -210,7 +212,8 @@ def _named_inputs(module: nn.Module, example: Example) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_served(module: nn.Module) -> Iterator[None]:
-    """Eval mode, and results as tensors by name; afterwards restores every module's mode and every buffer."""
+    """Puts the module into eval mode, with results as tensors by name; afterwards restores every module's mode and
+    every buffer."""
     modes = {child: child.training for child in module.modules()}
     buffers = {buffer: buffer.detach().clone() for buffer in module.buffers()}
     module.eval()
@@ -245,7 +248,7 @@ def _export(module: nn.Module, example: Example, dynamic_shapes: Any) -> Exporte
 
 
 def _suggested_bounds(message: str) -> str:
-    """What torch suggests, if that is nothing but bounds of dimensions; otherwise empty."""
+    """The bounds that torch suggests, if it suggests nothing but bounds of dimensions; otherwise empty."""
     _, heading, rest = message.partition("Suggested fixes:")
     fixes = rest.partition("\n\n")[0]
     lines = [line.strip() for line in fixes.splitlines() if line.strip()]
@@ -254,7 +257,7 @@ def _suggested_bounds(message: str) -> str:
 
 
 def _request(staging: str, module: nn.Module, example: Example, trusted: bool) -> OpenRequest:
-    """What the server would be asked to open."""
+    """The request that the server would get for the version."""
     device = str(example.device)
     files = VersionFiles(staging, frozenset({ARTEFACT}))
     return OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted)

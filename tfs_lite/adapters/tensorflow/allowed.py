@@ -27,7 +27,7 @@ def allowed_operators() -> frozenset[str]:
 
 
 def check_operators(graph: MetaGraph) -> None:
-    """PERMISSION_DENIED, naming them, if operators that are not on the list may run."""
+    """Raises PERMISSION_DENIED, naming them, if operators that are not on the list may run."""
     allowed = allowed_operators()
     running, restoring = graph.operators()
     refused = (running | (restoring - RESTORING)) - allowed

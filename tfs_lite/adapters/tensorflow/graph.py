@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 
 MAX_OPERATIONS = 2_000_000
 MAX_DEPTH = 64
-"""Of functions as arguments of functions in one attribute."""
+"""The largest depth of functions as arguments of functions in one attribute."""
 SWAPPED = "api_implements"
 """Functions with the same value of this attribute may be exchanged by TensorFlow before they run."""
 

@@ -26,7 +26,7 @@ OPEN_VERSION = "tfs_lite.adapters.tensorflow.program:open_version"
 _READ = re.compile(r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets)/.*")
 _MIB = 1 << 20
 PROCESS_BYTES = 600 * _MIB
-"""What a process with TensorFlow takes beside the weights."""
+"""Bytes that a process with TensorFlow takes in addition to the weights."""
 
 
 def inspect_saved_model(directory: str, tags: str, trusted: bool, settings: ModelSettings) -> Mapping[str, Signature]:
@@ -51,7 +51,7 @@ def inspect_graph(graph: MetaGraph, trusted: bool, settings: ModelSettings) -> M
 
 
 def read_signatures(graph: MetaGraph) -> dict[str, Signature]:
-    """FAILED_PRECONDITION if there is none."""
+    """Reads the signatures of a graph. FAILED_PRECONDITION if there is none."""
     signatures = graph.signatures()
     if not signatures:
         raise failed_precondition(
@@ -61,7 +61,7 @@ def read_signatures(graph: MetaGraph) -> dict[str, Signature]:
 
 
 def check_signatures(signatures: Mapping[str, Signature], settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if ``input`` or ``output`` of the config contradicts ``serving_default``."""
+    """Raises INVALID_ARGUMENT if ``input`` or ``output`` of the config contradicts ``serving_default``."""
     own = signatures.get(DEFAULT_SIGNATURE)
     if own is None:
         return
@@ -95,7 +95,7 @@ def not_installed() -> ServingError:
 
 
 def _open(request: OpenRequest) -> OpenedModel:
-    """SavedModels are opened by :data:`OPEN_VERSION`, in processes of this machine."""
+    """Refuses to open a version here: SavedModels are opened by :data:`OPEN_VERSION`, in processes of this machine."""
     if find_spec(LIBRARY) is None:
         raise not_installed()
     raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {NAME} runs in processes of the server, not as replicas")
@@ -107,7 +107,7 @@ def _reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
 
 
 def _size(directory: str) -> int:
-    """Of the files in a directory; 0 without it."""
+    """Bytes of the files in a directory; 0 without it."""
     try:
         with os.scandir(directory) as found:
             return sum(entry.stat().st_size for entry in found if entry.is_file())

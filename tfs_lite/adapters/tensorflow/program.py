@@ -1,9 +1,9 @@
-"""What the process of a SavedModel does: it reads the file, refuses what needs trust, and only then imports TensorFlow.
+"""The program of a SavedModel's process: it reads the file, refuses what needs trust, and only then imports TensorFlow.
 
     open_version -> saved_model.pb, read without TensorFlow -> are its operators allowed? -> import
                  -> the graph in a session -> variables -> initialisers
 
-The graph is loaded, and not the tree of Python objects beside it: as TensorFlow Serving does it, so that every model
+The graph is loaded, and not the tree of Python objects with it: as TensorFlow Serving does it, so that every model
 that it loads is loaded here. What runs is what was looked at: the bytes are read once, and only the operation that
 restores the variables, the one that initialises the graph, and the signatures are run.
 
@@ -108,10 +108,10 @@ class SavedModelSession(LoadedModel):
         raise failure
 
     def close(self) -> None:
-        """Memory comes back when the process ends."""
+        """Does nothing: memory comes back when the process ends."""
 
     def resident_bytes(self) -> int | None:
-        """Of the process, with TensorFlow in it, without what it shares with others."""
+        """Bytes of the process, with TensorFlow in it, without what it shares with others."""
         with open("/proc/self/statm") as file:
             resident, shared = map(int, file.read().split()[1:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
@@ -130,8 +130,9 @@ class SavedModelSession(LoadedModel):
         return found
 
     def _failure(self, error: Any, unfit: str) -> ServingError:
-        """TensorFlow's own code where it says that the request is to blame, or that memory is lacking. ``unfit``: how
-        the inputs differ from the declaration; then it is the request, whatever TensorFlow says."""
+        """The error to raise for one of TensorFlow's: its own code where it says that the request is to blame, or that
+        memory is lacking. ``unfit``: how the inputs differ from the declaration; then it is the request, whatever
+        TensorFlow says."""
         code = StatusCode(error.error_code) if error.error_code in _PASSED_ON else StatusCode.INTERNAL
         if unfit and code is not StatusCode.RESOURCE_EXHAUSTED:
             return invalid_argument(f"{self._label} failed: {_sentence(error.message)}; {unfit}")
@@ -190,7 +191,7 @@ def _initialiser(definition: Any) -> str:
 
 
 def _check_tensors(graph: Any, key: str, signature: Signature) -> None:
-    """FAILED_PRECONDITION if the graph has not what the signature declares."""
+    """Raises FAILED_PRECONDITION if the graph has not what the signature declares."""
     for spec in (*signature.inputs, *signature.outputs):
         try:
             tensor = graph.get_tensor_by_name(_tensor(spec.tensor))
@@ -216,7 +217,8 @@ def _own(value: Array) -> Array:
 
 
 def _load_failure(error: Exception) -> ServingError:
-    """RESOURCE_EXHAUSTED where what the model does when it is loaded needs more memory than there is."""
+    """The error of a failed load: RESOURCE_EXHAUSTED where what the model does when it is loaded needs more memory than
+    there is."""
     message = getattr(error, "message", None)
     reason = sentence(error) if message is None else _reason(message)
     if getattr(error, "error_code", None) == StatusCode.RESOURCE_EXHAUSTED:
@@ -239,11 +241,11 @@ def _sentence(message: str) -> str:
 
 
 def _array(value: Any) -> Array:
-    """Also a single number or text."""
+    """Makes an array, also of a single number or text."""
     return np.asarray(value, object) if isinstance(value, bytes) else np.asarray(value, order="C")
 
 
 def _set_environment(device: str) -> None:
-    """What TensorFlow reads when it is imported."""
+    """Sets the variables that TensorFlow reads when it is imported."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1" if device == "cpu" else device.partition(":")[2] or "0"

@@ -1,4 +1,4 @@
-"""What ``saved_model.pb`` says, read without TensorFlow: its graphs by their tags, signatures, operators.
+"""The contents of ``saved_model.pb``, read without TensorFlow: its graphs by their tags, signatures, operators.
 
     saved_model.pb -> MetaGraph per set of tags -> the one that is wanted -> signatures; operators that may run
 
@@ -21,7 +21,7 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, 
 
 ARTEFACT = "saved_model.pb"
 MAX_BYTES = (1 << 31) - 1
-"""Of the file: no parser of protobuf takes more."""
+"""The largest file in bytes: no parser of protobuf takes more."""
 MAX_META_GRAPHS = 64
 MAX_SIGNATURES = 1_000
 MAX_TENSORS = 10_000
@@ -57,8 +57,9 @@ class MetaGraph:
         return found
 
     def operators(self) -> tuple[frozenset[str], frozenset[str]]:
-        """What loading the graph and the calls of its signatures may run; and what reads the weights, in a graph that
-        brings this along. RESOURCE_EXHAUSTED for a graph that is too large to be looked through."""
+        """The operators that loading the graph and the calls of its signatures may run; and those that read the
+        weights, in a graph that brings this along. RESOURCE_EXHAUSTED for a graph that is too large to be looked
+        through."""
         graph = self._graph()
         own = graph.functions.keys()
         running = frozenset(graph.operators(self._roots())) - own
@@ -127,7 +128,7 @@ def open_saved_model(directory: str) -> Iterator[SavedModel]:
 
 
 def read_saved_model(data: memoryview) -> SavedModel:
-    """DATA_LOSS for bytes that are none, FAILED_PRECONDITION for a schema of the future."""
+    """Reads the file. DATA_LOSS for bytes that are none, FAILED_PRECONDITION for a schema of the future."""
     graphs = list[MetaGraph]()
     version = last_number(data, 1)
     if version > SCHEMA_VERSION:
@@ -181,7 +182,7 @@ _OPEN = SymbolicDim("?")
 
 
 def _specs(key: str, kind: str, definition: memoryview, number: int) -> list[TensorSpec]:
-    """In the order of their names, because the order in the file changes from save to save."""
+    """The specs in the order of their names, because the order in the file changes from save to save."""
     found = dict[str, TensorSpec]()
     for name, info in entries(definition, number):
         where = f'{kind} "{name}" of signature "{key}"'
@@ -206,7 +207,7 @@ def _dtype(info: memoryview, where: str) -> DataType:
 
 
 def _shape(info: memoryview, where: str) -> tuple[Dim, ...] | None:
-    """None if the rank is not known."""
+    """The shape; None if the rank is not known."""
     found: tuple[Dim, ...] | None = None
     for shape in messages(info, 3):
         if last_number(shape, 3):
@@ -230,7 +231,7 @@ def _with_symbols(spec: TensorSpec, batched: bool) -> TensorSpec:
 
 
 def _tensors_of(info: memoryview) -> Iterator[str]:
-    """Of a TensorInfo, whatever its encoding."""
+    """Yields the tensor names of a TensorInfo, whatever its encoding."""
     yield from texts(info, 1)
     for sparse in messages(info, 4):
         for number in (1, 2, 3):

@@ -82,7 +82,7 @@ class Refused(ConnectionClosed):
 
 @cache
 def boot_id() -> str:
-    """Of this host, since its last start."""
+    """The id of this host's last start."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -105,7 +105,7 @@ def dial(
 
 
 def dial_frames(address: ReplicaAddress, credentials: Credentials, limit: int = 0, what: str = "") -> FrameChannel:
-    """As :func:`dial` without shared memory; by default for messages without tensors."""
+    """Dials as :func:`dial` does, without shared memory; by default for messages without tensors."""
     return _greet_for_frames(_connect(address, credentials.tls), address, credentials, limit, what)
 
 
@@ -121,7 +121,7 @@ def _greet_for_frames(
 
 
 def _connect(address: ReplicaAddress, tls: Tls | None) -> Stream:
-    """Over the UNIX socket where that can be reached: containers of one host may not share it."""
+    """Connects over the UNIX socket where that can be reached: containers of one host may not share it."""
     if address.unix is not None and address.boot_id == boot_id():
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -201,7 +201,7 @@ def _send(sock: Stream, message: bytes) -> None:
 
 
 def _receive(sock: Stream, size: int) -> bytes:
-    """Exactly ``size`` bytes, within :data:`GREETING_SECONDS`."""
+    """Receives exactly ``size`` bytes, within :data:`GREETING_SECONDS`."""
     found = bytearray(size)
     try:
         receive_into(sock, memoryview(found), GREETING_SECONDS)
@@ -376,7 +376,7 @@ class FrameChannel:
 
 
 def _next(pieces: list[Piece]) -> list[Piece]:
-    """What is sent at once: as many pieces as the system takes, and of a large one a part."""
+    """The pieces that are sent at once: as many as the system takes, and of a large one a part."""
     size = 0
     for index, piece in enumerate(pieces):
         size += len(piece)
@@ -388,7 +388,7 @@ def _next(pieces: list[Piece]) -> list[Piece]:
 
 
 def _unsent(pieces: list[Piece], sent: int) -> list[Piece]:
-    """What is left of the pieces after the first ``sent`` bytes."""
+    """The rest of the pieces after the first ``sent`` bytes."""
     for index, piece in enumerate(pieces):
         if sent < len(piece):
             return [memoryview(piece)[sent:], *pieces[index + 1 :]]

@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?s)(.+)/(0|[1-9]\d*)/([^/#]+)/(0|[1-9]\d*)#(0|[1-9]\d*)")
 TOLD_TO_END = "it was ended"
 """The cause of the end of a process that :meth:`ClusterEngine.end` has ended."""
 VersionKey = tuple[str, int, str]
-"""Model, version and generation: equal for the replicas of which any may answer a request."""
+"""The model, version and generation: equal for the replicas of which any may answer a request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,7 +83,7 @@ class ReplicaName:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAddress:
-    """Where a replica listens. Equal addresses are the same process.
+    """The address on which a replica listens. Equal addresses are the same process.
 
     ``name`` is the replica's in words, ``boot_id`` that of its host, ``unix`` the name of its abstract UNIX socket,
     without the leading zero byte, for near ends on the same host (None if it has none).
@@ -98,7 +98,7 @@ class ReplicaAddress:
 
     @property
     def plain(self) -> dict[str, object]:
-        """As texts and numbers."""
+        """The address as texts and numbers."""
         return asdict(self)
 
     @staticmethod
@@ -143,7 +143,7 @@ class Node:
 
 
 class Strategy(enum.Enum):
-    """Which node a replica prefers. The names are Ray's."""
+    """The nodes that a replica prefers. The names are Ray's."""
 
     SPREAD = "SPREAD"
     """Nodes with the fewest replicas of the version."""
@@ -155,8 +155,8 @@ class Strategy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to place. With ``node`` it is placed there or nowhere; without, on any node but those in ``avoid``, which
-    may still have to be found: the wish stays pending until then, and an autoscaler sees it.
+    """The wish for a replica. With ``node`` it is placed there or nowhere; without, on any node but those in ``avoid``,
+    which may still have to be found: the wish stays pending until then, and an autoscaler sees it.
 
     ``labels`` are demands on the node's labels, in Ray's words: ``value``, ``!value``, ``in(a,b)``, ``!in(a,b)``.
     """
@@ -198,7 +198,7 @@ class ReplicaEnded:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """Nothing can be placed or listed. Replicas go on: their connections do not need the engine."""
+    """Raised when nothing can be placed or listed. Replicas go on: their connections do not need the engine."""
 
     cause: str
 
@@ -262,20 +262,20 @@ class ClusterEngine(Protocol):
 
 
 class Watchers:
-    """Who is to hear of an engine's events. Threads: any."""
+    """The listeners to an engine's events. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _calls
         self._calls: list[Callable[[EngineEvent], None]] = []
 
     def add(self, on_event: Callable[[EngineEvent], None]) -> Callable[[], None]:
-        """What :meth:`ClusterEngine.watch` does."""
+        """Adds a listener, as :meth:`ClusterEngine.watch` does."""
         with self._lock:
             self._calls.append(on_event)
         return lambda: self._remove(on_event)
 
     def tell(self, event: EngineEvent) -> None:
-        """On this thread. One that raises keeps nothing from the others."""
+        """Tells the listeners, on this thread. One that raises keeps nothing from the others."""
         with self._lock:
             calls = list(self._calls)
         for call in calls:
@@ -292,7 +292,7 @@ class Watchers:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What a replica says of its GPU: the device, its bytes, and how many of them the replica has reserved."""
+    """The use of a replica's GPU: the device, its bytes, and how many of them the replica has reserved."""
 
     uuid: str
     total: int
@@ -300,7 +300,7 @@ class GpuUse:
 
 
 class Place(Protocol):
-    """What a near end knows of its place: which replica is in it, and whom to tell what became of that replica.
+    """The view of a place that a near end has: which replica is in it, and whom to tell what became of that replica.
 
     Order, for each replica in turn: ``address``, then one of ``opened`` and ``refused``, or ``lost`` at any moment;
     ``close`` once, at the end. Threads: any. Reports about an address that is not in the place any more do nothing.

@@ -1,4 +1,4 @@
-"""What a replica says about the process that it is: versions of what it runs with, its niceness, and its GPU."""
+"""The facts that a replica reports about its process: versions of what it runs with, its niceness, and its GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def version_of(distribution: str) -> str:
-    """Empty if it is not installed."""
+    """The version of a distribution; empty if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -17,14 +17,14 @@ def version_of(distribution: str) -> str:
 
 
 def niceness() -> int:
-    """Of this thread, and of those that it starts: from -20 to 19. Ray starts its workers with 15 unless it is told
-    otherwise."""
+    """The niceness of this thread, and of those that it starts: from -20 to 19. Ray starts its workers with 15 unless
+    it is told otherwise."""
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def gpu() -> list[object] | None:
-    """Uuid of the GPU that the model's torch uses, its bytes, and how many of them torch has reserved; None if it uses
-    none."""
+    """The uuid of the GPU that the model's torch uses, its bytes, and how many of them torch has reserved; None if it
+    uses none."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

@@ -34,7 +34,7 @@ _USE, _DOWNLOAD = ".use", ".download"
 
 
 def default_directory() -> str:
-    """Of this user: in the cache directory, or, without a home, among temporary files."""
+    """The directory of this user: in the cache directory, or, without a home, among temporary files."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(home) and os.access(os.path.dirname(home), os.W_OK):
         return os.path.join(home, "tfs-lite", "versions")
@@ -79,7 +79,7 @@ class FilesCache:
         return os.path.join(self._directory, digest + _PARTIAL)
 
     def publish(self, digest: str, use: int) -> None:
-        """What was written is whole, and on the disk: it gets its name."""
+        """Gives files their name once they are whole, and on the disk."""
         os.rename(self.partial(digest), os.path.join(self._directory, digest))
         _sync(self._directory)
         self._keep(digest, use)
@@ -94,7 +94,7 @@ class FilesCache:
             raise failed_precondition("model_cache_dir: others may write to it, and so change what is opened")
 
     def _find(self, digest: str, version: str) -> str | None:
-        """What is damaged is removed."""
+        """Finds a version; removes what is damaged."""
         directory = self.whole(digest, version)
         try:
             if files_digest(directory) == digest:
@@ -146,7 +146,7 @@ class FilesCache:
             return 0.0
 
     def _remove(self, digest: str) -> bool:
-        """False if a process uses or writes the version."""
+        """Removes a version; returns False if a process uses or writes it."""
         try:
             use = self._take(digest + _USE, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -159,7 +159,7 @@ class FilesCache:
         return True
 
     def _keep(self, digest: str, use: int) -> None:
-        """Until the end of this process."""
+        """Keeps a version until the end of this process."""
         with self._lock:
             if self._used.setdefault(digest, use) != use:
                 os.close(use)
@@ -191,7 +191,7 @@ class Download:
     checked."""
 
     def __init__(self, cache: FilesCache, digest: str, version: str, locks: tuple[int, int]) -> None:
-        """``locks``: that of its use, and that of its writing."""
+        """``locks``: the lock of its use, and the lock of its writing."""
         self._cache = cache
         self._digest, self._version = digest, version
         self._use, self._writing = locks
@@ -206,7 +206,7 @@ class Download:
         return self._sizes.get(name, 0)
 
     def sha256(self, name: str) -> str:
-        """Of what was written of the file."""
+        """The digest of what was written of the file."""
         return self._hashes.get(name, hashlib.sha256()).hexdigest()
 
     def write(self, name: str, chunk: bytes) -> None:
@@ -219,7 +219,7 @@ class Download:
         self._sizes[name] = self.written(name) + len(chunk)
 
     def finish(self) -> str:
-        """Everything was written and is right: it is kept. Returns its directory."""
+        """Keeps the version once everything was written and is right. Returns its directory."""
         for folder, _, names in os.walk(self._cache.partial(self._digest), topdown=False):
             for name in names:
                 _sync(os.path.join(folder, name))
@@ -229,7 +229,7 @@ class Download:
         return self._cache.whole(self._digest, self._version)
 
     def abort(self) -> None:
-        """Nothing of it is kept."""
+        """Drops what was written."""
         shutil.rmtree(self._cache.partial(self._digest), ignore_errors=True)
         os.close(self._writing)
         os.close(self._use)

@@ -41,7 +41,7 @@ Piece = bytes | memoryview
 
 
 class Head(NamedTuple):
-    """What the head of a frame says. ``size``: the bytes of the whole frame."""
+    """The contents of a frame's head. ``size``: the bytes of the whole frame."""
 
     message: Message
     locations: list[TensorLocation]
@@ -74,7 +74,7 @@ def pack(message: Message, tensors: Mapping[str, Tensor], limit: int, what: str)
 
 
 def head_end(frame: memoryview) -> int:
-    """Where the head of a frame ends, by its first :data:`LENGTH_BYTES` bytes. ProtocolError beyond the limit."""
+    """The end of a frame's head, by its first :data:`LENGTH_BYTES` bytes. ProtocolError beyond the limit."""
     length: int = _LENGTH.unpack_from(frame)[0]
     if length > MAX_HEAD:
         raise ProtocolError(f"a message of {length} bytes; at most {MAX_HEAD} are expected")

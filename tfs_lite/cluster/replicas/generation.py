@@ -1,4 +1,4 @@
-"""What tells replicas of a version apart that may answer for one another from those that may not.
+"""The generation of a version, which tells replicas that may answer for one another from those that may not.
 
     files -> files_digest                                     equal on every node that has the same files
     files_digest, settings, platform, our version -> generation_of    part of a replica's name
@@ -60,8 +60,8 @@ def version_files(directory: str) -> dict[str, int]:
 
 
 def files_digest(directory: str) -> str:
-    """:data:`DIGEST_DIGITS` hexadecimal digits of names, sizes and contents. Reads at most 2 MiB of each file.
-    NOT_FOUND as :func:`version_files`; other errors of the disk are raised as they are."""
+    """Digests a directory: :data:`DIGEST_DIGITS` hexadecimal digits of names, sizes and contents. Reads at most 2 MiB
+    of each file. NOT_FOUND as :func:`version_files`; other errors of the disk are raised as they are."""
     manifest = read_manifest(directory)
     digest = hashlib.sha256()
     for name, size in version_files(directory).items():
@@ -79,8 +79,8 @@ def is_digest(text: str) -> bool:
 
 
 def generation_of(directory: str, settings: ModelSettings, platform: str) -> str:
-    """:data:`GENERATION_DIGITS` hexadecimal digits of the version's files, of its settings as far as replicas depend
-    on them, of the platform that opens it and of our version. Raises as :func:`files_digest`."""
+    """The generation: :data:`GENERATION_DIGITS` hexadecimal digits of the version's files, of its settings as far as
+    replicas depend on them, of the platform that opens it and of our version. Raises as :func:`files_digest`."""
     groups = settings.instance_group or (InstanceGroup(),)
     alike = dict.fromkeys(group.model_copy(update=_OF_THE_SERVER_IN_GROUPS) for group in groups)
     of_replicas = settings.model_copy(update={**_OF_THE_SERVER, "instance_group": tuple(alike)})
@@ -90,7 +90,7 @@ def generation_of(directory: str, settings: ModelSettings, platform: str) -> str
 
 
 def read_manifest(directory: str) -> Manifest | None:
-    """None if there is none, or it says nothing that can be read: then it is a file like others."""
+    """Reads the manifest; None if there is none, or it says nothing that can be read: then it is a file like others."""
     try:
         with open(os.path.join(directory, MANIFEST_NAME), "rb") as file:
             return parse_manifest(file.read(MAX_MANIFEST_BYTES))

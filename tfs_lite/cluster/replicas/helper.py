@@ -55,7 +55,8 @@ END_SECONDS = 5.0
 RELEASE_SECONDS = 2.0
 PROBE_SECONDS = 5.0
 _ROOT = Path(__file__).parents[3]
-"""What ``tfs_lite`` is imported from: nodes that have it at the same path need no installation of their own."""
+"""The directory that ``tfs_lite`` is imported from: nodes that have it at the same path need no installation of their
+own."""
 _LEAD = 0
 """The number of the call that a helper is told first."""
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class HelperEngine(ClusterEngine):
 
     @property
     def secret(self) -> bytes:
-        """What replicas and near ends prove themselves with."""
+        """The secret by which replicas and near ends prove themselves."""
         return self._leader.secret
 
     @property
@@ -229,7 +230,7 @@ class HelperEngine(ClusterEngine):
     # The thread.
 
     def _keep_helper(self) -> None:
-        """Until it is closed: starts a helper, does what it says, and waits before the next one."""
+        """Keeps a helper until the engine is closed: starts one, does what it says, and waits before the next one."""
         backoff = Backoff()
         while True:
             with self._changed:
@@ -408,8 +409,8 @@ def _start(sock: socket.socket, address: str) -> subprocess.Popen[bytes]:
 
 
 def _environment(address: str) -> dict[str, str]:
-    """What the helper is told. A loopback address stays one only if Ray is told to leave it alone, by a variable whose
-    name speaks of something else; else Ray puts the machine's address in its place."""
+    """The environment variables of the helper. A loopback address stays one only if Ray is told to leave it alone, by a
+    variable whose name speaks of something else; else Ray puts the machine's address in its place."""
     told = {"RAY_BACKEND_LOG_LEVEL": "error", **os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     if address.startswith(("127.", "localhost:", "ray://127.", "ray://localhost:")):
         told.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

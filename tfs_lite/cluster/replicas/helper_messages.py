@@ -69,7 +69,7 @@ class MessageStream:
                 pass
 
     def close(self) -> None:
-        """For the thread that receives."""
+        """Closes the stream; only the thread that receives may call it."""
         with self._sending:
             self._reader.close()
             self._sock.close()

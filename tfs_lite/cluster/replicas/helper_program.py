@@ -54,7 +54,7 @@ class Call:
 
 
 class Helper:
-    """What the program does once Ray is there."""
+    """The work of the program once Ray is there."""
 
     def __init__(self, stream: MessageStream, ray: RayConnection, settings: dict[str, Any]) -> None:
         self._stream, self._ray, self._settings = stream, ray, settings
@@ -139,7 +139,7 @@ class Helper:
         return [leader.epoch, leader.secret]
 
     def _claim(self, wanted: Leader, call: Call) -> Leader:
-        """FAILED_PRECONDITION if another server leads."""
+        """Claims the lead. FAILED_PRECONDITION if another server leads."""
         over = ""
         while True:
             leader, seconds = self._ray.claim(wanted, over, call.left)

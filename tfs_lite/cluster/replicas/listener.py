@@ -1,4 +1,5 @@
-"""Where a replica listens: TCP, and an abstract UNIX socket for servers of its host; and the end of its parent."""
+"""The sockets on which a replica listens: TCP, and an abstract UNIX socket for servers of its host; and the end of its
+parent."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Listener:
 
 
 def _parent_descriptor() -> int | None:
-    """It can be read when the parent process has ended; None for a parent outside of this container."""
+    """A descriptor that can be read when the parent process has ended; None for a parent outside of this container."""
     try:
         return os.pidfd_open(os.getppid())
     except OSError:

@@ -4,7 +4,7 @@
 
 A :class:`ReplicaModel` is one place for a replica, whichever is in it now. Which one is, and which comes next, says the
 place (``engine.Place``); this end connects, has the model opened, asks, and reports what became of a replica. One more
-connection beside those for requests is for signs of life: a process that has died closes it, a host that has vanished
+connection besides those for requests is for signs of life: a process that has died closes it, a host that has vanished
 stops acknowledging, and one that is frozen does not answer its pings.
 """
 
@@ -45,7 +45,7 @@ from tfs_lite.workers.wire import (
 )
 
 SAME_REPLICA_SECONDS = 2.0
-"""For how long a replica is tried again whose connection was lost."""
+"""Seconds for which a replica is tried again whose connection was lost."""
 SAME_REPLICA_PAUSE = 0.1
 RETRY_SECONDS = 1.0
 """The longest time between two attempts to get a replica."""
@@ -71,7 +71,7 @@ class ReplicaModel(ReconnectingModel):
 
     ``prepare`` gets a connection to a replica that has not begun to open the model, and returns the arguments for it,
     instead of ``remote.arguments``: it may send files first. It raises as an opening does. ``on_remote`` is told of
-    each run: the seconds that it took beside those in the model, and the bytes of inputs and outputs; on the thread
+    each run: the seconds that it took besides those in the model, and the bytes of inputs and outputs; on the thread
     that runs. ``on_niceness`` is told of each replica that has opened the model: its host's name, and its niceness.
     """
 
@@ -125,7 +125,7 @@ class ReplicaModel(ReconnectingModel):
         place.close()
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        """As every model. WorkerBusy if other servers have given the replica as many requests as it takes."""
+        """Runs as every model does. WorkerBusy if other servers have given the replica as many requests as it takes."""
         try:
             return super().run(signature, inputs, outputs)
         except ServingError as error:
@@ -271,7 +271,7 @@ class _Opener:
         return _ReplicaConnection(address, watch, channels[:count], channels[count:], description, node)
 
     def _ask_to_open(self, address: ReplicaAddress, watch: _Watch) -> dict[str, Any]:
-        """What the replica says about itself once the model is open."""
+        """The replica's report about itself once the model is open."""
         channel = RequestChannel(dial_frames(address, self._credentials()))
         watch.on_end(channel.shut_down)
         try:
@@ -288,7 +288,7 @@ class _Opener:
             channel.close()
 
     def _dial(self, address: ReplicaAddress, lane: Lane | None) -> RequestChannel:
-        """For runs with the memory of a lane, else for steps of requests."""
+        """Dials for runs with the memory of a lane, else for steps of requests."""
         limit = self._remote.memory_limit
         what = f"{self._remote.label}: the {'inputs of a run' if lane else 'tensors of a request'}"
         return RequestChannel(dial(address, self._credentials(), lane, limit, what, self._shared))
@@ -328,7 +328,7 @@ class _PlaceConnector:
     def _connect_again(
         self, last: _ReplicaConnection, lanes: tuple[Lane, ...], check: Callable[[Description], None]
     ) -> _ReplicaConnection | None:
-        """To the same replica, if only the connection was lost."""
+        """Connects to the same replica, if only the connection was lost."""
         latest = time.monotonic() + SAME_REPLICA_SECONDS
         while last.verdict == CLOSED and time.monotonic() < latest and not self._given_up.is_set():
             if not self._place.holds(last.address):
@@ -461,21 +461,21 @@ def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _read_about(raw: object) -> dict[str, Any]:
-    """What a replica says about itself. ProtocolError if it is something else."""
+    """Reads what a replica says about itself. ProtocolError if it is something else."""
     if not isinstance(raw, dict):
         raise ProtocolError("no description of a replica")
     return raw
 
 
 def _read_niceness(raw: object) -> int:
-    """ProtocolError if it is none."""
+    """Reads the niceness. ProtocolError if it is none."""
     if type(raw) is not int:
         raise ProtocolError("no niceness")
     return raw
 
 
 def _read_gpu(raw: object) -> GpuUse | None:
-    """What a replica says of its GPU, if it has one. ProtocolError if it is something else."""
+    """Reads what a replica says of its GPU, if it has one. ProtocolError if it is something else."""
     if raw is None:
         return None
     if not isinstance(raw, list) or len(raw) != 3 or not isinstance(raw[0], str):

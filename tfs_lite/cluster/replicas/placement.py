@@ -5,7 +5,7 @@
 A replica is placed on a node that is chosen here, if one has room. If none has, its wish is left pending with the
 engine, so that an autoscaler sees it, and the action says in words what it waits for. What the engine shows as free may
 be behind: what was placed and has not started yet is deducted here. Memory of GPUs is nothing that the engine watches:
-an account of estimates and reservations decides beside its fractions.
+an account of estimates and reservations decides in addition to its fractions.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class AdoptReplica:
 
 @dataclass(frozen=True, slots=True)
 class MoveReplica:
-    """Place another one beside it, because its node drains; it leaves when the other one is ready."""
+    """Place another replica elsewhere, because the node of this one drains; it leaves when the other one is ready."""
 
     place: WantedPlace
     cause: str

@@ -51,21 +51,21 @@ LEAST_CPUS = 0.001
 ADDRESS_SECONDS = 0.2
 """How long a list waits for the addresses of replicas that have just started."""
 MISTAKES = (TypeError, AttributeError, NameError, ImportError, AssertionError)
-"""Not what Ray raises when it cannot reach a cluster."""
+"""Exceptions that Ray does not raise when it cannot reach a cluster."""
 HEAD = {"node:__internal_head__": 0.001}
-"""What only the head has."""
+"""A resource that only the head has."""
 logger = logging.getLogger(__name__)
 _NODE_ID = "ray.io/node-id"
 _ANYWHERE = ("0.0.0.0", "::")
 _RESOURCES = {"CPU": CPUS, "GPU": GPUS, "memory": MEMORY}
 _NO_RESOURCES = ("node:", "object_store_memory")
 _LISTED = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE")
-"""In the order in which an actor goes through them, so that none is missed."""
+"""The states of living actors, in the order in which an actor goes through them, so that none is missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What every replica of a cluster name is told at its start.
+    """The options that every replica of a cluster name gets at its start.
 
     It listens on ``host`` if that is the loopback address or the one that means all, else on its node's; on a port of
     ``ports``, from the first to the last, or on any. ``settings`` are further arguments of
@@ -129,7 +129,7 @@ class _Private:
 
     @staticmethod
     def actors(namespace: str, state: str) -> list[Any]:
-        """Those in a state, as Ray's own messages."""
+        """The actors in a state, as Ray's own messages."""
         table = ray_state.state._connect_and_get_accessor().get_actor_table(None, state)
         found = map(ActorTableData.FromString, table)
         return [actor for actor in found if actor.ray_namespace == namespace]
@@ -142,12 +142,13 @@ class _Private:
 
     @staticmethod
     def draining() -> dict[str, int]:
-        """Node ids, and until when the node stays: milliseconds since the epoch, 0 if that is not known."""
+        """Maps node ids to the time until which the node stays: milliseconds since the epoch, 0 if that is not
+        known."""
         return cast(dict[str, int], ray_state.state.get_draining_nodes())
 
     @staticmethod
     def free() -> dict[str, dict[str, float]]:
-        """By node id."""
+        """The free resources by node id."""
         return cast(dict[str, dict[str, float]], ray_state.available_resources_per_node())
 
     @staticmethod
@@ -167,7 +168,7 @@ class RayEngine:
         self._addresses: dict[str, ReplicaAddress] = {}
 
     def nodes(self) -> list[Node]:
-        """Those that live."""
+        """The nodes that live."""
         free, draining, now = _Private.free(), _Private.draining(), time.time()
         found = []
         for node in ray.nodes():
@@ -188,8 +189,8 @@ class RayEngine:
         return found
 
     def list(self) -> builtins.list[PlacedReplica]:
-        """Those that have not ended. One whose end was asked for is not among them, though its process may need a
-        moment more, and 5 seconds if it is stopped."""
+        """The replicas that have not ended. One whose end was asked for is not among them, though its process may need
+        a moment more, and 5 seconds if it is stopped."""
         with self._lock:
             actors = {}
             for state in _LISTED:
@@ -232,7 +233,7 @@ class RayEngine:
             ray.kill(actor)
 
     def take_ended(self) -> builtins.list[ReplicaEnded]:
-        """Those that were in an earlier list or were placed and are not in the last list; each of them once."""
+        """The replicas that were in an earlier list or were placed and are not in the last list; each of them once."""
         with self._lock:
             ended, self._ended = self._ended, []
             return ended
@@ -245,7 +246,7 @@ class RayEngine:
         self._known = listed
 
     def _ask_addresses(self, living: Mapping[str, ReplicaName]) -> None:
-        """Each is asked once; the answers are taken in this list, or in a later one."""
+        """Asks each replica for its address once; the answers are taken in this list, or in a later one."""
         new = [id for id in living if id not in self._addresses and id not in self._asked]
         for id in new:
             try:
@@ -289,7 +290,7 @@ class RayConnection:
 
     @property
     def is_lost(self) -> bool:
-        """It will not come back, and this process has to."""
+        """Whether the connection will not come back, so that this process has to."""
         return self._agent_died or not ray.is_initialized()
 
     def claim(self, leader: Leader, over: str, seconds: float) -> tuple[Leader | None, float]:
@@ -304,7 +305,7 @@ class RayConnection:
         self._ask_registrar("release", seconds, leader.id)
 
     def begin(self, secret: bytes, settings: Mapping[str, Any]) -> None:
-        """Before any :meth:`call`. ``settings``: the fields of :class:`ReplicaOptions`, and others."""
+        """Begins, before any :meth:`call`. ``settings``: the fields of :class:`ReplicaOptions`, and others."""
         options = ReplicaOptions(
             secret,
             settings["host"],
@@ -335,7 +336,7 @@ class RayConnection:
             raise self._failure_of(error) from None
 
     def close(self) -> None:
-        """May block while the head is away."""
+        """Closes the connection; may block while the head is away."""
         ray.shutdown()
 
     def _ask_registrar(self, what: str, seconds: float, *arguments: object) -> Any:
@@ -394,7 +395,7 @@ def _resources(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def _name_of(actor: Any) -> ReplicaName | None:
-    """None if it is no replica."""
+    """The name of a replica; None if the actor is none."""
     try:
         return ReplicaName.parse(actor.name)
     except ServingError:

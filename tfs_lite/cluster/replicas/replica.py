@@ -203,7 +203,7 @@ class Replica:
             self._put(None)
 
     def about(self) -> dict[str, object]:
-        """What is known of it, as plain data. ``model`` is None until the model is open."""
+        """The facts known of the replica, as plain data. ``model`` is None until the model is open."""
         with self._lock:
             opening, state = self._opening, "draining" if self._draining else "ready"
         model = opening.model if opening else None
@@ -249,7 +249,7 @@ class Replica:
             self.end("it was drained")
 
     def check_epoch(self, epoch: int) -> None:
-        """FAILED_PRECONDITION if a later leader has been heard of."""
+        """Raises FAILED_PRECONDITION if a later leader has been heard of."""
         with self._lock:
             latest = self._epoch
         if epoch < latest:
@@ -292,7 +292,7 @@ class Replica:
         return run.results
 
     def run_here(self, session: _Session, message: Message, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """For the thread of the model: runs it. Raises what it raises."""
+        """Runs the model, on the model's thread. Raises what it raises."""
         model, label = self.model()
         with self._lock:
             self._ongoing += 1
@@ -338,7 +338,7 @@ class Replica:
             return self._ongoing
 
     def receive_files(self) -> FilesReceiver:
-        """What gets the files of a version over one connection."""
+        """The receiver of a version's files over one connection."""
         return FilesReceiver(self._cache, self._directories, self._facts.get("host", ""))
 
     def drain(self) -> None:
@@ -489,7 +489,7 @@ class _Session:
             self._replica.leave(self)
 
     def _shake_hands(self) -> None:
-        """ConnectionClosed for a stranger from another host, if there is TLS."""
+        """Shakes hands. ConnectionClosed for a stranger from another host, if there is TLS."""
         if self._replica.tls is None or not isinstance(self._sock, socket.socket) or self._sock.family == AF_UNIX:
             return
         try:
@@ -539,7 +539,7 @@ class _Session:
         return run_request(model, message, self._channel.read(locations, copy=True))
 
     def _obey(self, message: Message) -> object:
-        """What concerns the replica and not a request. Gives the answer's detail."""
+        """Obeys a message that concerns the replica and not a request. Gives the answer's detail."""
         if message.what == PING:
             return None
         if message.what == DESCRIBE:

@@ -23,8 +23,8 @@ _RECORD = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class TlsKeys:
-    """What an end shows and what it demands, as PEM texts: its private key, its certificate with those that lead to an
-    authority, and the authorities of which the other end must have one."""
+    """The keys of an end, as PEM texts: its private key, its certificate with those that lead to an authority, and the
+    authorities of which the other end must have one."""
 
     key: str = field(repr=False)
     certificates: str
@@ -32,19 +32,19 @@ class TlsKeys:
 
     @staticmethod
     def of(config: SSLConfig) -> TlsKeys:
-        """INVALID_ARGUMENT unless the config demands certificates of both ends."""
+        """Reads the keys of a config. INVALID_ARGUMENT unless it demands certificates of both ends."""
         if not config.client_verify:
             raise invalid_argument("client_verify: a server and its replicas show each other certificates; say true")
         return TlsKeys(config.server_key.get_secret_value(), config.server_cert, config.custom_ca)
 
     @property
     def plain(self) -> dict[str, str]:
-        """As texts. The private key is one of them."""
+        """The keys as texts. The private key is one of them."""
         return asdict(self)
 
 
 class Tls:
-    """Both kinds of ends with these keys. Threads: any. FAILED_PRECONDITION if TLS refuses them."""
+    """TLS for both kinds of ends with these keys. Threads: any. FAILED_PRECONDITION if TLS refuses them."""
 
     def __init__(self, keys: TlsKeys) -> None:
         try:
@@ -57,7 +57,7 @@ class Tls:
 
     @staticmethod
     def read(plain: Mapping[str, str]) -> Tls:
-        """With the keys of which ``plain`` is that. INVALID_ARGUMENT if there are none."""
+        """Makes it from the keys of which ``plain`` is that. INVALID_ARGUMENT if there are none."""
         try:
             keys = TlsKeys(**plain)
         except TypeError:
@@ -114,7 +114,7 @@ class TlsSocket:
         return sum(map(len, pieces))
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:
-        """Some bytes, whatever ``flags`` say. BlockingIOError if none come in time."""
+        """Receives some bytes, whatever ``flags`` say. BlockingIOError if none come in time."""
         self._sock.settimeout(self._patience)
         try:
             return self._sock.recv_into(buffer, nbytes)

@@ -83,7 +83,7 @@ def _send(channel: RequestChannel, directory: str, number: int, listed: ListedFi
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """At most ``size`` bytes."""
+    """Yields chunks of at most ``size`` bytes."""
     while size > 0 and (chunk := file.read(min(CHUNK, size))):
         size -= len(chunk)
         yield chunk
@@ -225,7 +225,7 @@ def _read_digests(raw: object) -> list[str]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """INVALID_ARGUMENT unless these can be the files of one directory, and none outside of it."""
+    """Raises INVALID_ARGUMENT unless these can be the files of one directory, and none outside of it."""
     for name in names:
         if len(name) > MAX_PATH:
             raise invalid_argument("the path of a file is too long")

@@ -20,7 +20,7 @@ from tfs_lite.protocols.json.scan import SLICE_BYTES, SPACE, Slice, end_of_run, 
 from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, Refused, StandIns, TooMany, new_stand_in, read
 
 _SHORT_PART = 64
-"""What is looked at first is a chunk's 64th part: many containers end soon after the long item in them."""
+"""The part of a chunk that is looked at first, a 64th: many containers end soon after the long item in them."""
 
 _WORD = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _BRACKETS: dict[type, tuple[bytes, bytes]] = {list: (b"[", b"]"), dict: (b"{", b"}")}
@@ -39,7 +39,8 @@ class Position:
 
 
 def read_large(text: bytes, chunk_bytes: int = SLICE_BYTES, least_array: int = LEAST_BYTES) -> Json:
-    """As :func:`tree.read`, in chunks of ``chunk_bytes``; large arrays of numbers are arrays in the tree.
+    """Reads a text as :func:`tree.read` does, in chunks of ``chunk_bytes``; large arrays of numbers are arrays in the
+    tree.
 
     ``least_array``: how many bytes of text make an array large.
     """
@@ -75,7 +76,7 @@ class PieceReader:
 
     @property
     def position(self) -> Position:
-        """After :class:`Refused`: a place before the fault, with nothing wrong before it."""
+        """The place up to which the text is known to be right, after :class:`Refused`; the fault is behind it."""
         return Position(self._at, tuple(self._open), self._fresh, self._after)
 
     def whole(self) -> Json:
@@ -129,7 +130,7 @@ class PieceReader:
             raise TooMany
 
     def _end_of_run(self) -> tuple[int, bool]:
-        """Where the run ends, -1 if no item ends within a chunk; and whether the container ends there."""
+        """The end of the run, -1 if no item ends within a chunk; and whether the container ends there."""
         for size in (self._piece_bytes // _SHORT_PART, self._piece_bytes):
             chunk, brackets, steps, levels = self._levels(size)
             closing = np.flatnonzero(levels < 0)

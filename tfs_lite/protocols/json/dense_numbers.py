@@ -34,7 +34,7 @@ _MAX_SPACES = 100
 def large_arrays(
     text: bytes, least: int = LEAST_BYTES, chunk_bytes: int = SLICE_BYTES
 ) -> Iterator[tuple[int, int, Array]]:
-    """``(start, end, array)`` for each large dense array of numbers: ``text[start:end]`` is exactly its text.
+    """Yields ``(start, end, array)`` for each large dense array of numbers: ``text[start:end]`` is exactly its text.
 
     int64 if every number is an integer that fits, uint64 if that is needed and enough, float64 otherwise (integers
     among floats become floats; so do those beyond 64 bits). Special numbers such as ``NaN`` count as floats.

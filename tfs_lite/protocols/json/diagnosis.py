@@ -36,7 +36,7 @@ _WORDS = {b"t": b"true", b"f": b"false", b"n": b"null", b"N": b"NaN", b"I": b"In
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``reason``: a sentence; ``offset``: of the byte at which it shows."""
+    """A fault of a text. ``reason``: a sentence; ``offset``: of the byte at which it shows."""
 
     reason: str
     offset: int
@@ -186,7 +186,7 @@ class _Walk:
 
 
 def _past_string(text: bytes, start: int) -> int:
-    """Behind the string whose quote is at ``start``. Raises what is wrong first in it."""
+    """The offset behind the string whose quote is at ``start``. Raises what is wrong first in it."""
     end = string_end(text, start)
     try:
         orjson.loads(text[start:end])

@@ -23,7 +23,7 @@ from tfs_lite.protocols.json.tree import MAX_DEPTH, of_kind
 from tfs_lite.protocols.json.writer import native, survey
 
 Body: TypeAlias = "bool | int | float | str | bytes | list[Body] | dict[str, Body] | Array | None"
-"""What a msgpack body means. An array stands for a nested list of floats."""
+"""The value of a msgpack body. An array stands for a nested list of floats."""
 
 LEAST_ARRAY_BYTES = 64 * 1024
 _MAX_TOKENS = 4096
@@ -31,7 +31,7 @@ _MAX_TOKENS = 4096
 MAX_TREE_BYTES = 2 << 20
 """The limit of a body that is parsed at once: a byte may become an object of 60 bytes, and other threads wait."""
 _PART_VALUES = 64 * 1024
-"""Values that are packed by one call."""
+"""The values that one call packs."""
 
 _TOO_DEEP = f"more than {MAX_DEPTH} levels of nesting"
 _FLOATS: dict[int, np.dtype[Any]] = {0xCA: np.dtype(">f4"), 0xCB: np.dtype(">f8")}
@@ -125,7 +125,7 @@ def _is_deeper(tree: Any, levels: int) -> bool:
 
 
 class _TooMany(Exception):
-    """Reading value by value is too slow for this body, or the body is invalid."""
+    """Raised when reading value by value is too slow for this body, or the body is invalid."""
 
 
 class _Walk:

@@ -50,11 +50,11 @@ class Slice:
     inside: bool
 
     def find(self, byte: int) -> Array:
-        """Sorted indexes into ``view`` of this byte, those in strings left out."""
+        """The sorted indexes into ``view`` of this byte, those in strings left out."""
         return self.outside(np.flatnonzero(self.view == byte))
 
     def outside(self, indexes: Array) -> Array:
-        """Those of the sorted ``indexes`` into ``view`` that are in no string."""
+        """The indexes, of the sorted ``indexes`` into ``view``, that are in no string."""
         if not self.quotes.size:
             return indexes[:0] if self.inside else indexes
         even = np.searchsorted(self.quotes, indexes) % 2 == self.inside
@@ -93,7 +93,7 @@ def few_colons(text: bytes) -> int:
 
 
 def colons_and_brackets(text: bytes) -> tuple[int, bytes]:
-    """Of a valid text, strings left out: how many colons it has, and its brackets, all of them as ``[`` and ``]``."""
+    """The number of colons of a valid text, and its brackets, strings left out, all of them as ``[`` and ``]``."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     outline = text.translate(None, _NO_OUTLINE).replace(b'""', b"")
@@ -133,7 +133,7 @@ def string_end(text: bytes, start: int, slice_bytes: int = SLICE_BYTES) -> int:
 
 
 def long_gaps(text: bytes, least: int, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, int]]:
-    """``(start, end)`` of every part of at least ``least`` bytes without a string in it."""
+    """Yields ``(start, end)`` of every part of at least ``least`` bytes without a string in it."""
     edge, inside = 0, False
     for part in slices(text, 0, slice_bytes):
         edges = np.concatenate(([edge - 1], part.quotes + part.start))
@@ -147,8 +147,8 @@ def long_gaps(text: bytes, least: int, slice_bytes: int = SLICE_BYTES) -> Iterat
 
 
 def end_of_run(run: re.Pattern[bytes], text: bytes, start: int) -> int:
-    """Where the bytes from ``start`` on end that ``run`` takes one by one. Gives the interpreter lock away between
-    slices, for a run may be as long as the text."""
+    """The place where the bytes from ``start`` on end that ``run`` takes one by one. Gives the interpreter lock away
+    between slices, for a run may be as long as the text."""
     end = start
     while True:
         found = run.match(text, end, end + SLICE_BYTES)
@@ -158,7 +158,8 @@ def end_of_run(run: re.Pattern[bytes], text: bytes, start: int) -> int:
 
 
 def may_have_special(text: bytes) -> bool:
-    """False means that no number is written as a word. The search gives the interpreter lock away between slices."""
+    """Whether a number may be written as a word; False means that none is. The search gives the interpreter lock away
+    between slices."""
     if b"NaN" not in text and b"Inf" not in text:
         return False
     return any(
@@ -183,7 +184,7 @@ def replace_special(text: bytes, numbers: dict[bytes, bytes], slice_bytes: int =
 
 
 def _cut(text: bytes, start: int, size: int) -> int:
-    """Where the slice that begins at ``start`` ends."""
+    """The end of the slice that begins at ``start``."""
     limit = start + size
     if limit >= len(text):
         return len(text)

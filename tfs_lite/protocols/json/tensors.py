@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 _RUN = 1024
 _WORTH_A_TRY = 16
-"""From so many items on, checking all of them at once is quicker than one by one."""
+"""The number of items from which on checking all of them at once is quicker than one by one."""
 
 
 def infer_dtype(value: object) -> DataType:

@@ -30,10 +30,10 @@ from tfs_lite.protocols.json.scan import (
 )
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Array | None"
-"""What a JSON text means. An array stands for a nested list of numbers."""
+"""The value of a JSON text. An array stands for a nested list of numbers."""
 
 StandIns: TypeAlias = dict[float, Any]
-"""Number in the text -> what it stands for."""
+"""The values that numbers in the text stand for."""
 
 MAX_DEPTH = 100
 MAX_VALUES = 8 << 20
@@ -123,7 +123,7 @@ def _members(tree: Any, enough: int) -> int:
 
 
 def of_kind(kind: type, values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
-    """Those of the values that are exactly of this kind. ``kinds``: all there are; most often it is one."""
+    """The values that are exactly of this kind. ``kinds``: all there are; most often it is one."""
     if kind not in kinds:
         return ()
     return values if len(kinds) == 1 else [value for value in values if type(value) is kind]

@@ -22,7 +22,7 @@ from tfs_lite.protocols.openai.request import OpenAiRequest
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 PIECE_BYTES, TOKEN_BYTES = 300, 120
-"""About how many bytes a choice, and a token with its log probability, take as JSON."""
+"""The bytes, about, that a choice, and a token with its log probability, take as JSON."""
 OWNER = "tfs_lite"
 
 
@@ -37,7 +37,7 @@ class AnswerHead:
 
 
 def printed_size(pieces: Iterable[Piece]) -> int:
-    """About how many bytes the pieces take as JSON."""
+    """The bytes, about, that the pieces take as JSON."""
     return sum(
         PIECE_BYTES + len(piece.text) + sum(TOKEN_BYTES * (1 + len(entry.top)) for entry in piece.logprobs)
         for piece in pieces
@@ -245,5 +245,5 @@ def _number(logprob: float | None) -> float | None:
 
 
 def _printable(text: str) -> str:
-    """Text from requests may hold lone surrogates."""
+    """Makes a text printable: text from requests may hold lone surrogates."""
     return text.encode("utf-8", "replace").decode()

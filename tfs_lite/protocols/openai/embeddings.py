@@ -21,11 +21,12 @@ from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError, read_field
 
 MAX_INPUTS = 2048
 MAX_TOKENS = 1 << 22
-"""Of all inputs that are sent as tokens."""
+"""The most tokens of all inputs that are sent as tokens."""
 
 
 class Embeddings(BaseModel):
-    """``input`` may be large, and is checked below. ``timeout``, in seconds, is ours."""
+    """The body of a request for embeddings. ``input`` may be large, and is checked below. ``timeout``, in seconds, is
+    ours."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     model: Annotated[str, Field(min_length=1)]
@@ -37,8 +38,8 @@ class Embeddings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """``texts``, or ``tokens`` if these are empty; one of them has at least one item. ``dimensions`` None: as many as
-    the model has."""
+    """A checked request for embeddings: ``texts``, or ``tokens`` if these are empty; one of them has at least one item.
+    ``dimensions`` None: as many as the model has."""
 
     model: str
     texts: tuple[bytes, ...] = ()
@@ -49,7 +50,8 @@ class EmbeddingsRequest:
 
 
 def read_embeddings(body: bytes) -> EmbeddingsRequest:
-    """INVALID_ARGUMENT, as FieldError where it is about a field. Any thread; takes long for large bodies."""
+    """Reads a body. INVALID_ARGUMENT, as FieldError where it is about a field. Any thread; takes long for large
+    bodies."""
     sent = read_fields(Embeddings, body)
     texts, tokens = _inputs(sent.input)
     in_base64 = sent.encoding_format == "base64"

@@ -30,7 +30,7 @@ NEUTRAL = frozenset(
         *("safety_identifier", "service_tier", "store", "user"),
     )
 )
-"""They say who sends the request, and how it is stored, billed or sped up."""
+"""Fields without an effect on the answer: they say who sends the request, and how it is stored, billed or sped up."""
 REFUSED = frozenset(
     (
         *("allowed_token_ids", "audio", "bad_words", "best_of", "chat_template", "chat_template_kwargs"),
@@ -70,7 +70,7 @@ Stops = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class StreamOptions(BaseModel):
-    """``include_obfuscation`` only changes the bytes of a stream, and is ignored."""
+    """The options of a stream. ``include_obfuscation`` only changes the bytes of a stream, and is ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     include_usage: bool | None = None
@@ -110,7 +110,7 @@ class Common(BaseModel):
 
 
 class Completion(Common):
-    """``prompt`` may be large, and is checked in ``request``."""
+    """The body of a completion. ``prompt`` may be large, and is checked in ``request``."""
 
     prompt: Any
     echo: bool | None = None

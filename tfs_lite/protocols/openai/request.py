@@ -35,15 +35,15 @@ MAX_PROMPT_TOKENS = 1 << 22
 their size in the body."""
 MAX_MESSAGES = 10_000
 MAX_IGNORED = 16
-"""Ignored names of a request that are reported."""
+"""The most ignored names of a request that are reported."""
 _ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRequest:
-    """``model`` as it was sent. ``n``: choices of each prompt. ``top``: how many of the best tokens are returned for
-    each position; None means no log probabilities. ``timeout`` is in seconds. ``ignored``: unknown names inside its
-    objects, as ``messages.id``, each once and at most :data:`MAX_IGNORED`."""
+    """A checked request. ``model`` is as it was sent. ``n``: choices of each prompt. ``top``: how many of the best
+    tokens are returned for each position; None means no log probabilities. ``timeout`` is in seconds. ``ignored``:
+    unknown names inside its objects, as ``messages.id``, each once and at most :data:`MAX_IGNORED`."""
 
     model: str
     texts: tuple[Generation, ...]
@@ -69,7 +69,7 @@ def read_completion(body: bytes) -> OpenAiRequest:
 
 
 def read_chat(body: bytes) -> OpenAiRequest:
-    """As ``read_completion``."""
+    """Reads a chat body as ``read_completion`` reads its own."""
     sent = read_fields(Chat, body)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is only of use with logprobs set to true")

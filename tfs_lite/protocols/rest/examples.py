@@ -31,7 +31,7 @@ from tfs_lite.protocols.varints import encode_varints
 
 _INT64_MAX = 2**63 - 1
 _PACKED_VALUES = 1 << 3 | 2
-"""Tag of the field ``value`` of FloatList and Int64List."""
+"""The tag of the field ``value`` of FloatList and Int64List."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ def _tree(name: str, array: Array, binary: bool) -> Any:
 
 def _strings(name: str, array: Array, binary: bool) -> Any:
     write = _as_bytes if binary else write_base64 if name.endswith("_bytes") else _as_text
-    """Nested lists. The elements are ``bytes``, as in every array of strings."""
+    """The array as nested lists. The elements are ``bytes``, as in every array of strings."""
     strings = np.empty(array.size, object)
     strings[:] = [write(item) for item in array.ravel().tolist()]
     return strings.reshape(array.shape).tolist()

@@ -123,7 +123,7 @@ def _check_objects(
 
 
 def _hint(differing: Set[str], signature: Signature) -> str:
-    """For an element that has, or lacks, inputs unlike the first one, where each by itself would be right."""
+    """A hint for an element that has, or lacks, inputs unlike the first one, where each by itself would be right."""
     if not differing <= signature.dispensable:
         return ""
     names = ",".join(sorted(differing))

@@ -47,7 +47,7 @@ _REGRESSION = b"\x0a\x05\x0d"  # RegressionResult.regressions, five bytes: Regre
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Classify or regress. ``field`` is the result's name in the answer of MultiInference."""
+    """The kind of a task: classify or regress. ``field`` is the result's name in the answer of MultiInference."""
 
     method_name: str
     field: str
@@ -67,7 +67,8 @@ def find_inference_signature(signatures: Mapping[str, Signature], key: str) -> S
 
 
 def check_predict_method(signature: Signature) -> None:
-    """For servers that check method names: Predict runs signatures of every known method."""
+    """Checks the method of a signature, for servers that check method names: Predict runs signatures of every known
+    method."""
     known = METHODS.values()
     if signature.method_name not in known:
         raise named(
@@ -265,7 +266,7 @@ def _name(tensor: Array) -> str:
 
 
 def _heads(labels: Array) -> list[bytes]:
-    """What stands before the four bytes of each score. Labels come again and again, so each is written once."""
+    """The bytes before the four bytes of each score. Labels come again and again, so each is written once."""
     flat = labels.ravel().tolist()
     for strange in set(map(type, flat)) - {bytes, str}:
         raise invalid_argument(f"the model answered with a class label of type {strange.__name__}, expected bytes")
@@ -298,7 +299,7 @@ def _rows(heads: list[bytes], scores: Array) -> bytes:
 
 
 def _float_bytes(numbers: Array) -> Array:
-    """[n, 4] bytes: the numbers as little-endian floats."""
+    """The numbers as little-endian floats: [n, 4] bytes."""
     with np.errstate(over="ignore"):
         return numbers.astype("<f4").reshape(-1, 1).view(np.uint8)
 

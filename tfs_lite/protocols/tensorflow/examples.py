@@ -28,7 +28,7 @@ from tfs_lite.protocols.messages import Message
 SERIALIZED = "inputs"
 """The input that takes serialized examples."""
 MAX_EXAMPLES = 1 << 20
-"""Reading an example costs about a microsecond a feature, however small it is."""
+"""The most examples of a request: reading one costs about a microsecond a feature, however small it is."""
 
 _FLOATS, _INTEGERS, _BYTES = "float_list", "int64_list", "bytes_list"
 _INTEGRAL = (
@@ -41,7 +41,7 @@ _KINDS = {
     **dict.fromkeys(_INTEGRAL, (_INTEGERS,)),
     DataType.STRING: (_BYTES,),
 }
-"""Element type of an input -> the kinds of features that may feed it."""
+"""The kinds of features that may feed an input, by its element type."""
 _SEVERAL = 32
 """Values of a row from which numpy reads a row faster than Python reads its values."""
 
@@ -123,7 +123,8 @@ def _examples(input: Message) -> Sequence[Message]:
 
 
 def _serialized(input: Message, max_bytes: int) -> Array:
-    """Joined bytes are how protobuf merges messages: the later one, the example, wins."""
+    """Serializes the examples with the context in front: joined bytes are how protobuf merges messages, and the later
+    one, the example, wins."""
     examples = _examples(input)
     context: bytes = input.example_list_with_context.context.SerializeToString()
     _bound("the context", len(examples), len(context), max_bytes)
@@ -151,7 +152,7 @@ def _column(spec: TensorSpec, rows: Sequence[Any], shared: Message | None, max_b
 
 
 def _size_in_memory(feature: Message) -> int:
-    """At least what one row of it takes as an array."""
+    """The least bytes that one row of it takes as an array."""
     kind = feature.WhichOneof("kind")
     return int(feature.ByteSize()) + (8 * len(getattr(feature, kind).value) if kind else 0)
 
@@ -268,7 +269,7 @@ def _shape_of_size(column: _Column, first: int, count: int) -> tuple[int, ...]:
 
 
 def _values(column: _Column, dtype: DataType, row_shape: tuple[int, ...]) -> Array:
-    """What was sent, as rows. All features have the same number of values here."""
+    """The values that were sent, as rows. All features have the same number of values here."""
     size = math.prod(row_shape)
     lists = [column.values[index] for index in column.present]
     if dtype is DataType.STRING:
@@ -288,7 +289,7 @@ def _flat(lists: Sequence[Any], size: int, kinds: set[str | None]) -> Array:
 
 
 def _cast(column: _Column, flat: Array, dtype: DataType, size: int) -> Array:
-    """INVALID_ARGUMENT for a value that is out of the range of ``dtype``; fractions are rounded."""
+    """Casts values to ``dtype``. INVALID_ARGUMENT for a value that is out of its range; fractions are rounded."""
     if flat.dtype == to_numpy(dtype):
         return flat
     if dtype in FLOATING:

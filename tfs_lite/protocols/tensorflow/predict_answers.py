@@ -40,7 +40,7 @@ Frame = tuple[bytes, ...]
 
 
 class AnswerWriter:
-    """``write`` makes an answer. One thread. ``as_content``: numbers are raw bytes instead of typed fields."""
+    """Writes answers by ``write``. One thread. ``as_content``: numbers are raw bytes instead of typed fields."""
 
     def __init__(self, as_content: bool = False) -> None:
         self._as_content = as_content
@@ -75,7 +75,7 @@ def _by_protobuf(servable_id: ServableId, signature: str, outputs: Mapping[str, 
 
 
 def _frame(servable_id: ServableId, signature: str, outputs: Mapping[str, Array], as_content: bool) -> Frame | None:
-    """None where the numbers are not simply the array's bytes."""
+    """The frame of an answer; None where the numbers are not simply the array's bytes."""
     if sum(array.nbytes for array in outputs.values()) >= tensor_proto.MAX_MESSAGE_BYTES:
         return None
     pieces = []

@@ -29,7 +29,7 @@ from tfs_lite.protocols.wire_layouts import (
 )
 
 _NEVER = (DataType.STRING, DataType.BOOL)
-"""Not numbers; bytes that mean something only after a look at each."""
+"""Types that are not numbers; their bytes mean something only after a look at each."""
 
 _INPUTS, _KEY, _VALUE = (2, LENGTH), (1, LENGTH), (2, LENGTH)
 _CONTENT = (TensorProto.DESCRIPTOR.fields_by_name["tensor_content"].number, LENGTH)
@@ -39,7 +39,7 @@ _TYPED: Mapping[DataType, tuple[Field, ...]] = {
     DataType.FLOAT: ((_FLOATS, LENGTH), (_FLOATS, FIXED32)),
     DataType.DOUBLE: ((_DOUBLES, LENGTH), (_DOUBLES, FIXED64)),
 }
-"""Packed, or one value by itself."""
+"""The fields for the numbers of each type: packed, or one value by itself."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Layouts(LayoutCache[Layout]):
 
 
 def _spans(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Span]:
-    """Where the numbers of each input are. ValueError if that is not plain."""
+    """The places of each input's numbers. ValueError if that is not plain."""
     found: dict[str, Span] = {}
     for part, start, end in fields(data, 0, len(data)):
         if part != _INPUTS:
@@ -86,7 +86,7 @@ def _spans(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Span]:
 
 
 def _numbers_span(data: bytes, tensor: Span, dtype: DataType) -> Span:
-    """Of one TensorProto, whose fields from ``tensor_content`` on hold values."""
+    """The place of the numbers of one TensorProto, whose fields from ``tensor_content`` on hold values."""
     ((run, start, end),) = [part for part in fields(data, *tensor) if part[0][0] >= _CONTENT[0]]
     if dtype in _NEVER or run not in (_CONTENT, *_TYPED.get(dtype, ())):
         raise ValueError("no run of numbers")

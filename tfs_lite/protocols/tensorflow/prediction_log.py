@@ -17,7 +17,7 @@ from tfs_lite.protocols.messages import Message, PredictionLog
 WARMUP_DIRECTORY = "assets.extra"
 WARMUP_NAME = "tf_serving_warmup_requests"
 WARMUP_FILE = f"{WARMUP_DIRECTORY}/{WARMUP_NAME}"
-"""Where the warm-up requests lie inside a version's directory."""
+"""The path of the warm-up requests inside a version's directory."""
 
 MAX_WARMUP_RECORDS = 1000
 MAX_LOG_BYTES = 512 << 20

@@ -103,7 +103,7 @@ def status_json(response: Message) -> str:
 
 
 def signature_def_map(signatures: Mapping[str, Signature]) -> Message:
-    """What GetModelMetadata answers for a model's signatures."""
+    """The answer of GetModelMetadata for a model's signatures."""
     return SignatureDefMap(signature_def={key: _signature_def(value) for key, value in signatures.items()})
 
 
@@ -133,7 +133,7 @@ def _read_signature(definition: Message) -> Signature:
 
 
 def _default(value: Tensor, spec: TensorSpec) -> Message:
-    """As a request of one row would send it."""
+    """The default as a request of one row would send it."""
     array = np.asarray(value)
     return tensor_proto.encode(array[np.newaxis] if spec.batch is not None else array)
 

@@ -22,7 +22,7 @@ from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.varints import decode_varint, encode_varints
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""protobuf's bound."""
+"""The largest message in bytes, by protobuf's bound."""
 
 
 _FIELDS = {
@@ -167,7 +167,7 @@ def _strings_of_content(content: bytes, count: int) -> Array:
 
 
 def _typed_values(tensor: Message, dtype: DataType) -> Array:
-    """What is in the typed field, flat. Values in the field of another dtype are not looked at."""
+    """The values in the typed field, flat. Values in the field of another dtype are not looked at."""
     field = getattr(tensor, _FIELDS[dtype])
     numpy_dtype = to_numpy(dtype)
     if dtype is DataType.STRING:

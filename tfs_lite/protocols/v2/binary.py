@@ -65,7 +65,7 @@ class BinaryData:
         return taken
 
     def finish(self) -> None:
-        """INVALID_ARGUMENT if bytes are left."""
+        """Raises INVALID_ARGUMENT if bytes are left."""
         if len(self._left):
             raise invalid_argument(
                 f"unexpected additional input data: {len(self._left)} bytes follow those of the last input"

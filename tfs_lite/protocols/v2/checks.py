@@ -58,7 +58,7 @@ def run_of(
 
 
 def check_distinct(request: InferRequest) -> None:
-    """INVALID_ARGUMENT if an input or an output is named twice."""
+    """Raises INVALID_ARGUMENT if an input or an output is named twice."""
     if (name := _twice(tensor.name for tensor in request.inputs)) is not None:
         raise invalid_argument(f"input '{name:.256}' already exists in request for model '{request.model:.500}'")
     if (name := _twice(output.name for output in request.outputs)) is not None:
@@ -66,7 +66,7 @@ def check_distinct(request: InferRequest) -> None:
 
 
 def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
-    """INVALID_ARGUMENT if a language model gets several texts, whose streams could not be told apart."""
+    """Raises INVALID_ARGUMENT if a language model gets several texts, whose streams could not be told apart."""
     texts, tokens = inputs.get(TEXT_INPUT), inputs.get(INPUT_IDS)
     count = texts.size if texts is not None else tokens.shape[0] if tokens is not None and tokens.ndim > 1 else 1
     if count > 1:

@@ -36,7 +36,7 @@ without outputs the second piece ends the message."""
 
 
 class GrpcAnswers:
-    """``write`` makes an answer, the same bytes as :func:`answer_bytes`. One thread."""
+    """Writes answers by ``write``, the same bytes as :func:`answer_bytes`. One thread."""
 
     def __init__(self) -> None:
         self._frames = Remembered[Any, Frame | None](MAX_FRAMES)
@@ -101,7 +101,8 @@ def _parts(answer: InferAnswer, parameters: Mapping[str, ParameterValue]) -> lis
 
 
 def _frame(answer: InferAnswer) -> Frame | None:
-    """None where the numbers are not simply the arrays' bytes, or where the answer is an error."""
+    """The frame of an answer; None where the numbers are not simply the arrays' bytes, or where the answer is an
+    error."""
     arrays = answer.outputs.values()
     texts = any(from_numpy(array.dtype) is DataType.STRING or not array.dtype.isnative for array in arrays)
     if texts or sum(array.nbytes for array in arrays) >= MAX_MESSAGE_BYTES // 2:

@@ -40,7 +40,7 @@ _TYPED: Mapping[DataType, tuple[Field, ...]] = {
     DataType.FLOAT: ((_FLOATS, LENGTH), (_FLOATS, FIXED32)),
     DataType.DOUBLE: ((_DOUBLES, LENGTH), (_DOUBLES, FIXED64)),
 }
-"""Packed, or one value by itself."""
+"""The fields for the numbers of each type: packed, or one value by itself."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class GrpcLayouts:
 
 
 def _spans(data: bytes, request: InferRequest) -> tuple[dict[str, Span], Span]:
-    """Where the numbers of each input are, and where the id is. ValueError if that is not plain."""
+    """The places of each input's numbers, and of the id. ValueError if that is not plain."""
     parts = [*fields(data, 0, len(data))]
     ids, raw, sent = ([(start, end) for part, start, end in parts if part == kind] for kind in (_ID, _RAW, _INPUT))
     typed = [_typed_span(data, span, tensor) for span, tensor in zip(sent, request.inputs, strict=True)]
@@ -92,7 +92,7 @@ def _spans(data: bytes, request: InferRequest) -> tuple[dict[str, Span], Span]:
 
 
 def _typed_span(data: bytes, span: Span, tensor: SentTensor) -> Span:
-    """Of one input; empty if it has no contents of its own."""
+    """The place of the numbers of one input; empty if it has no contents of its own."""
     contents = [(start, end) for part, start, end in fields(data, *span) if part == _CONTENTS]
     if not contents:
         return 0, 0

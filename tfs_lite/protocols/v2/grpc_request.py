@@ -35,9 +35,9 @@ from tfs_lite.protocols.v2.tensors import Buffer, RawTensor, dtype_of
 from tfs_lite.protocols.varints import decode_varint
 
 SPLIT_BYTES = 16 * 1024
-"""Smaller messages are parsed whole."""
+"""The size in bytes below which messages are parsed whole."""
 MAX_SPLIT_FIELDS = 1000
-"""With more fields than that, protobuf is quicker."""
+"""The most fields for which splitting is quicker; with more than that, protobuf is."""
 
 REGION, BYTE_SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
 CLASSIFICATION = "classification"

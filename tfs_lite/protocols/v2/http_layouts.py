@@ -70,7 +70,7 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where the numbers of one input are: in the list ``index``, or, if that is None, in ``size`` bytes from ``offset``
+    """The place of one input's numbers: in the list ``index``, or, if that is None, in ``size`` bytes from ``offset``
     after the JSON."""
 
     name: str
@@ -149,7 +149,7 @@ class HttpLayouts:
 
 
 def _start(body: bytes, length: str | None) -> int | None:
-    """Where the JSON ends. None for lengths that are errors or mean that there is no JSON, and for long texts."""
+    """The end of the JSON. None for lengths that are errors or mean that there is no JSON, and for long texts."""
     if length is None:
         start = len(body)
     elif len(length) <= _MAX_DIGITS and length.isascii() and length.isdigit():

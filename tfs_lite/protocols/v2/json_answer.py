@@ -23,7 +23,7 @@ from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw
 from tfs_lite.transport.remembered import Remembered
 
 NUMBER_BYTES = 16
-"""About the bytes of a printed number."""
+"""The bytes, about, of a printed number."""
 MAX_FRAMES = 256
 
 
@@ -45,7 +45,7 @@ class _Frame(NamedTuple):
 
 
 class HttpAnswers:
-    """``write`` makes an answer, the same bytes as :func:`write_answer`. One thread."""
+    """Writes answers by ``write``, the same bytes as :func:`write_answer`. One thread."""
 
     def __init__(self) -> None:
         self._frames = Remembered[Any, _Frame | None](MAX_FRAMES)
@@ -121,7 +121,7 @@ def json_values(name: str, array: Array) -> Any:
 
 
 def printed_size(answer: InferAnswer, binary: bool) -> int:
-    """About the bytes of the answer."""
+    """The bytes, about, of the answer."""
     size = 0
     for name, array in answer.outputs.items():
         if array.dtype.hasobject:
@@ -137,7 +137,7 @@ def _is_binary(wanted: WantedOutput, binary: bool) -> bool:
 
 
 def _frame(answer: InferAnswer, binary: bool) -> _Frame | None:
-    """None for outputs that are no numbers, or have no JSON form."""
+    """The frame of an answer; None for outputs that are no numbers, or have no JSON form."""
     head = {"model_name": answer.version.name, "model_version": str(answer.version.version)}
     text = dumps(head)[1:-1] + b',"outputs":['
     pieces: list[bytes] = []
@@ -165,8 +165,8 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memory(memory: SharedMemorySlice, array: Array) -> dict[str, Any]:
-    """Where the output is, and how many bytes it takes. None of its bytes are in the body: Triton's C++ client reads
-    that from every output with parameters, and fails without it."""
+    """The parameters that say where the output is, and how many bytes it takes. None of its bytes are in the body:
+    Triton's C++ client reads that from every output with parameters, and fails without it."""
     size = len(encode_raw(array))
     parameters: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": size}
     offset = {"shared_memory_offset": memory.offset} if memory.offset else {}

@@ -25,7 +25,7 @@ NUMBERS = frozenset(map(name_of, DataType)) - {"INVALID", "BYTES", "BOOL"}
 
 
 class PlainForm:
-    """What the requests of one form have in common. Used on one thread."""
+    """The common part of the requests of one form. Used on one thread."""
 
     __slots__ = ("_checked", "_fits", "_limit", "_tensors", "binary_outputs", "model", "names", "outputs", "wanted")
 

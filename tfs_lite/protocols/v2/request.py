@@ -37,7 +37,7 @@ MAX_ENTRIES = 10_000
 
 
 def check_entries(what: str, count: int) -> None:
-    """INVALID_ARGUMENT for more than ``MAX_ENTRIES``."""
+    """Raises INVALID_ARGUMENT for more than ``MAX_ENTRIES``."""
     if count > MAX_ENTRIES:
         raise invalid_argument(f"the request has {count} {what}, at most {MAX_ENTRIES} are allowed")
 

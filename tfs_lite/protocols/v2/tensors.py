@@ -123,7 +123,7 @@ def decode_ahead(tensors: Iterable[SentTensor]) -> None:
 
 
 def check_byte_size(tensor: SentTensor, size: int, model: str = "") -> None:
-    """INVALID_ARGUMENT unless the shape of an input needs ``size`` bytes. Texts may have any size."""
+    """Raises INVALID_ARGUMENT unless the shape of an input needs ``size`` bytes. Texts may have any size."""
     dtype = dtype_of(tensor.datatype, tensor.name, model)
     item_size = to_numpy(dtype).itemsize
     count = element_count(tensor.shape, item_size, tensor.name)
@@ -174,7 +174,7 @@ def element_count(shape: tuple[int, ...], item_size: int = 1, name: str = "") ->
 
 
 def _booleans(data: Buffer) -> Array:
-    """Any byte but 0 is true."""
+    """Reads booleans: any byte but 0 is true."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return array != 0 if array.size and array.max() > 1 else array.view(np.bool_)
 

@@ -25,7 +25,7 @@ from tfs_lite.schedulers.batching.settings import BatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What goes into one run. ``outputs`` is empty if some call wants all. ``rows`` counts those of the calls,
+    """The tensors of one run. ``outputs`` is empty if some call wants all. ``rows`` counts those of the calls,
     ``padding`` those added; ``filled`` says that an input of some call is longer here than the call sent it."""
 
     inputs: Mapping[str, Tensor]
@@ -103,7 +103,7 @@ def split_outputs(
 
 
 def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
-    """FAILED_PRECONDITION unless every result has ``rows`` rows."""
+    """Returns FAILED_PRECONDITION unless every result has ``rows`` rows."""
     for name, result in results.items():
         if not result.shape:
             reason = f"Batched output tensor has 0 dimensions: output {name}, expected {rows} rows"
@@ -131,12 +131,13 @@ class RowEvidence:
     __slots__ = ("_first", "_follows", "_names", "may_share")
 
     def __init__(self, names: Collection[str], shown: bool = False) -> None:
-        """Of the outputs with these names. ``shown``: runs at the load have shown that all follow the rows."""
+        """Collects evidence about the outputs with these names. ``shown``: runs at the load have shown that all follow
+        the rows."""
         self._names = frozenset(names)
         self._first: dict[str, int] = {}
         self._follows = set(names if shown else ())
         self.may_share: bool | None = True if shown else None
-        """None: no run has shown anything yet."""
+        """Whether calls may share a run; None: no run has shown anything yet."""
 
     def shows(self, outputs: tuple[str, ...]) -> bool:
         """Whether these outputs (empty: all) follow the rows."""
@@ -216,7 +217,8 @@ def _write(target: Array, array: Array) -> None:
 def _rows_of_each(
     arrays: Mapping[str, Array], calls: Sequence[PredictCall], sizes: Sequence[int]
 ) -> list[dict[str, Array]]:
-    """Plain loops: comprehensions would double the time, and there are as many of these as calls."""
+    """The rows of each call, by plain loops: comprehensions would double the time, and there are as many of these as
+    calls."""
     answers: list[dict[str, Array]] = []
     everything, names, start = tuple(arrays.items()), tuple(arrays), 0
     for call, size in zip(calls, sizes, strict=True):

@@ -29,13 +29,13 @@ NO_DELAY = BatchDelay()
 
 
 class AdaptiveDelay:
-    """Of one queue. Its owner locks; times are in seconds of its clock. Call ``ended`` after every run and ``current``
-    whenever a batch could be sent."""
+    """The batch delay of one queue, which adapts to its runs. Its owner locks; times are in seconds of its clock. Call
+    ``ended`` after every run and ``current`` whenever a batch could be sent."""
 
     __slots__ = ("_ended", "_gap", "_longest", "_rows")
 
     def __init__(self, longest: float = 0.010, gap: float = 0.004) -> None:
-        """``longest`` bounds a wait, ``gap`` is how long no call may come during it."""
+        """``longest`` bounds a wait; ``gap`` is how long no call may come during it."""
         self._longest = longest
         self._gap = gap
         self._ended = 0.0
@@ -47,7 +47,7 @@ class AdaptiveDelay:
         self._rows = inside if saturated else 0
 
     def current(self, youngest: float) -> BatchDelay:
-        """``youngest`` is when the call that came last was queued."""
+        """The delay that counts now; ``youngest`` is when the call that came last was queued."""
         if self._rows <= 1:
             return NO_DELAY
         return BatchDelay(self._rows, min(max(self._ended, youngest) + self._gap, self._ended + self._longest))

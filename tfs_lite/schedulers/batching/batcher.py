@@ -33,12 +33,12 @@ from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread
 from tfs_lite.schedulers.calls import CANCELLED, finish
 
 ANSWERS_HELD = 2
-"""Where answers keep their order: how many may wait for an earlier one, for each call that may wait for the model. A
+"""Answers that may wait for an earlier one where answers keep their order, for each call that may wait for the model. A
 call that is cancelled or late has left the queue, but its answer waits."""
 PATIENCE = 1.0
 """Seconds for which calls wait when every worker has lost its process."""
 BUSY_SECONDS = 0.01
-"""So long a worker pauses whose process takes no more requests."""
+"""Seconds that a worker pauses whose process takes no more requests."""
 MOST_SHOWN = 4
 """Conditions of a model that a message names."""
 logger = logging.getLogger(__name__)
@@ -184,7 +184,8 @@ class BatchingServable:
             self.cancel(call)
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-        """Never blocks for a run: a model that leaves is closed when the last batch in it is over."""
+        """Adds and removes models without blocking for a run: a model that leaves is closed when the last batch in it
+        is over."""
         models = (*(model for model in self.models if all(model is not one for one in remove)), *add)
         workers = make_workers(add, self._name, self._threads, self._serve, self._workers.made)
         with self._lock:
@@ -222,7 +223,7 @@ class BatchingServable:
             model.close()
 
     def _clear(self) -> list[Job]:
-        """With the lock held. Takes out all that waits."""
+        """Takes out all that waits. With the lock held."""
         return [job for queue in self._queues.values() for job in queue.clear()]
 
     def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
@@ -232,7 +233,7 @@ class BatchingServable:
     # Admission.
 
     def _check_capacity(self, queue: SignatureQueue, job: Job) -> Status | None:
-        """With the lock held."""
+        """The refusal of a job that there is no room for, or None. With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
         if self._is_refusing:
@@ -243,12 +244,12 @@ class BatchingServable:
 
     @property
     def _answers_held(self) -> int:
-        """With the lock held. How many answers may wait for an earlier one, those that run included."""
+        """The number of answers that may wait for an earlier one, those that run included. With the lock held."""
         settings = self._settings
         return ANSWERS_HELD * settings.max_queued_calls + len(self._workers) * max(settings.max_batch_size, 1)
 
     def _add(self, queue: SignatureQueue, job: Job) -> WorkerThread | None:
-        """With the lock held. Returns the worker to wake, if the job makes a decision worth while."""
+        """Queues a job with the lock held. Returns the worker to wake, if the job makes a decision worth while."""
         worth_while = queue.admit(job)
         if queue.next_expiry < self._timer_due:
             self._arm(queue.next_expiry)
@@ -287,14 +288,15 @@ class BatchingServable:
     # Calls that wait too long.
 
     def _arm(self, due: float) -> None:
-        """With the lock held. Called seldom: deadlines mostly come in order, and only the earliest needs the timer."""
+        """Sets the timer of the sweep, with the lock held. Called seldom: deadlines mostly come in order, and only the
+        earliest needs the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
         self._timer = self._clock.call_later(due - self._clock.monotonic(), self._sweep)
 
     def _sweep(self) -> None:
-        """On the clock's thread."""
+        """Ends what has waited too long, on the clock's thread."""
         with self._lock:
             if self._closed:
                 return
@@ -367,14 +369,15 @@ class BatchingServable:
             return self._workers.mark_awake(worker)
 
     def _has_waiting(self) -> bool:
-        """With the lock held."""
+        """Whether anything waits. With the lock held."""
         for queue in self._queues.values():  # noqa: SIM110 - for every run
             if queue.count:
                 return True
         return False
 
     def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[SignatureQueue | None, list[Job], float]:
-        """With the lock held: the batch of the queue that has waited longest, or the time until which there is none."""
+        """Chooses, with the lock held, the batch of the queue that has waited longest, or the time until which there is
+        none."""
         until = inf
         queues: Sequence[SignatureQueue] = [queue for queue in self._queues.values() if queue.count]
         if len(queues) > 1:
@@ -442,8 +445,8 @@ class BatchingServable:
             self._look_for_losses()
 
     def _look_for_losses(self) -> list[Job]:
-        """With the lock held, when workers have lost their processes or have got others. Returns what is refused: all
-        that waits, if every worker is lost and patience is over."""
+        """Called with the lock held when workers have lost their processes or have got others. Returns the jobs to
+        refuse: all that waits, if every worker is lost and patience is over."""
         if not self._workers.is_lost:
             patience, self._patience, self._is_refusing = self._patience, None, False
             if patience is not None:
@@ -456,7 +459,7 @@ class BatchingServable:
         return self._clear() if self._is_refusing else []
 
     def _lose_patience(self, losses: int) -> None:
-        """On the clock's thread."""
+        """Gives up waiting for lost workers, on the clock's thread."""
         with self._lock:
             if self._workers.is_lost and self._losses == losses and not self._closed:
                 self._is_refusing = True

@@ -22,9 +22,9 @@ WINDOW = 0.05
 
 
 class CpuSaturation:
-    """Of one servable, which locks; times are in seconds. ``server_time`` and ``models_time`` return the processor time
-    that the server's process and those of its models have had; ``threads`` is how many run the model, ``cores`` how
-    many there are for all."""
+    """Measures how busy the server, its processor and one servable are. The servable locks; times are in seconds.
+    ``server_time`` and ``models_time`` return the processor time that the server's process and those of its models have
+    had; ``threads`` is how many run the model, ``cores`` how many there are for all."""
 
     __slots__ = (
         "_cores",
@@ -76,8 +76,8 @@ def saturation_of(models: Iterable[Model], threads: int) -> CpuSaturation:
 
 
 def _time_of(model: Model) -> float:
-    """Processor time of the model's own process, as far as the system tells. The count of a process that was started
-    again begins at zero, which looks like an idle moment."""
+    """The processor time of the model's own process, as far as the system tells. The count of a process that was
+    started again begins at zero, which looks like an idle moment."""
     pid = model.worker.pid
     if pid is None:
         return 0.0

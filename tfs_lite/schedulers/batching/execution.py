@@ -26,8 +26,9 @@ from tfs_lite.schedulers.calls import Answer, complete, count_run, failure_of, f
 
 
 class Execution:
-    """Used by any number of threads, each with a model of its own or one that allows several. ``ended`` is called with
-    the queue, the time, the rows and the seconds of every run whose calls are to be answered, before they are."""
+    """Runs batches, on any number of threads, each with a model of its own or one that allows several. ``ended`` is
+    called with the queue, the time, the rows and the seconds of every run whose calls are to be answered, before they
+    are."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which of the waiting jobs run next, together: a pure decision over a queue and the time.
+"""The decision which of the waiting jobs run together next: a pure function of a queue and the time.
 
 The rules are those of Triton's dynamic batcher; TensorFlow Serving's are the same ones with the largest batch as the
 only preferred size. The walk takes a few steps per job and allocates nothing, because it runs once per batch while the
@@ -62,8 +62,8 @@ def form_batch(queue: Iterable[Job], now: float, settings: BatchSettings, delay:
 def _walk(
     queue: Iterable[Job], maximum: int, preferred: Collection[int], largest: int
 ) -> tuple[int, int, int, bool, float]:
-    """What fits into one batch, from the head: how many jobs, with how many rows; how many of them are the best batch
-    (0: none is); whether no more jobs could be added; when the oldest was queued."""
+    """Finds what fits into one batch, from the head: how many jobs, with how many rows; how many of them are the best
+    batch (0: none is); whether no more jobs could be added; when the oldest was queued."""
     taken = rows = best = 0
     oldest, key = inf, None
     for job in queue:

@@ -30,7 +30,8 @@ class _OrderedAnswer:
 
 
 class Order:
-    """Any thread. One thread at a time passes answers on, so that none overtakes another on the last steps."""
+    """Passes answers on in the order of their calls. Any thread may use it; one at a time passes answers on, so that
+    none overtakes another on the last steps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both below and every answer
@@ -43,7 +44,7 @@ class Order:
             return len(self._answers)
 
     def keep(self, call: PredictCall) -> None:
-        """From now on the call's ``on_done`` happens after those of all calls that were kept before it."""
+        """Ensures that the call's ``on_done`` happens after those of all calls that were kept before it."""
         ordered = _OrderedAnswer(call.on_done)
         with self._lock:
             self._answers.append(ordered)

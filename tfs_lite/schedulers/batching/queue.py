@@ -53,13 +53,14 @@ class Job:
 
 
 class JobQueue:
-    """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove``, ``take``
-    and ``put_back`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
+    """The waiting jobs of one signature, not for several threads at once. A job is added to at most one queue, at most
+    once; ``add``, ``remove``, ``take`` and ``put_back`` are amortised O(1) per job. What has left the queue is marked
+    ``gone``."""
 
     __slots__ = ("_by_number", "_levels", "_name", "count", "next_expiry", "rows", "settings", "wake_rows", "youngest")
 
     def __init__(self, settings: BatchSettings, name: str = "the model") -> None:
-        """``name`` is what the jobs wait for, for messages."""
+        """``name`` is the model that the jobs wait for, for messages."""
         self.settings = settings
         self._name = name
         self._levels: list[_Level] = []
@@ -69,9 +70,9 @@ class JobQueue:
         self.rows = 0
         """The rows of all jobs that wait."""
         self.next_expiry = inf
-        """Before this time, ``sweep`` finds nothing."""
+        """The time before which ``sweep`` finds nothing."""
         self.youngest = -inf
-        """When the job that was added last was queued."""
+        """The time when the job that was added last was queued."""
         self.wake_rows = 1
         """The last decision about the queue stands while fewer rows wait. Whatever takes jobs out, moves them or puts
         them back makes it 1: that decision was about others."""
@@ -80,7 +81,7 @@ class JobQueue:
         return self.count
 
     def __iter__(self) -> Iterator[Job]:
-        """In order of service. The queue must not change meanwhile."""
+        """Yields the jobs in order of service. The queue must not change meanwhile."""
         if len(self._levels) == 1 and not self._levels[0].delayed.live:
             return iter(self._levels[0].fresh)
         return chain.from_iterable(fifo for level in self._levels for fifo in level.fifos)
@@ -96,8 +97,8 @@ class JobQueue:
 
     @property
     def oldest(self) -> float:
-        """When the next job was queued: of the levels' next jobs, the first; inf if none waits. Without priorities and
-        delays, none has waited longer."""
+        """The time when the next job was queued: of the levels' next jobs, the first; inf if none waits. Without
+        priorities and delays, none has waited longer."""
         heads = (fifo.head for level in self._levels for fifo in level.fifos)
         return min((job.enqueued for job in heads if job), default=inf)
 
@@ -196,7 +197,7 @@ class JobQueue:
         return self.take(self.count)
 
     def _left(self, level: _Level, jobs: int, rows: int) -> bool:
-        """``jobs`` with ``rows`` have left a level. Returns whether the level is gone with them."""
+        """Records that ``jobs`` with ``rows`` have left a level. Returns whether the level is gone with them."""
         self.count -= jobs
         self.rows -= rows
         self.wake_rows = 1
@@ -327,7 +328,7 @@ class _Fifo:
         return ended
 
     def left(self, jobs: int) -> None:
-        """``jobs`` were taken out or marked gone."""
+        """Records that ``jobs`` were taken out or marked gone."""
         self.live -= jobs
         if len(self._jobs) > 2 * self.live:
             self._refill(list(self))

@@ -1,4 +1,5 @@
-"""Which calls of a lost batch run once more: those for which that is safe, and never a call that ends processes.
+"""The choice of calls of a lost batch that run once more: those for which that is safe, and never a call that ends
+processes.
 
     Execution.run -> Loss -> Retries.choose: the jobs that are queued again; the owner answers the others UNAVAILABLE
 
@@ -18,7 +19,7 @@ from tfs_lite.core.model import WorkerBusy, WorkerLost
 from tfs_lite.schedulers.batching.queue import Job
 
 POISON_SECONDS = 60.0
-"""Two batches that were lost twice within so long switch retries off for as long."""
+"""Seconds: two batches that were lost twice within this time switch retries off for as long."""
 
 
 @dataclass(frozen=True, slots=True)

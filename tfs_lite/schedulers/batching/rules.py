@@ -1,4 +1,4 @@
-"""Which calls of a signature may share a run: worked out once per signature, asked once per request.
+"""The rule which calls of a signature may share a run: worked out once per signature, asked once per request.
 
 Calls can share a run only if all that goes in and comes out is one row for each of theirs: every input and output has
 the same symbolic first dimension, and that symbol decides no other dimension (rows times rows would mix the calls).
@@ -17,7 +17,7 @@ from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import rows_of
 
 InputAxis: TypeAlias = tuple[str, int]
-"""Name and axis of an input: where a size is read."""
+"""The name and axis of an input, where a size is read."""
 
 MAX_PADDED_RANK = 6
 _ONE_SYMBOL = re.compile(r"\w+")
@@ -25,7 +25,7 @@ _ONE_SYMBOL = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """What the scheduler has to know about one signature whose calls may share a run. Pure; any thread.
+    """The scheduler's knowledge of one signature whose calls may share a run. Pure; any thread.
 
     Every method takes inputs that were checked against the signature. Make it with :meth:`of`.
     """
@@ -39,18 +39,18 @@ class BatchRule:
     max_call_rows: int
     """The most rows of one call."""
     sizes: tuple[InputAxis, ...]
-    """One axis for every symbol beside the batch: calls can be stacked as they are if all these sizes are equal."""
+    """One axis for every symbol other than the batch: calls can be stacked as they are if all these sizes are equal."""
     untyped: tuple[str, ...]
     """Inputs without a declared dtype."""
     padded: frozenset[str]
     """Inputs that are filled up to the longest of a run."""
     trims: tuple[tuple[str, int, InputAxis], ...]
-    """(output, axis, input axis): the output is as long in that axis as the filled-up input, and is trimmed to the
-    length that the call itself had."""
+    """Triples of output, axis and input axis: the output is as long in that axis as the filled-up input, and is trimmed
+    to the length that the call itself had."""
     too_deep: str = ""
     """An input that would have to be filled up, but has too many dimensions for that."""
     conditions: SizeConditions | None = None
-    """What the sizes of every run have to be, of the rows too."""
+    """The conditions that the sizes of every run have to meet, the rows among them."""
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> BatchRule | None:
@@ -85,7 +85,8 @@ class BatchRule:
         return inputs[self.names[0]].shape[0] if self.names else rows_of(inputs)
 
     def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
-        """Only calls with equal keys may share a run. None for every call where nothing but rows can differ.
+        """The key of a call: only calls with equal keys may share a run. None for every call where nothing but rows can
+        differ.
 
         An input without elements has nothing to be filled up with: such a call shares a run only with calls of the very
         same sizes, so that it neither fails nor makes others fail. Where calls may differ in what they send, those that
@@ -120,8 +121,8 @@ class BatchRule:
         return 0
 
     def refusal(self, rows: int, model: str = "the model") -> Status | None:
-        """INVALID_ARGUMENT for a call that cannot be batched: too many rows, or an input too deep to be filled up.
-        ``model`` is for the message."""
+        """Returns INVALID_ARGUMENT for a call that cannot be batched: too many rows, or an input too deep to be filled
+        up. ``model`` is for the message."""
         if rows > self.max_call_rows:
             reason = f"Task size {rows} is larger than maximum input batch size {self.max_call_rows} of {model}"
         elif self.too_deep:
@@ -161,14 +162,15 @@ def _depends(symbol: str, batch: str) -> bool:
 
 
 def _later(spec: TensorSpec) -> Iterator[tuple[int, str]]:
-    """(axis, symbol) of the symbolic dimensions after the first."""
+    """Yields axis and symbol of the symbolic dimensions after the first."""
     for axis, dim in enumerate(spec.shape or ()):
         if axis and isinstance(dim, SymbolicDim):
             yield axis, dim.symbol
 
 
 def _first_axes(signature: Signature) -> dict[str, InputAxis]:
-    """Every symbol beside the batch, and the first input that has it; equal symbols have equal sizes in one call."""
+    """Maps every symbol other than the batch to the first input that has it; equal symbols have equal sizes in one
+    call."""
     axes: dict[str, InputAxis] = {}
     for spec in signature.inputs:
         for axis, symbol in _later(spec):

@@ -17,14 +17,14 @@ from tfs_lite.config.scheduling import DynamicBatching, ModelQueuePolicy
 
 
 class TimeoutAction(enum.Enum):
-    """What becomes of a call that has waited longer than its timeout."""
+    """The action for a call that has waited longer than its timeout."""
 
     REJECT = "it is answered UNAVAILABLE"
     DELAY = "it goes behind the calls of its level that have not waited so long"
 
 
 class SendWhen(enum.Enum):
-    """When a batch leaves that could still grow, while an instance is free."""
+    """The moment when a batch leaves that could still grow, while an instance is free."""
 
     GREEDY = "at once"
     WAIT = "when its oldest call has waited max_delay"
@@ -44,7 +44,8 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """With ``max_batch_size`` 0 every call runs alone, exactly as it came; priorities and policies still count."""
+    """The settings of a batcher. With ``max_batch_size`` 0 every call runs alone, exactly as it came; priorities and
+    policies still count."""
 
     max_batch_size: int = 0
     """The most rows of one run."""
@@ -55,12 +56,13 @@ class BatchSettings:
     max_delay: float = 0.0
     send: SendWhen = SendWhen.GREEDY
     allowed_sizes: tuple[int, ...] = ()
-    """Ascending. Runs are filled up with copies of a row to the next of these; empty: any size is run."""
+    """The batch sizes that may run, ascending. Runs are filled up with copies of a row to the next of these; empty: any
+    size is run."""
     pad_variable_length: bool = False
     """Whether dimensions that differ between calls are filled up to the longest."""
     split_large: bool = False
     max_queued_rows: int = 0
-    """0: no bound but that of calls."""
+    """The most queued rows; 0: no bound but that of calls."""
     max_queued_calls: int = 1000
     priority_levels: int = 0
     default_priority: int = 0
@@ -84,7 +86,8 @@ ALONE = BatchSettings()
 DEFAULT_MAX_BATCH = 1000
 """Rows; TensorFlow Serving's default."""
 MAX_SECONDS = 1e9
-"""Longer times, which configs may ask for, are lowered to this: clocks and locks do not take them."""
+"""The longest time in seconds: longer ones, which configs may ask for, are lowered to this: clocks and locks do not
+take them."""
 
 
 def settings_of_model(

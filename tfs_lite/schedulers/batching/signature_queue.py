@@ -42,7 +42,7 @@ class SignatureQueue(JobQueue):
         self.key = key
         self.outputs = signature.output_names
         self.evidence: RowEvidence | None = None
-        """None where calls may share runs without any, or never."""
+        """The evidence of the outputs' rows; None where calls may share runs without any, or never."""
         if self.rule is not None and signature.contract is not ShapeContract.ALL:
             self.evidence = RowEvidence(self.outputs, signature.contract is ShapeContract.ROWS)
         self.delay = AdaptiveDelay()
@@ -82,7 +82,7 @@ class SignatureQueue(JobQueue):
         return -self.rows % largest if self.rule is None or self.rule.conditions is None else 0
 
     def misfit(self, job: Job) -> Status | None:
-        """INVALID_ARGUMENT for a call that no batch can take."""
+        """Returns INVALID_ARGUMENT for a call that no batch can take."""
         return None if job.alone or self.rule is None else self.rule.refusal(job.size, self._name)
 
     def admit(self, job: Job) -> bool:

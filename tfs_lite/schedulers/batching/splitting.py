@@ -23,7 +23,7 @@ from tfs_lite.schedulers.calls import Answer
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Some rows of a call: views of its inputs."""
+    """A range of rows of a call: views of its inputs."""
 
     inputs: Mapping[str, Tensor]
     rows: int

@@ -18,8 +18,9 @@ from tfs_lite.core.model import Model
 
 
 class WorkerThread:
-    """``idle`` is guarded by the owner's lock: the worker's thread sets it and then sleeps without the lock; the thread
-    that clears it calls ``wake``, exactly once. ``ending`` is set when the thread has to end after its batch."""
+    """A thread that sleeps while it has no work. ``idle`` is guarded by the owner's lock: the worker's thread sets it
+    and then sleeps without the lock; the thread that clears it calls ``wake``, exactly once. ``ending`` is set when the
+    thread has to end after its batch."""
 
     __slots__ = ("_wakeup", "ending", "idle", "model", "thread")
 

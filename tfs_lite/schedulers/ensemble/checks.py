@@ -1,4 +1,4 @@
-"""Does an ensemble fit the models that its steps name? Pure, asked once, when the ensemble is loaded.
+"""The check that an ensemble fits the models that its steps name. Pure, asked once, when the ensemble is loaded.
 
 What the config alone can tell (does every tensor have a maker and a user, are there no cycles) was checked when it was
 read.
@@ -14,8 +14,8 @@ from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, consisten
 
 
 def check_steps(graph: Graph, interfaces: Sequence[Interface]) -> None:
-    """``interfaces`` are those of the steps' models, in the order of the steps. INVALID_ARGUMENT names the step, its
-    model and the tensor of the first problem."""
+    """Checks the steps against their models. ``interfaces`` are those of the steps' models, in the order of the steps.
+    INVALID_ARGUMENT names the step, its model and the tensor of the first problem."""
     for problem in _problems(graph, interfaces):
         raise invalid_argument(problem)
 

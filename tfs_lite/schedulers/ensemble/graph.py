@@ -1,4 +1,4 @@
-"""Which steps does a request need, and which of them can run now? Pure; the caller locks.
+"""The choice of the steps that a request needs, and of those that can run now. Pure; the caller locks.
 
 plan_for(graph, wanted outputs)  ->  Progress(plan).begin()  ->  done(step) for each, in any order
 """
@@ -13,7 +13,7 @@ from tfs_lite.schedulers.ensemble.types import Graph, Step
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is needed for the wanted outputs. ``steps`` are in the order of the config. ``asked`` maps a step to the
+    """The steps that the wanted outputs need. ``steps`` are in the order of the config. ``asked`` maps a step to the
     outputs that its model is asked for, ``after`` to the steps whose tensors it needs, ``before`` to those that need
     its own."""
 
@@ -25,7 +25,7 @@ class Plan:
 
 
 def plan_for(graph: Graph, wanted: tuple[str, ...]) -> Plan:
-    """``wanted`` are outputs of the ensemble; empty means all of them."""
+    """Plans the steps for ``wanted``, outputs of the ensemble; empty means all of them."""
     outputs = wanted or graph.signature.output_names
     needed: set[int] = set()
     used = set(outputs)

@@ -89,7 +89,7 @@ def contains(name: str, models: Iterable[str], resolve: Resolve) -> bool:
 
 
 def model_text(wanted: Wanted) -> str:
-    """``model m`` or ``model m version 3``."""
+    """The text ``model m`` or ``model m version 3``."""
     name, version = wanted
     return f"model {name}" if version is None else f"model {name} version {version}"
 

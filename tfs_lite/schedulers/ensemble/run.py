@@ -50,8 +50,8 @@ class Pin:
 
 
 def pin(handle: ServableHandle, interface_of: Callable[[Signature], Interface]) -> Pin:
-    """FAILED_PRECONDITION for a model that has no signature of the usual name, UNIMPLEMENTED for one that gives several
-    answers."""
+    """Pins the version of a handle. FAILED_PRECONDITION for a model that has no signature of the usual name,
+    UNIMPLEMENTED for one that gives several answers."""
     servable: PredictServable = handle.servable
     if servable.traits.decoupled:
         raise ServingError(
@@ -64,7 +64,7 @@ def pin(handle: ServableHandle, interface_of: Callable[[Signature], Interface]) 
 
 @dataclass(frozen=True, slots=True)
 class _Effects:
-    """What is to be done outside the lock: release the versions, answer, take calls back."""
+    """The effects to have outside the lock: release the versions, answer, take calls back."""
 
     release: bool
     answer: Answer | None
@@ -72,10 +72,10 @@ class _Effects:
 
 
 class EnsembleRun:
-    """``begin`` once; ``cancel`` on any thread, at any time. The call is answered exactly once: with the outputs when
-    every step has ended, or at once with the first failure; then no step is begun any more, those that wait leave their
-    queues, and what the others give is dropped. ``on_end`` is called once, when the last step has ended: before the
-    answer if nothing is inside then, else after it."""
+    """One run of an ensemble: ``begin`` once; ``cancel`` on any thread, at any time. The call is answered exactly once:
+    with the outputs when every step has ended, or at once with the first failure; then no step is begun any more, those
+    that wait leave their queues, and what the others give is dropped. ``on_end`` is called once, when the last step has
+    ended: before the answer if nothing is inside then, else after it."""
 
     __slots__ = (
         "_answered",
@@ -148,7 +148,7 @@ class EnsembleRun:
             self._submit(step, self._pins[step.index])
 
     def _next(self) -> Step | None:
-        """None if there is nothing to queue; then this thread queues no more."""
+        """The next step to queue; None if there is none; then this thread queues no more."""
         with self._lock:
             if not self._ready:
                 self._queueing = False
@@ -230,7 +230,8 @@ class EnsembleRun:
         self._end(step, result)
 
     def _add_times(self, servable_id: ServableId, step_call: StepCall, result: Answer) -> None:
-        """With the lock held. The sums may be longer than the request took: steps run side by side."""
+        """Adds the times of a step's call, with the lock held. The sums may be longer than the request took: steps run
+        side by side."""
         call = self._call
         if call.trace is not None and step_call.trace is not None:
             code = result.code if isinstance(result, Status) else StatusCode.OK
@@ -259,7 +260,8 @@ class EnsembleRun:
     # The answer.
 
     def _conclude(self, failure: Status | None = None) -> _Effects:
-        """With the lock held, after every change."""
+        """Decides, with the lock held and after every change, whether the run is answered and its versions are
+        released."""
         answer: Answer | None = None
         unwanted: list[tuple[int, StepCall]] = []
         if not self._answered:

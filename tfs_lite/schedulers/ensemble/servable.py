@@ -35,7 +35,7 @@ from tfs_lite.schedulers.ensemble.types import Interface, Step, graph_of, interf
 __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 
 ResolveSequence = Callable[[str, int | None, SequenceFlags], ServableHandle]
-"""Like ``Resolve``, for a request of a sequence, which stays with the version that it began on."""
+"""A function like ``Resolve``, for a request of a sequence, which stays with the version that it began on."""
 
 ENSEMBLE = "ensemble"
 """The platform."""
@@ -107,7 +107,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
 
     @property
     def origins(self) -> Mapping[str, tuple[Wanted, str]]:
-        """For each output the model that gives it, and that model's name for it."""
+        """Maps each output to the model that gives it, and that model's name for it."""
         makers = self._graph.makers
         made = {name: makers[name] for name in self._graph.signature.output_names if name in makers}
         return {name: (wanted_by(step), output) for name, (step, output) in made.items()}

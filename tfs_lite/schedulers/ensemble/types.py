@@ -1,4 +1,4 @@
-"""What an ensemble is made of, values made once when it is loaded; and how a tensor passes between its models.
+"""The parts of an ensemble, values made once when it is loaded; and how a tensor passes between its models.
 
 A *tensor* here is one of the ensemble's own: a name that inputs of the ensemble, outputs of steps and inputs of steps
 share. An *interface* is what a model shows to its neighbours.
@@ -103,8 +103,9 @@ def graph_of(name: str, settings: ModelSettings) -> Graph:
 
 
 def adapt_batch_dimension(tensor: Tensor, batched: bool, to: Interface, spec: TensorSpec) -> Tensor:
-    """What ``to`` gets as its input (or an ensemble as its output) ``spec``, of a tensor whose maker is ``batched`` or
-    not: the tensor, or a view of it with one dimension of size 1 more or less."""
+    """Adapts the batch dimension of a tensor whose maker is ``batched`` or not, for ``to``, which gets it as its input
+    (or an ensemble as its output) ``spec``: gives the tensor, or a view of it with one dimension of size 1 more or
+    less."""
     if batched == to.batched:
         return tensor
     dims = to.one(spec)

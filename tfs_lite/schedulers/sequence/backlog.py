@@ -50,7 +50,7 @@ class Backlog(Generic[T]):
 
     @property
     def next_end(self) -> float:
-        """When :meth:`ended` finds something next; inf means never."""
+        """The time when :meth:`ended` finds something next; inf means never."""
         return self._ends.next
 
     def ended(self, now: float) -> list[OneSequence[T]]:

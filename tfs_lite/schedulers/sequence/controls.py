@@ -1,4 +1,5 @@
-"""What a model is told beside a request's own inputs: where in its sequence the request stands, and its id.
+"""The control tensors, which tell a model, besides a request's own inputs, where in its sequence the request stands,
+and its id.
 
 The config names a tensor for each of these facts, ``control_input``; clients neither see nor send them. A batch has one
 row of each for every request, and for every null row: not ready, no start, no end, the id 0.
@@ -59,7 +60,7 @@ class Controls:
 
     @classmethod
     def of(cls, settings: ModelSettings) -> Controls:
-        """INVALID_ARGUMENT for a parameter that is neither true nor false."""
+        """Reads the controls of a config. INVALID_ARGUMENT for a parameter that is neither true nor false."""
         batching = settings.sequence_batching
         found = [(each.name, each.only) for each in (batching.control_input if batching else ())]
         tensors = [
@@ -73,7 +74,7 @@ class Controls:
         return tuple(tensor.name for tensor in self.tensors)
 
     def refusal(self, flags: SequenceFlags, model: str) -> Status | None:
-        """INVALID_ARGUMENT for an id of a type that the model does not take."""
+        """Returns INVALID_ARGUMENT for an id of a type that the model does not take."""
         sent = DataType.STRING if isinstance(flags.id, str) else DataType.UINT64
         for tensor in self.tensors:
             if tensor.kind == CORRID and (sent is DataType.STRING) != (tensor.data_type is DataType.STRING):
@@ -85,7 +86,7 @@ class Controls:
         return None
 
     def shapes(self, rows: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """By name: the shape and numpy dtype in a batch of so many rows."""
+        """The shape and numpy dtype of each control tensor in a batch of so many rows, by name."""
         shape = (1,) if not self.batched else (rows,) if self.flat else (rows, 1)
         return {tensor.name: (shape, tensor.dtype) for tensor in self.tensors}
 
@@ -97,7 +98,7 @@ class Controls:
                 elements[index] = tensor.value(flags)
 
     def check(self, signature: Signature, model: str) -> None:
-        """INVALID_ARGUMENT unless the model has every control tensor as an input, of that type and rank."""
+        """Raises INVALID_ARGUMENT unless the model has every control tensor as an input, of that type and rank."""
         specs = {spec.name: spec for spec in signature.inputs}
         for name, (shape, dtype) in self.shapes(1).items():
             spec = specs.get(name)
@@ -117,7 +118,7 @@ class Controls:
 
 
 def missing_input(model: str, what: str, known: Collection[str]) -> Exception:
-    """INVALID_ARGUMENT, to be raised."""
+    """The INVALID_ARGUMENT to raise for an input that the model lacks."""
     return invalid_argument(
         f"sequence_batching: {model} has no input for the {what}; its inputs are: {', '.join(sorted(known))}"
     )

@@ -15,7 +15,7 @@ SPARE = 16
 
 
 class Deadlines(Generic[K]):
-    """At most one time per key. Amortised O(log n) per call. Not for several threads at once.
+    """The deadlines of keys, at most one time per key. Amortised O(log n) per call. Not for several threads at once.
 
     A heap of (time, serial, key) has, for every key, an entry that is not later than the key's time; entries of other
     times are outdated, and are put right when they come to the top.
@@ -44,7 +44,7 @@ class Deadlines(Generic[K]):
         self._tidy()
 
     def drop(self, key: K) -> None:
-        """Does nothing if there is none."""
+        """Forgets the key's time; does nothing if there is none."""
         self._times.pop(key, None)
         self._tidy()
 

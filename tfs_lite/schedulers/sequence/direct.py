@@ -31,8 +31,7 @@ Batch = Sequence[Taken | None]
 
 
 class DirectWorkers:
-    """Order: ``start``; then ``wake`` and ``cancel`` on any thread; ``close`` after the manager's, once. Promises:
-    every request that was taken is answered exactly once.
+    """The threads that run Direct's batches. Promises: every request that was taken is answered exactly once.
 
     A failing batch fails all requests in it with the failure. It is not tried again in parts, for the state that a
     model keeps cannot be taken back; their sequences go on, with implicit state as it was before the batch.
@@ -87,7 +86,8 @@ class DirectWorkers:
             worker.model.close()
 
     def _mark_awake(self, instance: int) -> bool:
-        """With the lock held. Returns whether the worker slept; then the caller wakes it."""
+        """Marks the instance's worker as awake, with the lock held. Returns whether the worker slept; then the caller
+        wakes it."""
         worker = self._workers[instance]
         timer = self._timers.pop(instance, None)
         if timer is not None:
@@ -116,14 +116,14 @@ class DirectWorkers:
             worker.sleep(inf)
 
     def _rest(self, instance: int, worker: WorkerThread, until: float) -> None:
-        """With the lock held: the worker is about to sleep, at the latest ``until`` then."""
+        """Marks the worker as idle, with the lock held: it is about to sleep, until ``until`` at the latest."""
         worker.idle = True
         if until < inf:
             delay = until - self._manager.clock.monotonic()
             self._timers[instance] = self._manager.clock.call_later(delay, partial(self.wake, [Slot(0, instance)]))
 
     def _form(self, instance: int) -> tuple[Batch, float]:
-        """With the lock held: the next batch, or the time until which there is none."""
+        """Forms the next batch, with the lock held, or gives the time until which there is none."""
         heads = self._manager.sequences.heads(instance)
         keys = {head.item: self._key(Slot(number, instance), head) for number, head in enumerate(heads) if head}
         decision = form_direct(heads, keys.__getitem__, self._settings, self._manager.clock.monotonic())
@@ -167,8 +167,8 @@ class DirectWorkers:
 def _attempt(
     model: Model, batch: Batch, name: str, generation: WorkerGeneration
 ) -> tuple[list[tuple[Answer, Values]], bool]:
-    """For each request its answer and the state after it, which is the one before where the run failed; and whether the
-    model's worker has died."""
+    """Runs a batch: gives for each request its answer and the state after it, which is the one before where the run
+    failed; and whether the model's worker has died."""
     taken = [each for each in batch if each is not None]
     plan = taken[0].request.item.plan
     lost = False
@@ -198,8 +198,9 @@ class DirectDecision(Generic[T]):
 def form_direct(
     heads: Sequence[Request[T] | None], key_of: Callable[[T], Hashable], settings: DirectSettings, now: float
 ) -> DirectDecision[T]:
-    """``heads``: the next request of each slot of an instance that is idle, None where there is none. ``key_of``: what
-    has to be equal in a batch, such as the shapes that may not differ and which inputs there are. Any thread.
+    """Decides which requests of an idle instance run now. ``heads``: the next request of each slot, None where there is
+    none. ``key_of``: what has to be equal in a batch, such as the shapes that may not differ and which inputs there
+    are. Any thread.
 
     The batch reaches up to the highest slot that has a request. The lowest request decides the key; requests with
     another one wait for the next batch, and their row is a null row.

@@ -32,8 +32,9 @@ NEVER_RAN = (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED)
 
 
 class OldestBatchers:
-    """Order: ``start``; then ``wake`` and ``cancel`` on any thread; ``close`` after the manager's, once. Promises:
-    every request that was taken is answered exactly once; the next one of its sequence comes to the batcher after that.
+    """The batchers of Oldest, one for each instance. Order: ``start``; then ``wake`` and ``cancel`` on any thread;
+    ``close`` after the manager's, once. Promises: every request that was taken is answered exactly once; the next one
+    of its sequence comes to the batcher after that.
 
     A request that leaves the batcher without having run (cancelled, too late, refused) ends its sequence, which would
     have a hole. One that fails does not, and its implicit state is what it was before. A failing batch is tried again
@@ -134,7 +135,7 @@ class OldestBatchers:
         )
 
     def _answered(self, taken: Taken, submitted: float, answer: Answer) -> None:
-        """On a thread of the batcher, or on one that submits or cancels."""
+        """Passes an answer on, on a thread of the batcher, or on one that submits or cancels."""
         entry, call, state = taken.request.item, taken.call, taken.state
         with self._manager.lock:
             inner, entry.inner = entry.inner, None
@@ -239,7 +240,7 @@ class WatchedModel(ModelAround):
         return recovered
 
     def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-        """Checked here, so that a model with state is not run again for it."""
+        """Checks the rows of the results here, so that a model with state is not run again for a fault."""
         rows = {array.shape[0] if array.shape else 0 for array in inputs.values()}
         fault = rows_fault(results, max(rows)) if self._batched and rows else None
         if fault is not None:

@@ -15,21 +15,21 @@ from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Status, StatusCode, queue_full
 
 MAX_ID_LENGTH = 128
-"""Of an id that is a text, in characters."""
+"""The longest id that is a text, in characters."""
 
 STOPPING = Status(
     StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 )
 
 T = TypeVar("T", bound=Hashable)
-"""What is queued. It is told from others by its hash and equality, best by identity."""
+"""The type of what is queued. It is told from others by its hash and equality, best by identity."""
 
 SequenceId: TypeAlias = int | str
 
 
 class Slot(NamedTuple):
-    """Where one sequence is on an instance. Slots are given away in ascending order: the lowest number first, on any
-    instance."""
+    """The slot of one sequence: its place on an instance. Slots are given away in ascending order: the lowest number
+    first, on any instance."""
 
     number: int
     """The row in Direct batches; 0 to ``slots_per_instance`` - 1."""
@@ -45,7 +45,7 @@ class Request(Generic[T]):
     start: bool
     end: bool
     arrived: float
-    """When it was admitted, in seconds of the owner's clock."""
+    """The time when it was admitted, in seconds of the owner's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,17 @@ class Admitted:
 
 @dataclass(slots=True, eq=False)
 class OneSequence(Generic[T]):
-    """From a START to an END, or to another end. The same id started again after its END is another sequence."""
+    """One sequence, from a START to an END, or to another end. The same id started again after its END is another
+    sequence."""
 
     id: SequenceId
     waiting: deque[Request[T]] = field(default_factory=deque)
     slot: Slot | None = None
-    """None while it is in the backlog."""
+    """The sequence's slot; None while it is in the backlog."""
     seen: float = -inf
-    """When its last request came."""
+    """The time when its last request came."""
     expired: bool = False
-    """No request has come for so long that it gives up its slot after what waits."""
+    """Whether no request has come for so long that it gives up its slot after what waits."""
 
 
 def checked(
@@ -95,7 +96,7 @@ def checked(
 
 
 def unknown(id: SequenceId, model: str) -> Status:
-    """No such sequence goes on, and the request does not start it."""
+    """The status for a sequence that does not go on, of a request that does not start it."""
     text = f"inference request for sequence {id} to model '{model}' must specify the START flag on the first request"
     return Status(StatusCode.INVALID_ARGUMENT, f"{text} of the sequence")
 

@@ -49,9 +49,9 @@ class RowPlan:
 
     key: str
     model: str
-    """For messages."""
+    """The model's name, for messages."""
     visible: Signature
-    """What clients see: neither control tensors nor states."""
+    """The signature that clients see: neither control tensors nor states."""
     controls: Controls
     states: States
     batched: bool
@@ -60,7 +60,8 @@ class RowPlan:
     def of(
         cls, key: str, model: str, signature: Signature, settings: ModelSettings, controls: Controls, states: States
     ) -> RowPlan:
-        """``signature`` is the model's. INVALID_ARGUMENT if it lacks a tensor that the settings name."""
+        """Makes the plan of a signature. ``signature`` is the model's. INVALID_ARGUMENT if it lacks a tensor that the
+        settings name."""
         where = f"signature {key} of {model}"
         controls.check(signature, where)
         states.check(signature, where)
@@ -81,11 +82,12 @@ class RowPlan:
         return next((size for size in sizes if size != 1), 1)
 
     def shape_key(self, inputs: Mapping[str, Tensor]) -> Hashable:
-        """Only requests with equal keys can be rows of one run: they send the same inputs, in the same shapes."""
+        """The key of a request's shapes: only requests with equal keys can be rows of one run: they send the same
+        inputs, in the same shapes."""
         return tuple((name, array.shape, array.dtype.str) for name, array in sorted(inputs.items()))
 
     def outputs(self, calls: Sequence[PredictCall]) -> tuple[str, ...]:
-        """What to ask the model for; empty means all."""
+        """The outputs to ask the model for; empty means all."""
         if any(not call.outputs for call in calls):
             wanted: Sequence[str] = self.visible.output_names
         else:
@@ -113,7 +115,7 @@ class RowPlan:
         return arrays
 
     def control_tensors(self, rows: Sequence[SequenceFlags | None]) -> dict[str, Array]:
-        """In memory of their own."""
+        """Makes the control tensors, in memory of their own."""
         arrays = {name: np.empty(*shape) for name, shape in self.controls.shapes(len(rows)).items()}
         self.controls.write(arrays, rows)
         return arrays
@@ -124,13 +126,13 @@ class RowPlan:
         return {**row.inputs, **states, **self.control_tensors([row.flags])}
 
     def fault(self, results: Mapping[str, Tensor], rows: int) -> Status | None:
-        """FAILED_PRECONDITION if the results of a run cannot be told apart by rows."""
+        """Returns FAILED_PRECONDITION if the results of a run cannot be told apart by rows."""
         return rows_fault(results, rows) if self.batched else None
 
     def outcome(
         self, results: Mapping[str, Tensor], index: int, call: PredictCall, before: Values
     ) -> tuple[Mapping[str, Tensor] | Status, Values]:
-        """What the request in row ``index`` is answered, and the state of its sequence after it. If the model did not
+        """The answer for the request in row ``index``, and the state of its sequence after it. If the model did not
         give what was asked for, or wrote what is no state: INTERNAL, and the state from before."""
         try:
             state, answer = self._state(results, index, before), self._answer(results, index, call)
@@ -139,7 +141,7 @@ class RowPlan:
             return error.status, before
 
     def _answer(self, results: Mapping[str, Tensor], index: int, call: PredictCall) -> Answer:
-        """Of the row what was asked for, and nothing that is hidden."""
+        """The outputs of the row that the call asked for, and nothing that is hidden."""
         hidden = {*self.states.outputs} - {*self.visible.output_names}
         arrays = cast("Mapping[str, Array]", results)
         names = [name for name in call.outputs or results if name in results and name not in hidden]

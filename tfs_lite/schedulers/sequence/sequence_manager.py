@@ -34,7 +34,7 @@ MAX_LOST_SEQUENCES = 10_000
 PREDECESSOR_DROPPED = Status(StatusCode.CANCELLED, "an earlier request of its sequence was cancelled or came too late")
 
 OnForgotten = Callable[[ServableId, SequenceId], None]
-"""Called for every sequence that has ended; must be short and must not raise."""
+"""A function called for every sequence that has ended; must be short and must not raise."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,8 @@ class Taken:
 
 @dataclass(slots=True)
 class Effects:
-    """What is to be done without the lock. ``ready`` are slots that may have a request to run."""
+    """The effects of a decision, to be performed without the lock. ``ready`` are slots that may have a request to
+    run."""
 
     dropped: list[tuple[Entry, Status]] = field(default_factory=list)
     forgotten: list[SequenceId] = field(default_factory=list)
@@ -84,7 +85,8 @@ class Effects:
 
 
 class SequenceManager:
-    """Any thread. ``wake`` is called, without the lock, with slots that may have a request to run.
+    """Manages the sequences of one servable, on any thread. ``wake`` is called, without the lock, with slots that may
+    have a request to run.
 
     The runner of the requests may hold ``lock`` around several of the methods that say so, and its own decisions.
     """
@@ -129,8 +131,8 @@ class SequenceManager:
             finish(call, refusal, self.name)
 
     def cancel(self, entry: Entry) -> bool:
-        """If the call waits, it is answered; its sequence ends, and all calls that wait there are answered too. Returns
-        False if it was taken already."""
+        """Cancels a call: if it waits, it is answered; its sequence ends, and all calls that wait there are answered
+        too. Returns False if it was taken already."""
         effects = Effects()
         with self.lock:
             if entry.slot is not None:
@@ -153,7 +155,7 @@ class SequenceManager:
             return len(self._memory)
 
     def stop(self) -> None:
-        """From now on no sequence is started; those that go on may."""
+        """Starts no sequence from now on; those that go on may."""
         with self.lock:
             self.sequences.stop()
 
@@ -172,29 +174,29 @@ class SequenceManager:
     # What the runners of requests do.
 
     def expire(self) -> Effects:
-        """With the lock held, before requests are chosen: ends what has waited too long, however late the clock's
-        thread is, so that what was freed has its next sequence. Call :meth:`perform` without the lock."""
+        """Ends what has waited too long, with the lock held, before requests are chosen: however late the clock's
+        thread is, a freed slot then has its next sequence. Call :meth:`perform` without the lock."""
         now = self.clock.monotonic()
         return self._expire(now) if self._next_end() <= now else Effects()
 
     def take(self, slot: Slot) -> Taken:
-        """With the lock held: the slot's next request, which runs from now on. LookupError if there is none."""
+        """Takes the slot's next request, which runs from now on, with the lock held. LookupError if there is none."""
         request = self.sequences.take(slot)
         request.item.slot = slot
         self._deadlines.drop(request.item)
         return Taken(slot, request, self.state(slot, request))
 
     def state(self, slot: Slot, request: Request[Entry]) -> Values:
-        """With the lock held: the state that the request would find."""
+        """The state that the request would find. With the lock held."""
         kept = None if request.start else self._memory.find(slot)
         return request.item.plan.states.initial() if kept is None else kept
 
     def answer(self, entry: Entry, answer: Answer) -> None:
-        """Without the lock."""
+        """Answers a call, without the lock."""
         finish(entry.call, answer, self.name)
 
     def done(self, taken: Iterable[tuple[Taken, Values]]) -> None:
-        """These requests were run and answered; the values are the states after them."""
+        """Records that these requests were run and answered; the values are the states after them."""
         with self.lock:
             for each, state in taken:
                 slot, request = each.slot, each.request
@@ -232,14 +234,14 @@ class SequenceManager:
         self.perform(effects)
 
     def worker_recovered(self, instance: int) -> None:
-        """After ``worker_lost``: it runs again."""
+        """Records that a worker which was lost runs again."""
         with self.lock:
             self._lost.discard(instance)
             ready = self._ready([instance])
         self._wake(ready)
 
     def is_lost(self, instance: int) -> bool:
-        """With the lock held."""
+        """Whether the instance's worker is lost. With the lock held."""
         return instance in self._lost
 
     def unavailable(self, reason: str) -> Status:
@@ -287,7 +289,7 @@ class SequenceManager:
             effects.dropped.append((item, status if item is entry else others))
 
     def _settle(self, effects: Effects) -> None:
-        """After sequences may have ended: drops their states; others may have come from the backlog to any slot."""
+        """Drops the states of sequences that have ended; others may have come from the backlog to any slot."""
         for entry, _ in effects.dropped:
             self._deadlines.drop(entry)
         effects.forgotten += self.sequences.forgotten()
@@ -319,13 +321,13 @@ class SequenceManager:
         self._timer = self.clock.call_later(due - self.clock.monotonic(), self._sweep)
 
     def _next_end(self) -> float:
-        """When something has waited too long next."""
+        """The time when something has waited too long next."""
         return min(self.sequences.next_expiry, self._deadlines.next)
 
     # Without it.
 
     def _sweep(self) -> None:
-        """On the clock's thread."""
+        """Ends what has waited too long, on the clock's thread."""
         with self.lock:
             self._timer, self._timer_due = None, inf
             if self.closed:
@@ -334,7 +336,7 @@ class SequenceManager:
         self.perform(effects)
 
     def perform(self, effects: Effects) -> None:
-        """What follows from a decision: answers, forgotten ids, who may have work now."""
+        """Performs what follows from a decision: answers, forgotten ids, who may have work now."""
         now = self.clock.monotonic() if effects.dropped else 0.0
         for entry, status in effects.dropped:
             entry.call.ticket = None

@@ -39,8 +39,8 @@ class SequenceServable(FixedInstances, JudgesCalls):
 
     Order: ``submit`` and ``cancel`` any number of times, perhaps ``stop``, then ``close`` once. Threads: all any, but
     ``close`` not on one of its own. Promises: every call is answered exactly once; of one sequence in order, none
-    beside another, and all by one instance. Calls carry one row, or have no batch dimension where the model has none;
-    control tensors and states are added here, and are not among the ``signatures``.
+    while another runs, and all by one instance. Calls carry one row, or have no batch dimension where the model has
+    none; control tensors and states are added here, and are not among the ``signatures``.
 
     A sequence ends with its END, when no request of it came for the configured time, when one of its waiting requests
     is cancelled or has waited beyond its deadline (what waits behind it is answered CANCELLED, for the model would miss
@@ -157,7 +157,7 @@ class SequenceServable(FixedInstances, JudgesCalls):
         self._runner.wake(slots)
 
     def _check_call(self, call: PredictCall, rows: int) -> Status | None:
-        """What the manager does not check."""
+        """Checks of a call what the manager does not check."""
         if rows == 0:
             text = f"inference request to model '{self.id.name}' must specify batch-size 1 due to requirements of "
             return Status(StatusCode.INVALID_ARGUMENT, f"{text}sequence batcher, got 0")

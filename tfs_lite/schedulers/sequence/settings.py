@@ -27,7 +27,8 @@ class SequenceSettings:
     max_idle: float = 1.0
     """A sequence in a slot is forgotten when no request of it came for so long."""
     oldest: bool = False
-    """Oldest instead of Direct: who runs together. Which sequence has which slot is the same for both."""
+    """Whether requests run together as Oldest has it instead of Direct. Which sequence has which slot is the same for
+    both."""
     max_backlog: int = MAX_BACKLOG
     max_queued: int = MAX_QUEUED
 
@@ -38,12 +39,13 @@ class SequenceSettings:
 
 @dataclass(frozen=True, slots=True)
 class DirectSettings:
-    """When a Direct batch runs that is not full. The delay counts only if both are set; else it runs at once."""
+    """The settings that say when a Direct batch runs that is not full. The delay counts only if both are set; else it
+    runs at once."""
 
     max_delay: float = 0.0
     """How long the oldest request may wait for others."""
     minimum_utilization: float = 0.0
-    """0 to 1: with requests for this part of the slots, the batch does not wait."""
+    """The part of the slots, 0 to 1: with requests for so many, the batch does not wait."""
 
 
 def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) -> SequenceSettings:
@@ -62,14 +64,15 @@ def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) 
 
 
 def direct_settings_of(settings: ModelSettings) -> DirectSettings:
-    """When a batch of Direct runs; the defaults if the settings do not say."""
+    """The settings for Direct's batches; the defaults if the config does not say."""
     batching = settings.sequence_batching
     direct = (batching.direct if batching else None) or StrategyDirect()
     return DirectSettings(seconds_of(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization))
 
 
 def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
-    """Of the batcher of an instance. It never refuses for being full: it has at most one request of each candidate."""
+    """The settings of the batcher of an instance. It never refuses for being full: it has at most one request of each
+    candidate."""
     batching = settings.sequence_batching
     oldest = (batching.oldest if batching else None) or StrategyOldest()
     largest = settings.max_batch_size

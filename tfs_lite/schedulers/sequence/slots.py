@@ -1,4 +1,4 @@
-"""Which sequence has which slot of which instance, and which of its requests may run next.
+"""The assignment of sequences to slots of instances, and which of their requests may run next.
 
 Bookkeeping only: its owner has lock, clock and threads. Every ``now`` is in seconds of one clock and never less than
 the one before. A request's way:
@@ -25,7 +25,8 @@ BACKLOG_EXPIRED = Status(
 
 
 class Sequences(Generic[T]):
-    """Not for several threads at once. Calls cost O(1) or amortised O(log n), but for what they return.
+    """The sequences and their slots, not for several threads at once. Calls cost O(1) or amortised O(log n), but for
+    what they return.
 
     At most one request per slot runs at any time, with Direct as with Oldest: the next one is a head only after
     ``done``. A slot is free for another sequence when the END is taken, when the sequence is cancelled, and, after it
@@ -77,7 +78,7 @@ class Sequences(Generic[T]):
         return id in self._ids
 
     def stop(self) -> None:
-        """From now on no START is let in. Sequences go on until they end or expire."""
+        """Lets no START in from now on. Sequences go on until they end or expire."""
         self._stopping = True
 
     def admit(self, item: T, flags: SequenceFlags | None, rows: int, timeout: float, now: float) -> Admitted | Status:
@@ -101,7 +102,7 @@ class Sequences(Generic[T]):
         return Admitted(sequence.slot, restarted=known is not None and found.start)
 
     def heads(self, instance: int) -> tuple[Request[T] | None, ...]:
-        """For each slot of the instance, in order, the request that may run next; None if there is none, or one of the
+        """The request of each slot of the instance, in order, that may run next; None if there is none, or one of the
         slot runs."""
         return tuple([self._head(Slot(number, instance)) for number in range(self._settings.slots_per_instance)])
 
@@ -119,7 +120,8 @@ class Sequences(Generic[T]):
         return head
 
     def done(self, slot: Slot) -> None:
-        """What was taken from the slot is answered; its next request may run. LookupError if nothing was."""
+        """Records that the request taken from the slot is answered; its next request may run. LookupError if nothing
+        was."""
         del self._of[self._running.pop(slot)]
         sequence = self._in[slot]
         if sequence is not None and sequence.expired and not sequence.waiting:
@@ -147,7 +149,7 @@ class Sequences(Generic[T]):
 
     @property
     def next_expiry(self) -> float:
-        """Before this time, ``expire`` finds nothing; inf if nothing can expire."""
+        """The time before which ``expire`` finds nothing; inf if nothing can expire."""
         return min(self._idle.next, self._backlog.next_end)
 
     def drop_instance(self, instance: int) -> list[T]:

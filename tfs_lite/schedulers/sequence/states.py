@@ -1,4 +1,4 @@
-"""Implicit state: what a model remembers of a sequence, kept for it between the requests.
+"""Implicit state: the arrays that a model remembers of a sequence, kept for it between the requests.
 
     START: the initial state -> input of the model -> what it writes to the output -> input of the next request ...
 
@@ -27,12 +27,12 @@ from tfs_lite.schedulers.sequence.controls import missing_input
 from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 
 DIRECTORY = "initial_state"
-"""Beside the versions of a model: the files that ``initial_state`` may name."""
+"""The directory next to the versions of a model with the files that ``initial_state`` may name."""
 MAX_TEXT_BYTES = 1 << 20
 """The most bytes of one element of an initial state of texts."""
 
 Values = Mapping[str, Array]
-"""By the name of the input: the state of one sequence. Never written to."""
+"""The state of one sequence, by the name of the input. Never written to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class State:
     initial: Array
 
     def fault(self, value: Array) -> str:
-        """What is wrong with a value that the model has written; empty if nothing is."""
+        """The fault of a value that the model has written; empty if there is none."""
         dims = self.dims
         fits = len(value.shape) == len(dims) and all(
             dim in (-1, size) for dim, size in zip(dims, value.shape, strict=True)
@@ -68,8 +68,8 @@ class States:
 
     @classmethod
     def of(cls, settings: ModelSettings, directory: Path | None) -> States:
-        """``directory`` has the model's versions and ``initial_state``. INVALID_ARGUMENT for a file
-        that is missing or too short."""
+        """Reads the states of a config. ``directory`` has the model's versions and ``initial_state``. INVALID_ARGUMENT
+        for a file that is missing or too short."""
         configured = settings.sequence_batching.state if settings.sequence_batching else ()
         return cls(tuple(_state(each, directory) for each in configured), settings.max_batch_size > 0)
 
@@ -100,7 +100,7 @@ class States:
         return after
 
     def check(self, signature: Signature, model: str) -> None:
-        """INVALID_ARGUMENT unless the model has the inputs and outputs of every state."""
+        """Raises INVALID_ARGUMENT unless the model has the inputs and outputs of every state."""
         known, written = signature.input_names, signature.output_names
         for state in self.states:
             if state.input not in known:
@@ -151,7 +151,7 @@ def _numbers(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ar
 
 
 def _texts(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """Each behind its length, four bytes, the lowest first."""
+    """Reads texts, each behind its length, four bytes, the lowest first."""
     for _ in range(count):
         (size,) = struct.unpack("<I", file.read(4))
         data = file.read(min(size, MAX_TEXT_BYTES))
@@ -165,9 +165,9 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 class Memory:
-    """Bookkeeping only, not for several threads at once. A slot keeps one state at most. No request finds that of
-    another sequence there, because every sequence begins with a START, which asks for none. The state of a sequence
-    whose id was started again before its last request ran may be kept until then."""
+    """The states of sequences, at most one for each slot; bookkeeping only, not for several threads at once. No request
+    finds that of another sequence there, because every sequence begins with a START, which asks for none. The state of
+    a sequence whose id was started again before its last request ran may be kept until then."""
 
     def __init__(self) -> None:
         self._kept: dict[Slot, tuple[SequenceId, Values]] = {}
@@ -183,7 +183,7 @@ class Memory:
         self._kept[slot] = id, values
 
     def drop(self, slot: Slot) -> None:
-        """Does nothing if there is none."""
+        """Forgets the slot's state; does nothing if there is none."""
         self._kept.pop(slot, None)
 
     def forget(self, ids: Collection[SequenceId], needed: Callable[[Slot], bool]) -> None:

@@ -12,7 +12,8 @@ LOST = "has lost its worker process, and with it the sequence; start it again wi
 
 
 class WorkerGeneration:
-    """Of one model, for one thread. With ``implicit`` all state is kept by the scheduler, and nothing is ever lost."""
+    """Notices restarts of one model's process, for one thread. With ``implicit`` all state is kept by the scheduler,
+    and nothing is ever lost."""
 
     def __init__(self, model: Model, implicit: bool) -> None:
         self._model = model

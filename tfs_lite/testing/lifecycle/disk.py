@@ -81,7 +81,7 @@ class MemoryDisk:
             self._touch(os.path.dirname(target))
 
     def deny(self, path: str, error: type[OSError] = PermissionError) -> None:
-        """From now on everything that touches this path raises ``error``."""
+        """Makes everything that touches this path raise ``error`` from now on."""
         with self._lock:
             self._errors[path] = error
 

@@ -16,7 +16,7 @@ UNAVAILABLE = Status(StatusCode.UNAVAILABLE, "injected failure")
 
 
 class FakeServable:
-    """What a :class:`FakeLoader` loads. ``alive`` turns False when it is unloaded."""
+    """The servable that a :class:`FakeLoader` loads. ``alive`` turns False when it is unloaded."""
 
     traits = Traits("fake")
 
@@ -26,7 +26,8 @@ class FakeServable:
 
 
 class FakeLoader(Loader):
-    """``failures`` loads fail with ``failure`` before one succeeds (-1: all); the same for estimates.
+    """A loader that fails on demand. ``failures`` loads fail with ``failure`` before one succeeds (-1: all); the same
+    for estimates.
 
     ``while_loading`` and ``while_unloading`` are called in the middle of each load and unload; what they raise is the
     load's failure. Every violation of the loader contract is raised and also kept in ``violations``, because a manager

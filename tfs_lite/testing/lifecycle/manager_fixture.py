@@ -32,7 +32,8 @@ MAX_STEPS = 1000
 
 
 class ManagerFixture:
-    """``loading[id]`` are the arguments of the :class:`FakeLoader` made for that id whenever it is aspired."""
+    """A manager with its loaders and their configuration; ``loading[id]`` are the arguments of the :class:`FakeLoader`
+    made for that id whenever it is aspired."""
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class ManagerFixture:
         group: Callable[[], GroupMemory | None] | None = None,
         **options: Any,
     ) -> None:
-        """``ram``: what models may have; ``group``: a control group that they share with others, without a reserve."""
+        """``ram``: bytes that models may have; ``group``: a control group that they share with others, without a
+        reserve."""
         self.clock = VirtualClock()
         self.loads, self.unloads = ManualExecutor(threads), ManualExecutor(threads)
         self.bus: EventBus[ServableState] = EventBus(self.clock)
@@ -110,7 +112,7 @@ class ManagerFixture:
         raise AssertionError(f"not settled after {MAX_STEPS} ticks")
 
     def wait_for(self, goal: ManagerState, *ids: ServableId, timeout: float = 60) -> None:
-        """For managers with threads: returns when each of these versions has reached ``goal``. AssertionError if one
+        """Waits, for managers with threads, until each of these versions has reached ``goal``. AssertionError if one
         ended instead, or on a timeout."""
         done = threading.Event()
 
@@ -133,7 +135,7 @@ class ManagerFixture:
         return self.loaders[ServableId(name, version)][incarnation]
 
     def state(self, name: str, version: int) -> HarnessState | None:
-        """None for a version that is not managed."""
+        """The harness state of a version; None if it is not managed."""
         snapshot = self.manager.get_managed_servable_state_snapshot(ServableId(name, version))
         return snapshot.state if snapshot is not None else None
 

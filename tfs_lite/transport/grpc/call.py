@@ -49,21 +49,21 @@ _OVERLOADED = trailers_only(UNAVAILABLE, OVERLOADED)
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the owner of a server decides about its calls. Called on the event loop."""
+    """The callbacks by which the owner of a server decides about its calls. Called on the event loop."""
 
     acquire: Callable[[str], bool]
-    """Called with the path of a call, before its handler; an exception is the call's answer. Returns whether
+    """Called with the path of a call before its handler starts; an exception is the call's answer. Returns whether
     ``release`` has to be called at its end."""
     release: Callable[[], None]
     explain: Callable[[str, Exception], tuple[int, str]]
     """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
     unread: Callable[[str, int, int], None]
-    """So many calls of a path have ended with a code before their handlers began: their client cancelled them, they
-    were refused by their heads, or the rest of them was late or wrong."""
+    """Called with a path, a code and the number of calls that ended with it before their handlers began: their client
+    cancelled them, they were refused by their heads, or the rest of them was late or wrong."""
 
 
 class Common:
-    """What all calls of one started server share.
+    """The state that all calls of one started server share.
 
     ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
     ``draining`` no more requests of streams are read. Handlers of refusable methods begin from the ``backlog``, others
@@ -123,7 +123,7 @@ class Common:
 
 
 class CallOwner(Protocol):
-    """What a call needs of its connection."""
+    """The services that a call needs of its connection."""
 
     @property
     def common(self) -> Common: ...
@@ -457,7 +457,7 @@ class OneRequestCall(Call):
             widen_window(self, assembler)
 
     def _is_admitted(self) -> bool:
-        """Otherwise the call has ended, and nothing of its request is kept."""
+        """Whether the call is admitted; otherwise it has ended, and nothing of its request is kept."""
         try:
             if self.method.admit is not None:
                 self.method.admit(self)

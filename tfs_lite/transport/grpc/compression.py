@@ -13,7 +13,7 @@ from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILA
 from tfs_lite.transport.grpc.messages import MessageFault
 
 ENCODINGS = ("identity", "deflate", "gzip")
-"""As in grpc-encoding and grpc-accept-encoding."""
+"""The encodings that grpc-encoding and grpc-accept-encoding may name."""
 MAX_INLINE_IN = 256 * 1024
 """Bytes of a compressed message that is inflated on the event loop ..."""
 MAX_INLINE_OUT = 1024 * 1024
@@ -56,7 +56,7 @@ class Inflater:
         self._threads: ThreadPoolExecutor | None = None
 
     async def inflate(self, data: bytes, encoding: str) -> bytes:
-        """As the function :func:`inflate`, with the largest message as bound."""
+        """Inflates ``data`` as the function :func:`inflate` does, with the largest message as bound."""
         bound = min(self._max_message, MAX_INLINE_OUT)
         if len(data) <= MAX_INLINE_IN:
             try:

@@ -19,9 +19,9 @@ from tfs_lite.transport.remembered import Remembered
 from tfs_lite.transport.table import MARKS, Method
 
 MAX_REMEMBERED = 1024
-"""Header lists; when there are so many, all are dropped."""
+"""The most header lists that are remembered; when there are more, all are dropped."""
 MAX_REMEMBERED_SIZE = 1024
-"""Of one list, as RFC 9113 counts it."""
+"""The largest header list that is remembered, in bytes as RFC 9113 counts them."""
 MAX_QUOTED = 200
 """Characters of a client's text that an answer repeats."""
 
@@ -43,7 +43,7 @@ class RequestHead:
     """
 
     method: Method | None = None
-    """Set with an answer as well, if the path is known."""
+    """The method of the path; also set together with an answer if the path is known."""
     path: str = ""
     timeout: float | None = None
     """Seconds from now on, 0 or more; None means that the client set none."""
@@ -51,7 +51,7 @@ class RequestHead:
     """The fields that are not gRPC's own: names in lower case, values of one name joined with commas. Binary values
     (names that end in ``-bin``) are left out."""
     encoding: str = "identity"
-    """Of messages that are flagged as compressed."""
+    """The encoding of messages that are flagged as compressed."""
     answer: bytes | None = None
     status: int = 0
     fault: str | None = None
@@ -137,7 +137,7 @@ class RequestHeadParser:
 
 
 def content_length(fields: Fields) -> int:
-    """Its value, -1 without one. ValueError if it is not one number."""
+    """The value of content-length, -1 without one. ValueError if it is not one number."""
     found = {value for name, value in fields if name == b"content-length"}
     if not found:
         return -1

@@ -26,7 +26,8 @@ class MessageFault(Exception):
 
 
 class Assembler:
-    """For one direction of one stream: ``feed`` bytes as they arrive, ``finish`` at the end. One thread.
+    """Joins the messages of one direction of one stream: ``feed`` bytes as they arrive, ``finish`` at the end. One
+    thread.
 
     After a fault it cannot be used any more. ``held`` counts the bytes of the unfinished message that were fed, its
     prefix included; ``missing`` those still to come, or 0 while the prefix is not whole. Both are read-only.

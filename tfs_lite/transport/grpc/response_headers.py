@@ -60,7 +60,7 @@ def trailers(code: int, message: str = "", extra: Sequence[tuple[str, str]] = ()
 
 
 def trailers_only(code: int, message: str = "", extra: Sequence[tuple[str, str]] = ()) -> bytes:
-    """As ``trailers``, for a call that ends before its response headers were sent: one block for both."""
+    """Makes one header block, headers and trailers, for a call that ends before its response headers were sent."""
     return _TRAILERS_ONLY + trailers(code, message, extra)
 
 

@@ -80,7 +80,7 @@ class ServerStreamCall(OneRequestCall):
 
 
 class StreamedCall(Call):
-    """Many requests, and one answer or many. The handler starts at once."""
+    """A call with a stream of requests, and one answer or many. The handler starts at once."""
 
     __slots__ = ("_answers", "_requests")
 

@@ -44,7 +44,7 @@ DRAIN_PING = b"draining"
 
 
 class ParsedHead(Protocol):
-    """What the owner makes of the header fields of a request."""
+    """The owner's reading of the header fields of a request."""
 
     @property
     def fault(self) -> str | None:
@@ -60,7 +60,7 @@ T_contra = TypeVar("T_contra", bound=ParsedHead, contravariant=True)
 
 
 class Events(Protocol[T_contra]):
-    """What the owner is told. Called from within the connection's methods; must not raise."""
+    """The owner's callbacks, called from within the connection's methods; they must not raise."""
 
     def refusal(self, head: T_contra) -> bytes | None:
         """The header block that answers a request which is refused by its head; None for one that is taken, which then
@@ -76,7 +76,7 @@ class Events(Protocol[T_contra]):
         sent; it counts until ``release``."""
 
     def on_writable(self, stream: Stream) -> None:
-        """Everything that was queued has left."""
+        """Called when everything that was queued on the stream has left."""
 
     def on_ping(self) -> bool:
         """The client has sent PING. Returns whether it may, so soon."""
@@ -85,7 +85,8 @@ class Events(Protocol[T_contra]):
 
 
 class Connection(Generic[T]):
-    """``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or a fault of the client.
+    """One HTTP/2 connection without I/O: ``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or
+    a fault of the client.
 
     ``closing`` is None until the connection ends; then it is the kind under which the end is counted, ``why`` a
     sentence, and the last output contains GOAWAY. ``busy`` counts streams. ``opened``: the client has sent its preface

@@ -23,7 +23,7 @@ END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
 
 HEAD_SIZE = 9
 HEAD = Struct(">BHBBI")
-"""High byte and low bytes of the length, type, flags, stream (whose first bit is reserved)."""
+"""A frame's head: high byte and low bytes of the length, type, flags, stream (whose first bit is reserved)."""
 NUMBER = Struct(">I")
 SETTING = Struct(">HI")
 STREAM_MASK = 0x7FFFFFFF
@@ -35,7 +35,7 @@ LARGEST_MAX_FRAME = 2**24 - 1
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Any frame. ``payload`` is shorter than 2**24 bytes."""
+    """Makes a frame of any kind. ``payload`` is shorter than 2**24 bytes."""
     size = len(payload)
     return HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
@@ -99,7 +99,7 @@ MAX_BLOCK_FACTOR = 4
 _KIND, _CONTENTS = 3, bytes([DATA])
 _WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
 _ALWAYS_WHOLE = (DATA, WINDOW_UPDATE)
-"""Frequent frames that are never part of a header block."""
+"""Frequent kinds of frames that are never part of a header block."""
 
 Handler: TypeAlias = Callable[[int, int, bytes], None]
 """Flags, stream, payload."""

@@ -27,7 +27,7 @@ Field: TypeAlias = tuple[bytes, bytes]
 Fields: TypeAlias = tuple[Field, ...]
 
 FIELD_OVERHEAD = 32
-"""Added to the name and value in the size of a field, in tables and lists."""
+"""Bytes added to the name and value in the size of a field, in tables and lists."""
 BOMB = 16
 """A list more than so many times too large ends the connection."""
 DEFAULT_TABLE = 4096
@@ -36,7 +36,8 @@ MAX_REMEMBERED_BLOCK = 1024
 MAX_REMEMBERED_LIST = 4096
 """A short block may refer to large fields of the table."""
 MAX_SIZE_UPDATES = 2
-"""At the start of a block (section 4.2): the smallest size since the last block, and the one that holds."""
+"""Table size updates that a block may begin with (section 4.2): the smallest size since the last block, and the one
+that holds."""
 MAX_CONTINUATION = 5
 """Bytes of an integer after its prefix; 2**35 is far beyond everything that is counted here."""
 
@@ -73,7 +74,7 @@ class DynamicTable:
 
 
 class BlockReader(Generic[T]):
-    """For one connection: every header block that arrives must go through it, in order. One thread.
+    """Reads the header blocks of one connection: every block that arrives must go through it, in order. One thread.
 
     ``parse`` turns the fields into the owner's value; it gets None for a list of more than ``max_header_list`` bytes
     (counted as in RFC 9113, section 6.5.2). It must not raise, and its result must not be changed, since an equal block
@@ -94,7 +95,7 @@ class BlockReader(Generic[T]):
         self._table = DynamicTable(table_size)
         self._changed = False
         self._size = 0
-        """Size of the last list."""
+        """The size of the last header list, in bytes."""
         self._remembered = Remembered[bytes, T](MAX_REMEMBERED)
 
     def read(self, block: bytes) -> T:

@@ -27,7 +27,7 @@ def status(code: int) -> bytes:
 
 
 def integer(pattern: int, bits: int, value: int) -> bytes:
-    """``value``, from 0 on, with a prefix of ``bits`` (1 to 8) under the bits of ``pattern`` (section 5.1)."""
+    """Encodes ``value``, from 0 on, with a prefix of ``bits`` (1 to 8) under the bits of ``pattern`` (section 5.1)."""
     largest = (1 << bits) - 1
     if value < largest:
         return bytes((pattern | value,))

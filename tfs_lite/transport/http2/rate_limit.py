@@ -52,7 +52,7 @@ class RateLimits:
             burst, per_second = getattr(limits, name)
             self._by_name[name] = TokenBucket(burst, per_second, clock)
         self._counted = dict.fromkeys(REFILLS, 0)
-        """What had been sent at the last refill."""
+        """The counts of sent frames at the last refill."""
 
     def take(self, name: str) -> None:
         """Raises ConnectionFault if the client has exceeded the limit."""
@@ -60,7 +60,7 @@ class RateLimits:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, FLOODS[name], FLOODS[name])
 
     def take_refilled(self, name: str, sent: int) -> None:
-        """As ``take``, for one of :data:`REFILLS`; ``sent`` counts from the beginning of the connection."""
+        """Does what ``take`` does for one of :data:`REFILLS`; ``sent`` counts from the beginning of the connection."""
         new = sent - self._counted[name]
         if new > 0:
             self._by_name[name].refill(REFILLS[name] * new)

@@ -16,7 +16,7 @@ from tfs_lite.transport.limits import Limits
 
 
 class ReceiveWindow:
-    """For one connection. ``control`` sends a frame."""
+    """The receive windows of one connection. ``control`` sends a frame."""
 
     __slots__ = ("_control", "_size", "_uncredited", "_window")
 

@@ -31,12 +31,12 @@ from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 
 _MESSAGE_HEAD = Struct(">BHBBIBI")
-"""Of a DATA frame, followed by gRPC's prefix: not compressed, and the length."""
+"""The head of a DATA frame, followed by gRPC's prefix: not compressed, and the length."""
 _PREFIX = Struct(">BI")
 _SIZE_UPDATE = b"\x20"
 """HPACK: the server uses no table. It has to say so when a client changes the largest size of the table."""
 MAX_DEAD = 64
-"""Dead streams among the ready ones, before they are removed; or half of the ready ones if that is more."""
+"""The most dead streams among the ready ones before they are removed; or half of the ready ones if that is more."""
 
 
 class SendQueue:
@@ -157,7 +157,7 @@ class SendQueue:
     # How it leaves.
 
     def take(self) -> list[bytes | memoryview]:
-        """What may be written to the socket now. The caller repeats it until it is empty."""
+        """Returns the bytes that may be written to the socket now. The caller repeats it until it is empty."""
         self._woken = False
         if self.paused:
             return []

@@ -9,11 +9,11 @@ from typing import Any
 from tfs_lite.transport.http2.errors import ErrorCode, StreamFault
 
 LEAST_REMEMBERED, MOST_REMEMBERED = 1000, 10_000
-"""Closed streams of one connection, as many as there may be open ones, within these bounds."""
+"""The bounds on how many closed streams one connection remembers: as many as there may be open ones, within these."""
 
 
 class Stream:
-    """Changed by the connection only, except for ``call``, which belongs to the connection's owner.
+    """A stream, changed by the connection only, except for ``call``, which belongs to the connection's owner.
 
         open -> ended (END_STREAM from the client) -> finished (END_STREAM from the server) -> gone
         any of them -> dead (RST_STREAM, or the end of the connection)
@@ -61,7 +61,7 @@ class Stream:
 
 
 def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | None:
-    """What is wrong with a DATA frame, or None. Subtracts its contents from ``stream.expects``."""
+    """The fault of a DATA frame, or None. Subtracts its contents from ``stream.expects``."""
     if stream.ended:
         return StreamFault(ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
     if stream.receive_window < 0:
