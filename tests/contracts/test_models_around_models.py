@@ -106,7 +106,9 @@ def reshaped(model: OpenedModel) -> Model:
 WRAPPERS: Mapping[type[ModelAround], Callable[[OpenedModel], Model]] = {
     ReshapedModel: reshaped,
     SignedModel: lambda model: SignedModel(model, ServableId("m", 1), {DEFAULT_SIGNATURE: SignatureMapping(SIGNATURE)}),
-    WatchedModel: lambda model: WatchedModel(model, lambda: None, ignore, True, True, "m"),
+    WatchedModel: lambda model: WatchedModel(
+        model, lambda: None, ignore, True, batched=True, name="m", repeatable=True
+    ),
     type(unowned(Unusual())): unowned,
 }
 OWN = {

@@ -14,7 +14,17 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, ShapeContract, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
+
+COMPANY = 1e-2
+"""How far the answer for a row may be from that for the same row beside others, relative to the largest number of it.
+Sums in another order differ by less than 1e-4, and layers quantised as they run, for which all rows have one scale, by
+some 1e-3."""
+DEPENDS = (
+    "%s answers no two requests together, although its signature has a batch: its output %s for a row depends on the "
+    "rows beside it, as a mean over the rows or a batch norm in training makes it"
+)
+"""For the log: a version, and an output whose rows differ by more than :data:`COMPANY`."""
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -147,3 +157,11 @@ def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapp
     return len(expected) == len(shape) and all(
         wanted in (-1, size) or (wanted == 1 and size == 0) for wanted, size in zip(expected, shape, strict=True)
     )
+
+
+def alike(left: Array, right: Array) -> bool:
+    """Whether rows of floating-point numbers differ by no more than :data:`COMPANY`."""
+    wide = np.complex128 if left.dtype.kind == "c" else np.float64
+    first, second = left.astype(wide), right.astype(wide)
+    largest = np.max(np.abs(first), initial=0.0, where=np.isfinite(first))
+    return bool(np.allclose(first, second, rtol=0, atol=COMPANY * largest, equal_nan=True))

@@ -24,6 +24,7 @@ import torch
 
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
+from tfs_lite.adapters.results import DEPENDS, alike
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, SymbolicDim, TensorSpec, example_shapes
 from tfs_lite.core.status import ServingError, failed_precondition
@@ -38,10 +39,6 @@ INTEGERS = (1, 0)
 MANY = 2
 MORE = 3
 """Rows."""
-COMPANY = 1e-2
-"""The largest difference between the answers for a row with others in the batch and without them, relative to its
-largest number. Sums in another order differ by less than 1e-4, and layers quantised as they run, for which all rows
-have one scale, by some 1e-3."""
 MAX_ELEMENTS = 1 << 22
 """The most elements of made-up inputs: larger ones are not made."""
 CPU = torch.device("cpu")
@@ -134,9 +131,9 @@ class _Asked:
             for name, answer in alone.items():
                 if answer.shape[1:] != together[name].shape[1:]:
                     return ""  # as similarities of all rows with all: their signature says it
-                if answer.dtype.kind in "fc" and not _alike(answer, together[name][:few]):
+                if answer.dtype.kind in "fc" and not alike(answer, together[name][:few]):
                     again = self._answer(inputs, few)[name], self._answer(inputs, self.most)[name]
-                    return name if _alike(answer, again[0]) and _alike(together[name], again[1]) else ""
+                    return name if alike(answer, again[0]) and alike(together[name], again[1]) else ""
         except Exception:
             return ""
         return ""
@@ -175,21 +172,9 @@ def _conditioned_by_rows(
         return _at_most(servable_id, signature, MANY, more)
     output = asked.merges() if shares else ""
     if output:
-        logger.warning(
-            "%s answers no two requests together, although its signature has a batch: its output %s for a row depends "
-            "on the rows beside it, as a mean over the rows or a batch norm in training makes it",
-            servable_id,
-            output,
-        )
+        logger.warning(DEPENDS, servable_id, output)
         return _conditioned(signature, (), complete=False)
     return signature
-
-
-def _alike(left: Array, right: Array) -> bool:
-    wide = np.complex128 if left.dtype.kind == "c" else np.float64
-    first, second = left.astype(wide), right.astype(wide)
-    largest = np.max(np.abs(first), initial=0.0, where=np.isfinite(first))
-    return np.allclose(first, second, rtol=0, atol=COMPANY * largest, equal_nan=True)
 
 
 def _at_least_two(servable_id: ServableId, signature: Signature, fault: Exception) -> Signature:

@@ -8,7 +8,7 @@ Rows are in the order of the calls, one call after the other; padding comes last
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -116,48 +116,6 @@ def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
             continue
         return Status(StatusCode.FAILED_PRECONDITION, reason)
     return None
-
-
-class RowEvidence:
-    """Whether outputs that are served as they come have a row for each row of the inputs.
-
-    A call that runs alone, and is not filled up, gets its own answer in any case. So the first call of a signature runs
-    alone. An output that has as many rows then may have them by chance, and shares runs of another number of rows; if
-    it has that number as well, it follows the rows. One that has another number never shares a run again.
-
-    Threads: any. Two that look at once see the same or less, and only more calls run alone.
-    """
-
-    __slots__ = ("_first", "_follows", "_names", "may_share")
-
-    def __init__(self, names: Collection[str], shown: bool = False) -> None:
-        """Collects evidence about the outputs with these names. ``shown``: runs at the load have shown that all follow
-        the rows."""
-        self._names = frozenset(names)
-        self._first: dict[str, int] = {}
-        self._follows = set(names if shown else ())
-        self.may_share: bool | None = True if shown else None
-        """Whether calls may share a run; None: no run has shown anything yet."""
-
-    def shows(self, outputs: tuple[str, ...]) -> bool:
-        """Whether these outputs (empty: all) follow the rows."""
-        return self.may_share is True and self._follows.issuperset(outputs or self._names)
-
-    def allows(self, outputs: tuple[str, ...], rows: int) -> bool:
-        """Whether calls may share a run of so many rows for these outputs (empty: all)."""
-        return self.may_share is True and all(
-            name in self._follows or self._first.get(name, rows) != rows for name in outputs or self._names
-        )
-
-    def note(self, results: Mapping[str, Tensor], rows: int) -> None:
-        """Looks at the results of a run."""
-        if self.may_share is False or rows_fault(results, rows) is not None:
-            self.may_share = False
-            return
-        for name in results:
-            if self._first.setdefault(name, rows) != rows:
-                self._follows.add(name)
-        self.may_share = True
 
 
 def batch_memory(model: Model, signature_key: str, shapes: Shapes) -> dict[str, Array]:

@@ -48,7 +48,7 @@ class Execution:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
-        if len(calls) > 1 and queue.may_run_apart and (apart := self._apart(queue, calls, sizes)) is not None:
+        if len(calls) > 1 and queue.sharing.may_run_apart and (apart := self._apart(queue, calls, sizes)) is not None:
             return apart(model, queue, jobs)
         started = self._clock.monotonic()
         rule = None if jobs[0].alone else queue.rule
@@ -113,10 +113,10 @@ class Execution:
         self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
     ) -> Callable[[Model, SignatureQueue, Sequence[Job]], Loss | None] | None:
         """How calls run that may not share a run; None if they may."""
-        evidence = queue.evidence
-        if evidence is not None and not evidence.allows(wanted_outputs(calls), sum(sizes)):
+        sharing, rows = queue.sharing, sum(sizes)
+        if not sharing.shows_rows(wanted_outputs(calls), rows):
             return self._run_alone
-        return None if queue.takes(calls, sum(sizes)) else self._run_halves
+        return None if sharing.takes([call.inputs for call in calls], rows) else self._run_halves
 
     def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
         middle = len(jobs) // 2

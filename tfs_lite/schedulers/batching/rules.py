@@ -11,7 +11,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tfs_lite.core.signature import DataType, Signature, SizeConditions, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.config.model import BATCH_SYMBOL
+from tfs_lite.core.signature import (
+    DataType,
+    Dim,
+    ShapeContract,
+    Signature,
+    SizeConditions,
+    SymbolicDim,
+    Tensor,
+    TensorSpec,
+)
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.calls import rows_of
@@ -151,6 +161,28 @@ def _batch_symbol(signature: Signature) -> str | None:
     if batch is None or not _ONE_SYMBOL.fullmatch(batch):
         return None
     return None if any(_depends(symbol, batch) for spec in specs for _, symbol in _later(spec)) else batch
+
+
+def with_batch(signature: Signature) -> Signature:
+    """The signature of a model that has a batch by its config, whatever it declares itself: open first dimensions are
+    the batch, and so are those of tensors of unknown shape. Of outputs that is not sure then."""
+    specs = (*signature.inputs, *signature.outputs)
+    firsts = {spec.batch for spec in specs}
+    if signature.outputs and len(firsts) == 1:
+        return signature
+    if any(_depends(symbol, first) for spec in specs for _, symbol in _later(spec) for first in firsts if first):
+        return signature
+    sure = ShapeContract.INPUTS if signature.contract is ShapeContract.ALL else signature.contract
+    inputs, outputs = (tuple(map(_with_batch, found)) for found in (signature.inputs, signature.outputs))
+    return replace(signature, inputs=inputs, outputs=outputs, contract=sure)
+
+
+def _with_batch(spec: TensorSpec) -> TensorSpec:
+    first: Dim = SymbolicDim(BATCH_SYMBOL)
+    if spec.shape:
+        declared = spec.shape[0]
+        first = replace(declared, symbol=BATCH_SYMBOL) if isinstance(declared, SymbolicDim) else declared
+    return spec if spec.shape == () else replace(spec, shape=(first, *(spec.shape or ())[1:]))
 
 
 def _depends(symbol: str, batch: str) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import ShapeContract, Signature, shapes_fault
+from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.assembly import RowEvidence
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
 from tfs_lite.schedulers.batching.forming import NOTHING, ONE, Decision, form_batch
 from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
+from tfs_lite.schedulers.batching.sharing import Sharing
 from tfs_lite.schedulers.calls import rows_of
 
 NEWEST = 0.2
@@ -32,8 +32,7 @@ class SignatureQueue(JobQueue):
     changes."""
 
     __slots__ = (
-        *("_has_rows", "_run_seconds", "_unchecked", "delay", "evidence", "key", "may_run_apart", "outputs", "rule"),
-        "usual_rows",
+        *("_has_rows", "_run_seconds", "delay", "evidence", "key", "outputs", "rule", "sharing", "usual_rows"),
     )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
@@ -41,20 +40,14 @@ class SignatureQueue(JobQueue):
         super().__init__(self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0), name)
         self.key = key
         self.outputs = signature.output_names
-        self.evidence: RowEvidence | None = None
-        """The evidence of the outputs' rows; None where calls may share runs without any, or never."""
-        if self.rule is not None and signature.contract is not ShapeContract.ALL:
-            self.evidence = RowEvidence(self.outputs, signature.contract is ShapeContract.ROWS)
+        self.sharing = Sharing(signature, self.rule)
+        self.evidence = self.sharing.evidence
         self.delay = AdaptiveDelay()
         self.usual_rows: float = inf
         """A call of at most so many rows is neither refused for what it is nor larger than a run."""
         if self.rule is not None:
             self.usual_rows = -1 if self.rule.too_deep else min(self.rule.max_call_rows, self.settings.max_batch_size)
-        has_conditions = self.rule is not None and self.rule.conditions is not None
-        self.may_run_apart = has_conditions or self.evidence is not None
-        """Whether there may be calls that the model takes alone and not together."""
         self._has_rows = signature.max_rows > 0
-        self._unchecked = signature if signature.contract is ShapeContract.NONE else None
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
@@ -62,16 +55,11 @@ class SignatureQueue(JobQueue):
         expires, rule = call.deadline, self.rule
         if expires is None:
             expires = inf
-        unchecked = self._unchecked
-        if rule is None or (unchecked is not None and shapes_fault(unchecked, call.inputs)):
+        if rule is None or (self.sharing.unchecked is not None and self.sharing.is_alone(call.inputs)):
             size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
             return Job(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
         return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
-
-    def takes(self, calls: Sequence[PredictCall], rows: int) -> bool:
-        """Whether the model takes these calls in one run of so many rows."""
-        return self.rule is None or self.rule.takes([call.inputs for call in calls], rows)
 
     def room(self, call: PredictCall, rows: int, largest: int) -> int:
         """The rows of a call of so many that fill a batch which waits already, if it is split into parts of at most

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import Generic
 
 from tfs_lite.core.clock import Timer
@@ -34,7 +35,8 @@ class DirectWorkers:
     """The threads that run Direct's batches. Promises: every request that was taken is answered exactly once.
 
     A failing batch fails all requests in it with the failure. It is not tried again in parts, for the state that a
-    model keeps cannot be taken back; their sequences go on, with implicit state as it was before the batch.
+    model keeps cannot be taken back; their sequences go on, with implicit state as it was before the batch. Requests
+    that may not share a run (:meth:`RowPlan.fits`) run one after the other.
     """
 
     def __init__(
@@ -127,14 +129,30 @@ class DirectWorkers:
         heads = self._manager.sequences.heads(instance)
         keys = {head.item: self._key(Slot(number, instance), head) for number, head in enumerate(heads) if head}
         decision = form_direct(heads, keys.__getitem__, self._settings, self._manager.clock.monotonic())
-        batch = [
-            None if row is None else self._manager.take(Slot(number, instance))
-            for number, row in enumerate(decision.rows)
-        ]
+        slots = [None if row is None else Slot(number, instance) for number, row in enumerate(decision.rows)]
+        if slots and not self._fits(slots, decision.rows):
+            slots = self._alone(slots, decision.rows)
+        batch = [None if slot is None else self._manager.take(slot) for slot in slots]
         for taken in batch:
             if taken is not None:
                 taken.call.ticket = RUNNING  # and cannot be cancelled any more
         return batch, decision.wait_until
+
+    def _fits(self, slots: Sequence[Slot | None], rows: Sequence[Request[Entry] | None]) -> bool:
+        """With the lock held: whether these requests share a run."""
+        plan = next(row.item.plan for row in rows if row is not None)
+        found = [
+            None if slot is None or row is None else Taken(slot, row, self._manager.state(slot, row)).row
+            for slot, row in zip(slots, rows, strict=True)
+        ]
+        return plan.fits(found)
+
+    def _alone(self, slots: Sequence[Slot | None], rows: Sequence[Request[Entry] | None]) -> list[Slot | None]:
+        """The slots of a run of the oldest of these requests: without null rows, unless the model finds its sequence by
+        the row."""
+        ready = [(row.arrived, number, row) for number, row in enumerate(rows) if row is not None]
+        _, number, first = min(ready, key=itemgetter(0))
+        return [slots[number]] if first.item.plan.movable else [*[None] * number, slots[number]]
 
     def _key(self, slot: Slot, request: Request[Entry]) -> Hashable:
         """Requests with equal keys can share a run. States count: their sizes may change."""
@@ -178,12 +196,27 @@ def _attempt(
         results = model.run(plan.key, inputs, plan.outputs([each.call for each in taken]))
         generation.check(name)
         failure = plan.fault(results, len(batch))
+        if failure is not None and len(batch) > 1 and plan.movable:
+            return _attempt_each(model, taken, name, generation)
     except BaseException as error:
         failure, lost = failure_of(error, name), isinstance(error, WorkerLost)
     if failure is not None:
         return [(failure, each.state) for each in taken], lost
+    if len(batch) == 1:
+        return [plan.outcome(results, None, each.call, each.state) for each in taken], False
     rows = [(index, each) for index, each in enumerate(batch) if each is not None]
     return [each.request.item.plan.outcome(results, index, each.call, each.state) for index, each in rows], False
+
+
+def _attempt_each(
+    model: Model, taken: Sequence[Taken], name: str, generation: WorkerGeneration
+) -> tuple[list[tuple[Answer, Values]], bool]:
+    """A run for each request, after one whose outputs had no row for each. The model keeps nothing of that."""
+    answers, lost = list[tuple[Answer, Values]](), False
+    for each in taken:
+        found, gone = _attempt(model, [each], name, generation)
+        answers, lost = answers + found, lost or gone
+    return answers, lost
 
 
 @dataclass(frozen=True, slots=True)

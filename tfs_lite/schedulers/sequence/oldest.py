@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from tfs_lite.core.model import BatchReport, Model, ModelAround, OnBatch, PredictCall, Shapes, WorkerLost
-from tfs_lite.core.signature import Tensor
+from tfs_lite.core.signature import ShapeContract, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
@@ -38,7 +38,7 @@ class OldestBatchers:
 
     A request that leaves the batcher without having run (cancelled, too late, refused) ends its sequence, which would
     have a hole. One that fails does not, and its implicit state is what it was before. A failing batch is tried again
-    in halves only if all state is implicit: else the model may have it already.
+    in halves only if the model keeps nothing itself: else it may have it already.
     """
 
     def __init__(
@@ -48,12 +48,21 @@ class OldestBatchers:
         settings: BatchSettings,
         on_batch: OnBatch,
         implicit: bool,
+        stateless: bool,
     ) -> None:
-        """Takes the models over. ``implicit`` says that all state is."""
+        """Takes the models over. ``implicit`` says that all state is; ``stateless``, that they keep none themselves."""
         self._manager = manager
         self._settings = settings
         self._watched = [
-            WatchedModel(model, partial(manager.worker_lost, i), on_batch, implicit, settings.merges, manager.name)
+            WatchedModel(
+                model,
+                partial(manager.worker_lost, i),
+                on_batch,
+                implicit,
+                batched=settings.merges,
+                name=manager.name,
+                repeatable=stateless,
+            )
             for i, model in enumerate(models)
         ]
         self._batchers: list[_Batcher] = []
@@ -144,7 +153,7 @@ class OldestBatchers:
         call.queue_seconds = submitted - entry.enqueued + inner.queue_seconds
         call.run_seconds = inner.run_seconds
         if not isinstance(answer, Status):
-            answer, state = entry.plan.outcome(answer, 0, call, state)
+            answer, state = entry.plan.outcome(answer, None, call, state)
         elif not inner.admitted or answer.code in NEVER_RAN:
             self._manager.end(entry, PREDECESSOR_DROPPED if answer.code in NEVER_RAN else answer)
         self._manager.answer(entry, answer)
@@ -180,7 +189,15 @@ class WatchedModel(ModelAround):
     """
 
     def __init__(
-        self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool, name: str
+        self,
+        model: Model,
+        lost: Callable[[], None],
+        on_batch: OnBatch,
+        implicit: bool,
+        *,
+        batched: bool,
+        name: str,
+        repeatable: bool,
     ) -> None:
         super().__init__(model)
         self._name = name
@@ -190,7 +207,7 @@ class WatchedModel(ModelAround):
         self._repeatable = repeatable
         self._failure: BaseException | None = None  # of the batch that is being run
         self._reported = False
-        self._generation = WorkerGeneration(model, repeatable)
+        self._generation = WorkerGeneration(model, implicit)
 
     def begin(self) -> None:
         """A batch comes, in one run or more."""
@@ -203,7 +220,7 @@ class WatchedModel(ModelAround):
             self._generation.check(self._name)
             results = self._inner.run(signature, inputs, outputs)
             self._generation.check(self._name)
-            self._check_rows(inputs, results)
+            self._check_rows(signature, inputs, results)
         except WorkerLost:
             self._lost()
             raise
@@ -239,9 +256,15 @@ class WatchedModel(ModelAround):
         self._generation.lost()
         return recovered
 
-    def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-        """Checks the rows of the results here, so that a model with state is not run again for a fault."""
-        rows = {array.shape[0] if array.shape else 0 for array in inputs.values()}
-        fault = rows_fault(results, max(rows)) if self._batched and rows else None
-        if fault is not None:
-            raise ServingError(fault.code, fault.message)
+    def _check_rows(self, signature: str, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+        """A single row is refused here, unless outputs are served as they come. Of several, the batcher refuses them or
+        runs them apart; a model with state is not run again for it."""
+        rows = max((array.shape[0] if array.shape else 0 for array in inputs.values()), default=0)
+        fault = rows_fault(results, rows) if self._batched and rows else None
+        if fault is None:
+            return
+        error = ServingError(fault.code, fault.message)
+        if rows > 1:
+            self._failure = None if self._repeatable else error
+        elif self.signatures[signature].contract is ShapeContract.ALL:
+            raise error

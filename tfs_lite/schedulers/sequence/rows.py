@@ -3,7 +3,8 @@
     requests, control tensors, states -> assemble -> Model.run(signature, inputs, outputs) -> answer and state of a row
 
 A null row belongs to no request: it has the shapes of the others, zeros or empty texts, and control tensors that say
-so.
+so. It is company as every other row is: where the batcher would let no calls share a run, a request has a run of its
+own, without null rows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.schedulers.batching.assembly import batch_memory, rows_fault
+from tfs_lite.schedulers.batching.rules import BatchRule, with_batch
+from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.schedulers.batching.sharing import Sharing
 from tfs_lite.schedulers.calls import Answer, complete
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.states import States, Values
@@ -55,10 +59,21 @@ class RowPlan:
     controls: Controls
     states: States
     batched: bool
+    movable: bool
+    """A request may run in any row: the model keeps nothing by row."""
+    sharing: Sharing
+    """Which requests share a run."""
 
     @classmethod
     def of(
-        cls, key: str, model: str, signature: Signature, settings: ModelSettings, controls: Controls, states: States
+        cls,
+        key: str,
+        model: str,
+        signature: Signature,
+        settings: ModelSettings,
+        controls: Controls,
+        states: States,
+        movable: bool = True,
     ) -> RowPlan:
         """Makes the plan of a signature. ``signature`` is the model's. INVALID_ARGUMENT if it lacks a tensor that the
         settings name."""
@@ -72,7 +87,10 @@ class RowPlan:
             outputs=tuple(spec for spec in signature.outputs if spec.name not in kept),
             conditions=None,  # they are about all inputs, and about runs of several sequences: the model checks them
         )
-        return cls(key, model, visible, controls, states, settings.max_batch_size > 0)
+        rows = settings.max_batch_size
+        whole = with_batch(signature) if rows > 0 else signature
+        sharing = Sharing(whole, BatchRule.of(whole, BatchSettings(max_batch_size=rows)))
+        return cls(key, model, visible, controls, states, rows > 0, movable, sharing)
 
     def rows(self, inputs: Mapping[str, Tensor]) -> int:
         """The batch size of a request; of several, one that is not 1."""
@@ -85,6 +103,18 @@ class RowPlan:
         """The key of a request's shapes: only requests with equal keys can be rows of one run: they send the same
         inputs, in the same shapes."""
         return tuple((name, array.shape, array.dtype.str) for name, array in sorted(inputs.items()))
+
+    def fits(self, rows: Sequence[Row | None]) -> bool:
+        """Whether requests of equal shapes share this run, at least one of them, with each other and the null rows."""
+        found = [row for row in rows if row is not None]
+        if len(rows) == 1:
+            return True
+        if self.sharing.is_alone(found[0].inputs):
+            return False
+        if not self.sharing.may_run_apart:
+            return True
+        shown = self.sharing.shows_rows(self.outputs([row.call for row in found]), len(rows))
+        return shown and self.sharing.takes([self.own_inputs(found[0])], len(rows))
 
     def outputs(self, calls: Sequence[PredictCall]) -> tuple[str, ...]:
         """The outputs to ask the model for; empty means all."""
@@ -126,33 +156,45 @@ class RowPlan:
         return {**row.inputs, **states, **self.control_tensors([row.flags])}
 
     def fault(self, results: Mapping[str, Tensor], rows: int) -> Status | None:
-        """Returns FAILED_PRECONDITION if the results of a run cannot be told apart by rows."""
-        return rows_fault(results, rows) if self.batched else None
+        """FAILED_PRECONDITION if the results of a run cannot be told apart by rows. A single row needs that only of
+        states, where outputs are served as they come."""
+        if not self.batched:
+            return None
+        if self.sharing.evidence is not None:
+            self.sharing.evidence.note(results, rows)
+        if rows == 1 and self.sharing.as_they_come:
+            results = {name: results[name] for name in self.states.outputs if name in results}
+        return rows_fault(results, rows)
 
     def outcome(
-        self, results: Mapping[str, Tensor], index: int, call: PredictCall, before: Values
+        self, results: Mapping[str, Tensor], index: int | None, call: PredictCall, before: Values
     ) -> tuple[Mapping[str, Tensor] | Status, Values]:
-        """The answer for the request in row ``index``, and the state of its sequence after it. If the model did not
-        give what was asked for, or wrote what is no state: INTERNAL, and the state from before."""
+        """What the request in row ``index`` is answered, and the state of its sequence after it; None: the results are
+        its own, and it gets them as they are. If the model did not give what was asked for, or wrote what is no state:
+        INTERNAL, and the state from before."""
         try:
             state, answer = self._state(results, index, before), self._answer(results, index, call)
             return answer, before if isinstance(answer, Status) else state
         except ServingError as error:
             return error.status, before
 
-    def _answer(self, results: Mapping[str, Tensor], index: int, call: PredictCall) -> Answer:
-        """The outputs of the row that the call asked for, and nothing that is hidden."""
+    def _answer(self, results: Mapping[str, Tensor], index: int | None, call: PredictCall) -> Answer:
+        """Of the row what was asked for, and nothing that is hidden."""
         hidden = {*self.states.outputs} - {*self.visible.output_names}
         arrays = cast("Mapping[str, Array]", results)
         names = [name for name in call.outputs or results if name in results and name not in hidden]
-        found = {name: arrays[name][index : index + 1] if self.batched else arrays[name] for name in names}
+        whole, row = index is None or not self.batched, index or 0
+        found = {name: arrays[name] if whole else arrays[name][row : row + 1] for name in names}
         return complete(call, found, call.outputs or self.visible.output_names, self.model)
 
-    def _state(self, results: Mapping[str, Tensor], index: int, before: Values) -> Values:
+    def _state(self, results: Mapping[str, Tensor], index: int | None, before: Values) -> Values:
         if not self.states.states:
             return before
         arrays = cast("Mapping[str, Array]", results)
         own = {name: arrays[name] for name in self.states.outputs if name in arrays}
         if self.batched:
-            own = {name: array[index : index + 1].copy()[0] for name, array in own.items()}
+            row = index or 0
+            if index is None and (fault := rows_fault(own, 1)) is not None:
+                raise ServingError(fault.code, fault.message)
+            own = {name: array[row : row + 1].copy()[0] for name, array in own.items()}
         return self.states.written(own, before, self.model)

@@ -7,6 +7,7 @@ All requests of a sequence go to one instance, in their order, one at a time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,15 @@ from tfs_lite.schedulers.sequence.rows import RowPlan
 from tfs_lite.schedulers.sequence.sequence_manager import Entry, OnForgotten, SequenceManager
 from tfs_lite.schedulers.sequence.settings import (
     MAX_QUEUED,
+    DirectSettings,
+    SequenceSettings,
     direct_settings_of,
     oldest_settings_of,
     sequence_settings_of,
 )
 from tfs_lite.schedulers.sequence.states import States
+
+logger = logging.getLogger(__name__)
 
 
 class SequenceServable(FixedInstances, JudgesCalls):
@@ -78,20 +83,24 @@ class SequenceServable(FixedInstances, JudgesCalls):
         self.traits = replace(traits or Traits(models[0].platform, settings.max_batch_size), keeps_sequences=True)
         controls, states = Controls.of(settings), States.of(settings, directory)
         signatures = models[0].signatures
+        implicit = bool(states.states)
+        stateless = implicit or models[0].concurrency > 1  # or threads would meet in what it keeps
+        name = servable_id.name
         self._plans = {
-            key: RowPlan.of(key, servable_id.name, one, settings, controls, states) for key, one in signatures.items()
+            key: RowPlan.of(key, name, one, settings, controls, states, stateless) for key, one in signatures.items()
         }
         visible = {key: plan.visible for key, plan in self._plans.items()}
         self._signatures = served(visible, servable_id.name, self.traits.max_batch_size)
         self._controls = controls
-        slots = sequence_settings_of(settings, max_queued)
+        slots = self._slots(sequence_settings_of(settings, max_queued), stateless)
         self._manager = manager = SequenceManager(slots, len(models), servable_id, clock, on_forgotten, self._wake)
         self._runner: DirectWorkers | OldestBatchers
-        implicit = bool(states.states)
         if slots.oldest:
-            self._runner = OldestBatchers(manager, models, oldest_settings_of(settings), on_batch, implicit)
+            self._runner = OldestBatchers(manager, models, oldest_settings_of(settings), on_batch, implicit, stateless)
         else:
-            self._runner = DirectWorkers(manager, models, direct_settings_of(settings), on_batch, implicit)
+            self._runner = DirectWorkers(
+                manager, models, self._direct(direct_settings_of(settings)), on_batch, implicit
+            )
         self._runner.start()
 
     @property
@@ -152,6 +161,32 @@ class SequenceServable(FixedInstances, JudgesCalls):
         """Answers what waits with UNAVAILABLE, lets running batches finish, ends the threads and closes the models."""
         self._manager.close()
         self._runner.close()
+
+    def _slots(self, slots: SequenceSettings, stateless: bool) -> SequenceSettings:
+        """One in each instance where the model keeps state by row, and its rows take no company."""
+        apart = [key for key, plan in self._plans.items() if plan.batched and plan.sharing.rule is None]
+        if not apart or slots.slots_per_instance == 1:
+            return slots
+        if stateless or slots.oldest:
+            logger.warning(
+                "%s answers no two sequences together, although it has a max_batch_size: its signature %s has no batch "
+                "that they could share",
+                self.id,
+                apart[0],
+            )
+            return slots
+        logger.warning(
+            "%s has one sequence at a time in each instance, although it has a max_batch_size: its signature %s has no "
+            "batch that sequences could share, and their state may be in the model, by row",
+            self.id,
+            apart[0],
+        )
+        return replace(slots, slots_per_instance=1)
+
+    def _direct(self, settings: DirectSettings) -> DirectSettings:
+        """Nobody waits for others with whom no request shares a run."""
+        together = any(plan.sharing.rule is not None for plan in self._plans.values())
+        return settings if together else DirectSettings()
 
     def _wake(self, slots: Collection[Slot]) -> None:
         self._runner.wake(slots)

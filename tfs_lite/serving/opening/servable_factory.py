@@ -97,6 +97,8 @@ class BatchingOptions:
 
     def batch_rows(self, request: OpenRequest) -> tuple[int, ...]:
         """The numbers of rows that batches of a version will mostly have, as far as the config says it."""
+        if request.settings.sequence_batching is not None:
+            return rows_of_runs(BatchSettings(max_batch_size=request.settings.max_batch_size))
         return rows_of_runs(self.settings(request, ()))
 
     def _of_parameters(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:

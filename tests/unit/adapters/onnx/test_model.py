@@ -27,6 +27,7 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 
 from .conftest import value
@@ -312,6 +313,11 @@ NODES = {
     ],
     "a sum of all rows": [helper.make_node("ReduceSum", ["x", "zero"], ["y"], keepdims=1)],
     "two of its own": [helper.make_node("ReduceSum", ["x"], ["s"]), helper.make_node("Expand", ["s", "two"], ["y"])],
+    "noise": [helper.make_node("RandomUniformLike", ["x"], ["y"])],
+    "the distance to the mean row": [
+        helper.make_node("ReduceMean", ["x", "zero"], ["m"], keepdims=1),
+        helper.make_node("Sub", ["x", "m"], ["y"]),
+    ],
     "rows that are not zero": [
         helper.make_node("ReduceMax", ["x", "one"], ["m"], keepdims=0),
         helper.make_node("NonZero", ["m"], ["n"]),
@@ -339,6 +345,7 @@ def opened_for(write, request_for):
         ("the input", (1, 2, 4), ShapeContract.ROWS),
         ("takes no length below 5", (1, 2, 4), ShapeContract.ROWS),
         ("the input", (1,), ShapeContract.INPUTS),
+        ("noise", (1, 2, 4), ShapeContract.ROWS),
         ("a sum of all rows", (1, 2, 4), ShapeContract.INPUTS),
         ("two of its own", (1, 2, 4), ShapeContract.INPUTS),
         ("rows that are not zero", (1, 2, 4), ShapeContract.INPUTS),
@@ -346,6 +353,12 @@ def opened_for(write, request_for):
 )
 def test_load_shows_whether_outputs_follow_the_rows_where_calls_may_share_runs(opened_for, what, rows, contract):
     assert opened_for(what, rows).signatures["serving_default"].contract is contract
+
+
+def test_calls_share_no_run_if_the_load_shows_that_a_row_depends_on_the_one_beside_it(opened_for, caplog):
+    (signature,) = opened_for("the distance to the mean row", (1, 2)).signatures.values()
+    assert BatchRule.of(signature, BatchSettings(max_batch_size=2)) is None
+    assert "its output y for a row depends on the rows beside it" in caplog.text
 
 
 @pytest.mark.parametrize(("what", "calls"), [("the input", 2), ("two of its own", 1), ("rows that are not zero", 1)])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.support.schedulers.sequence_models import SumModel, sum_settings
+from tests.support.schedulers.sequence_models import SumByStateModel, SumModel, sum_settings
+from tfs_lite.core.signature import ShapeContract, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.conditions import read_conditions
 
 Make = Callable[..., Any]
 
@@ -204,3 +208,78 @@ def test_output_with_too_few_rows_fails_the_batch(make: Make) -> None:
             return {"OUTPUT": np.zeros((0, 1), np.int32)}
 
     assert make(kind=Short).ask(1, 1, start=True).code is StatusCode.FAILED_PRECONDITION
+
+
+# Who may not share a run.
+
+
+class Twins(SumByStateModel):
+    """Whatever the rows, ``OUTPUT`` has two of its own: the least and the largest input."""
+
+    def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        numbers, total = inputs["INPUT"], inputs["INPUT"] + inputs["SUM_IN"]
+        return {"OUTPUT": np.array([[numbers.min()], [numbers.max()]], np.int32), "SUM_OUT": total}
+
+
+STATES = ({"input_name": "SUM_IN", "output_name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]},)
+
+
+def declared(kind: type[SumModel], **changes: Any) -> type[SumModel]:
+    """The model with other words in its signature."""
+
+    class Declared(kind):  # type: ignore[valid-type, misc]
+        @property
+        def signatures(self) -> Mapping[str, Signature]:
+            return {key: replace(each, **changes) for key, each in super().signatures.items()}
+
+    return Declared
+
+
+def queued(fixture: Any, *ids: int) -> list[Any]:
+    """Requests that wait together; each asks for its id."""
+    fixture.ask_held(0, 99, start=True, end=True)
+    requests = [fixture.ask(id, id, start=True) for id in ids]
+    fixture.open()
+    return requests
+
+
+def test_output_that_is_served_as_it_comes_and_follows_no_rows_is_answered_to_each_alone(make: Make) -> None:
+    fixture = make(sum_settings(2, states=STATES), declared(Twins, contract=ShapeContract.INPUTS))
+    assert [each.sum for each in queued(fixture, 1, 2)] == [[1, 1], [2, 2]]
+    assert fixture.ask(5, 2).sum == [5, 5]
+    assert {len(run["INPUT"]) for run in fixture.model.runs} == {1}
+
+
+def test_requests_whose_rows_the_model_does_not_take_together_run_one_after_the_other_the_oldest_first(
+    make: Make,
+) -> None:
+    conditions = read_conditions([("INPUT", 0)], ["n0 <= 2"])
+    fixture = make(sum_settings(4, states=STATES), declared(SumByStateModel, conditions=conditions))
+    assert [each.sum for each in queued(fixture, 1, 2, 3)] == [1, 2, 3]
+    assert fixture.model.column("INPUT") == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("states", "kind", "slots"), [(STATES, SumByStateModel, 3), ((), SumModel, 1)])
+def test_rows_that_depend_on_those_beside_them_take_no_company(
+    make: Make, states: Any, kind: type[SumModel], slots: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state in the model may be one of the row; then an instance has one row."""
+    fixture = make(sum_settings(3, states=states), declared(kind, conditions=read_conditions((), (), complete=False)))
+    requests = queued(fixture, 1, 2, 3)
+    assert fixture.servable.backlogged == 3 - slots
+    ends = [fixture.ask(10, id, end=True) for id in (1, 2, 3)]
+    assert [each.sum for each in requests + ends] == [1, 2, 3, 11, 12, 13]
+    assert {len(run["INPUT"]) for run in fixture.model.runs} == {1}
+    assert "although it has a max_batch_size" in caplog.text
+
+
+def test_first_dimensions_of_several_names_are_the_batch_as_the_config_says(make: Make) -> None:
+    def other(spec: TensorSpec) -> TensorSpec:
+        return replace(spec, shape=None) if spec.name == "OUTPUT" else spec
+
+    (signature,) = SumModel(sum_settings(4)).signatures.values()
+    outputs = tuple(map(other, signature.outputs))
+    fixture = make(sum_settings(4), declared(SumModel, outputs=outputs))
+    fixture.start(1, 2, 3)
+    assert [each.sum for each in queued(fixture, 1, 2, 3)] == [1, 2, 3]
+    assert max(len(run["INPUT"]) for run in fixture.model.runs) == 4
