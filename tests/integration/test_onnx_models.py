@@ -122,3 +122,46 @@ def test_check_shows_inputs_and_outputs_without_onnxruntime(tmp_path: Path) -> N
     assert shown.returncode == 0, shown.stdout + shown.stderr
     for words in ("onnxruntime_onnx", "float[-1,3]", "version", "served"):
         assert words in shown.stdout
+
+
+def write_five(path: Path, dims: Any) -> Path:
+    """Five times the largest number of a row, which it declares as ``dims``."""
+    nodes = [helper.make_node("ReduceMax", ["x"], ["most"], axes=[1]), helper.make_node("Mul", ["most", "ones"], ["y"])]
+    ones = helper.make_tensor("ones", TensorProto.FLOAT, [1, 5], [1.0] * 5)
+    graph = helper.make_graph(nodes, "five", [value("x", ["batch", "length"])], [value("y", dims)], [ones])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+def write_same(path: Path, dims: Any) -> Path:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "same", [value("x", ["batch", "length"])], [value("y", dims)])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+def test_outputs_of_padded_inputs_are_cut_only_if_runs_have_shown_that_they_are_as_long(tmp_path: Path) -> None:
+    """What the file declares is a hint: here an output of a size of its own has the name of the input's length."""
+    base, dims = tmp_path / "models", ["batch", "length"]
+    for name, write in {"five": write_five, "same": write_same}.items():
+        publish(str(write(tmp_path / "model.onnx", dims)), str(base / name), 1)
+    parameters = tmp_path / "batching.txt"
+    parameters.write_text(
+        "max_batch_size { value: 2 } batch_timeout_micros { value: 300000 } pad_variable_length_inputs: true"
+    )
+    flags = (f"--model_repository={base}", "--version_quiet_period_seconds=0", "--enable_batching")
+    with (
+        ServerProcess(*flags, f"--batching_parameters_file={parameters}") as server,
+        Probe(server) as probe,
+        Client(server.target) as client,
+    ):
+
+        def ask(name: str, length: int) -> Any:
+            x = np.arange(1, length + 1, dtype=np.float32)[np.newaxis]
+            return client.predict(name, {"x": x}).outputs["y"].tolist()
+
+        for name in ("five", "same"):
+            probe.wait_available(name, 1)
+            alone = [ask(name, length) for length in (3, 5)]
+            with ThreadPoolExecutor(2) as pool:
+                assert list(pool.map(ask, (name, name), (3, 5))) == alone

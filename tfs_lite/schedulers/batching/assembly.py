@@ -87,13 +87,15 @@ def split_outputs(
     from the same calls. An output's dimension that has the symbol of a filled-up input dimension is cut to the call's
     own length.
 
-    FAILED_PRECONDITION for all if the results cannot be told apart by rows.
+    FAILED_PRECONDITION for all if the results cannot be told apart by rows, or cannot be cut.
     """
     if len(calls) == 1 and not batch.padding:
         return [results]
     arrays = cast("Mapping[str, Array]", results)
     fault = rows_fault(arrays, batch.rows + batch.padding)
     if fault is not None:
+        return [fault] * len(calls)
+    if batch.filled and rule is not None and (fault := _length_fault(rule, batch, arrays)) is not None:
         return [fault] * len(calls)
     answers = _rows_of_each(arrays, calls, sizes)
     if batch.filled and rule is not None:
@@ -192,6 +194,18 @@ def _rows_of_each(
         answers.append(answer)
         start = end
     return answers
+
+
+def _length_fault(rule: BatchRule, batch: Batch, arrays: Mapping[str, Array]) -> Status | None:
+    """FAILED_PRECONDITION unless the outputs that are to be cut are as long as the filled-up inputs."""
+    for name, axis, (source, source_axis) in rule.trims:
+        length = batch.inputs[source].shape[source_axis]
+        if name in arrays and arrays[name].shape[axis : axis + 1] != (length,):
+            reason = (
+                f"output {name} of shape {arrays[name].shape} has not the length {length} of the padded input {source}"
+            )
+            return Status(StatusCode.FAILED_PRECONDITION, reason)
+    return None
 
 
 def _trim(rule: BatchRule, call: PredictCall, answer: dict[str, Array]) -> None:

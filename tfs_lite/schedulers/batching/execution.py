@@ -103,6 +103,8 @@ class Execution:
             inside = (entered, self._clock.monotonic())
             if evidence is not None and rule is not None:
                 evidence.note(results, batch.rows + padding)
+            if queue.sharing.lengths is not None and rule is not None:
+                queue.sharing.lengths.note(batch.inputs, results)
             return split_outputs(rule, batch, results, calls, sizes), padding, None, inside
         except (WorkerLost, WorkerBusy) as lost:
             return [], padding, lost, None

@@ -29,6 +29,9 @@ from tfs_lite.schedulers.calls import rows_of
 InputAxis: TypeAlias = tuple[str, int]
 """The name and axis of an input, where a size is read."""
 
+Trim: TypeAlias = tuple[str, int, InputAxis]
+"""(output, axis, input axis)."""
+
 MAX_PADDED_RANK = 6
 _ONE_SYMBOL = re.compile(r"\w+")
 
@@ -54,7 +57,7 @@ class BatchRule:
     """Inputs without a declared dtype."""
     padded: frozenset[str]
     """Inputs that are filled up to the longest of a run."""
-    trims: tuple[tuple[str, int, InputAxis], ...]
+    trims: tuple[Trim, ...]
     """Triples of output, axis and input axis: the output is as long in that axis as the filled-up input, and is trimmed
     to the length that the call itself had."""
     too_deep: str = ""
@@ -70,7 +73,7 @@ class BatchRule:
             return None
         differ = bool(signature.optional)
         sizes = {} if differ else _first_axes(signature)
-        fill = settings.pad_variable_length and not differ
+        fill = settings.pad_variable_length and not differ and not _has_derived(signature, sizes)
         padded = frozenset(spec.name for spec in signature.inputs if fill and any(_later(spec)))
         deep = (
             spec.name for spec in signature.inputs if spec.name in padded and len(spec.shape or ()) > MAX_PADDED_RANK
@@ -94,9 +97,9 @@ class BatchRule:
         """How many rows the call has; 0 is possible."""
         return inputs[self.names[0]].shape[0] if self.names else rows_of(inputs)
 
-    def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
+    def key(self, inputs: Mapping[str, Tensor], exact: bool = False) -> Hashable:
         """The key of a call: only calls with equal keys may share a run. None for every call where nothing but rows can
-        differ.
+        differ. ``exact``: nothing is filled up.
 
         An input without elements has nothing to be filled up with: such a call shares a run only with calls of the very
         same sizes, so that it neither fails nor makes others fail. Where calls may differ in what they send, those that
@@ -107,7 +110,7 @@ class BatchRule:
         if not (self.sizes or self.untyped):
             return None
         dtypes = tuple([inputs[name].dtype for name in self.untyped])
-        if self.padded and not any(0 in inputs[name].shape for name in self.padded):
+        if self.padded and not exact and not any(0 in inputs[name].shape for name in self.padded):
             return dtypes or None
         return tuple([inputs[name].shape[axis] for name, axis in self.sizes]), dtypes
 
@@ -210,7 +213,13 @@ def _first_axes(signature: Signature) -> dict[str, InputAxis]:
     return axes
 
 
-def _trims(signature: Signature, axes: Mapping[str, InputAxis]) -> Iterator[tuple[str, int, InputAxis]]:
+def _has_derived(signature: Signature, axes: Mapping[str, InputAxis]) -> bool:
+    """Whether an output has a size such as ``2*s1``: of a call that was filled up nobody could tell its own part."""
+    symbols = {symbol for spec in signature.outputs for _, symbol in _later(spec)} - axes.keys()
+    return any(_depends(symbol, one) for symbol in symbols for one in axes)
+
+
+def _trims(signature: Signature, axes: Mapping[str, InputAxis]) -> Iterator[Trim]:
     for spec in signature.outputs:
         for axis, symbol in _later(spec):
             if symbol in axes:

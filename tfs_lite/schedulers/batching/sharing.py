@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfs_lite.core.signature import ShapeContract, Signature, Tensor, shapes_fault
 from tfs_lite.schedulers.batching.assembly import rows_fault
-from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.rules import BatchRule, Trim
 
 
 class RowEvidence:
@@ -55,10 +55,38 @@ class RowEvidence:
         self.may_share = True
 
 
+class LengthEvidence:
+    """Whether outputs that are served as they come are as long as the inputs that their declaration names, so that they
+    can be cut where inputs were filled up. One that was as long for two lengths is; one that was not ends the filling.
+
+    Threads: any, as :class:`RowEvidence`.
+    """
+
+    __slots__ = ("_first", "_refuted", "_shown", "_trims", "may_fill")
+
+    def __init__(self, trims: Collection[Trim]) -> None:
+        self._trims = trims
+        self._first: dict[Trim, int] = {}
+        self._shown = set[Trim]()
+        self._refuted = False
+        self.may_fill = False
+
+    def note(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+        """Looks at a run."""
+        for trim in self._trims:
+            name, axis, (source, source_axis) = trim
+            if name in results:
+                length = inputs[source].shape[source_axis]
+                self._refuted |= results[name].shape[axis : axis + 1] != (length,)
+                if self._first.setdefault(trim, length) != length:
+                    self._shown.add(trim)
+        self.may_fill = not self._refuted and self._shown.issuperset(self._trims)
+
+
 class Sharing:
     """Which calls of one signature share a run. Threads: any, as :class:`RowEvidence`."""
 
-    __slots__ = ("as_they_come", "evidence", "may_run_apart", "rule", "unchecked")
+    __slots__ = ("as_they_come", "evidence", "lengths", "may_run_apart", "rule", "unchecked")
 
     def __init__(self, signature: Signature, rule: BatchRule | None) -> None:
         """``rule`` is made of the signature; None: no calls share a run."""
@@ -69,6 +97,10 @@ class Sharing:
         """None where calls may share runs without any, or never."""
         if rule is not None and self.as_they_come:
             self.evidence = RowEvidence(signature.output_names, signature.contract is ShapeContract.ROWS)
+        self.lengths: LengthEvidence | None = None
+        """None where inputs may be filled up without any, or never are."""
+        if rule is not None and rule.trims and self.as_they_come:
+            self.lengths = LengthEvidence(rule.trims)
         self.may_run_apart = self.evidence is not None or (rule is not None and rule.conditions is not None)
         """Whether there may be calls that the model takes alone and not together."""
         self.unchecked = signature if signature.contract is ShapeContract.NONE else None

@@ -59,7 +59,9 @@ class SignatureQueue(JobQueue):
             size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
             return Job(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
-        return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
+        lengths = self.sharing.lengths
+        key = rule.key(call.inputs) if lengths is None else rule.key(call.inputs, exact=not lengths.may_fill)
+        return Job(call, size or 1, key, now, size, expires=expires)
 
     def room(self, call: PredictCall, rows: int, largest: int) -> int:
         """The rows of a call of so many that fill a batch which waits already, if it is split into parts of at most

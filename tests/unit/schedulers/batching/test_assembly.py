@@ -248,11 +248,7 @@ def bits(array: np.ndarray) -> object:
 
 FILLED = Signature(
     specs(("a", FLOAT, ROWS, LENGTH, WIDTH), ("b", DataType.BFLOAT16, ROWS, LENGTH), ("c", INT64, ROWS, 2)),
-    specs(
-        ("turned", FLOAT, ROWS, WIDTH, LENGTH),
-        ("sums", FLOAT, ROWS, LENGTH),
-        ("longer", FLOAT, ROWS, SymbolicDim("s1 + 1")),
-    ),
+    specs(("turned", FLOAT, ROWS, WIDTH, LENGTH), ("sums", FLOAT, ROWS, LENGTH)),
 )
 FILLING = BatchSettings(max_batch_size=100, pad_variable_length=True)
 
@@ -264,7 +260,7 @@ class Turning(Adding):
         self.got = dict(inputs)
         a, b, c = (inputs[name].astype(np.float32) for name in "abc")
         sums = b + c.sum(1, keepdims=True)
-        return {"turned": a.transpose(0, 2, 1).copy(), "sums": sums, "longer": np.pad(sums, ((0, 0), (0, 1)))}
+        return {"turned": a.transpose(0, 2, 1).copy(), "sums": sums}
 
 
 def filled_call(seed: int, rows: int, length: int, width: int) -> PredictCall:
@@ -293,7 +289,6 @@ def test_every_call_gets_its_own_length_back(shapes: list[tuple[int, int, int]],
         alone = Turning().run("s", call.inputs, ())
         assert plain(answer["turned"]) == plain(alone["turned"])
         assert plain(answer["sums"]) == plain(alone["sums"])
-        assert answer["longer"].shape == (rows, longest + 1)
         seen, own = model.got["a"][start : start + rows], call.inputs["a"]
         assert seen.shape == (rows, longest, widest)
         outside = np.ones((longest, widest), bool)
@@ -310,9 +305,9 @@ def test_calls_without_rows_but_of_one_length_are_stacked() -> None:
 
 def test_an_output_that_the_call_does_not_want_is_not_trimmed() -> None:
     calls = [filled_call(0, 1, 2, 1), filled_call(1, 1, 3, 1)]
-    calls[0].outputs = ("longer",)
+    calls[0].outputs = ("sums",)
     answers = run_all(Turning(), calls, FILLING, FILLED)
-    assert {name: array.shape for name, array in answers[0].items()} == {"longer": (1, 4)}
+    assert {name: array.shape for name, array in answers[0].items()} == {"sums": (1, 2)}
 
 
 @pytest.mark.parametrize(

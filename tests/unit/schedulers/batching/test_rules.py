@@ -224,3 +224,11 @@ def test_a_large_call_is_split_into_parts_that_the_model_takes(text: str, rows: 
 
 def test_without_conditions_parts_are_as_large_as_a_run() -> None:
     assert rule_of(spec("x", ROWS)).part_rows(x(12), 12) == 8
+
+
+@pytest.mark.parametrize("size", ["2*s1", "s1 - 1"])
+def test_nothing_is_filled_up_where_the_size_of_an_output_follows_from_the_length(size: str) -> None:
+    """Of a longer answer nobody could tell the call's own part."""
+    rule = rule_of(spec("x", ROWS, LENGTH), outputs=(spec("y", ROWS, SymbolicDim(size)),), settings=FILLING)
+    assert not rule.padded
+    assert rule.key(x(1, 3)) != rule.key(x(1, 5))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
@@ -83,3 +83,30 @@ def test_calls_that_run_alone_are_not_shed() -> None:
     queue.add(queue.job(call(0.1), 0.0))
     queue.add(queue.job(call(0.1), 0.0))
     assert queue.shed(0.0) == []
+
+
+LENGTH = SymbolicDim("length")
+HINTS = Signature(
+    (TensorSpec("x", DataType.FLOAT, (SymbolicDim("batch"), LENGTH)),),
+    (TensorSpec("y", DataType.FLOAT, (SymbolicDim("batch"), LENGTH)),),
+    contract=ShapeContract.INPUTS,
+)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fills"), [((), False), ((3,), False), ((3, 3), False), ((3, 5), True), ((3, 5, None), False)]
+)
+def test_inputs_are_filled_up_once_an_output_that_comes_as_it_is_was_as_long_for_two_lengths(
+    lengths: tuple[int | None, ...], fills: bool
+) -> None:
+    settings = BatchSettings(max_batch_size=4, pad_variable_length=True)
+    queue = SignatureQueue("s", HINTS, settings, "m-1", BatchRule.of)
+    assert queue.sharing.lengths is not None
+    for length in lengths:
+        inputs, results = {"x": np.zeros((1, length or 4))}, {"y": np.zeros((1, length or 5))}
+        queue.sharing.lengths.note(inputs, results)
+    keys = {
+        queue.job(PredictCall("s", {"x": np.zeros((1, length))}, (), None, lambda answer: None), 0.0).key
+        for length in (3, 5)
+    }
+    assert (len(keys) == 1) is fills
