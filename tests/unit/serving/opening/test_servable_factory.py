@@ -311,3 +311,5 @@ def test_rows_of_batches_are_known_before_the_model_is_opened() -> None:
     assert plan(enable_batching=True).batch_rows(request(max_batch_size=8)) == (1, 2, 4, 8)
     assert plan().batch_rows(request(max_batch_size=4, dynamic_batching={})) == (1, 2, 4)
     assert plan().batch_rows(request(max_batch_size=8)) == (1,)
+    assert plan().batch_rows(request(max_batch_size=4, sequence_batching={})) == (1, 2, 4)
+    assert plan().batch_rows(request(sequence_batching={})) == (1,)
