@@ -26,7 +26,7 @@ from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES, as_array, check_tensors, to_arrays
 from tfs_lite.adapters.results import DEPENDS, alike
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, SymbolicDim, TensorSpec, example_shapes
+from tfs_lite.core.signature import Signature, TensorSpec, common_batch, example_shapes
 from tfs_lite.core.status import ServingError, failed_precondition
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
@@ -72,7 +72,7 @@ def check_itself(
     FAILED_PRECONDITION if it can answer no request."""
     tried = set[tuple[int, ...]]()
     has_integers = any(not _is_continuous(spec) for spec in signature.inputs)
-    has_batch = _batch(signature) is not None
+    has_batch = common_batch(signature) is not None
     for size, integer in product(SIZES, INTEGERS if has_integers else INTEGERS[:1]):
         shapes = {rows: _shapes(signature, size, rows) for rows in ((1, MANY, MORE) if has_batch else (1,))}
         one, many = shapes[1], shapes.get(MANY)
@@ -118,7 +118,7 @@ class _Asked:
         """The first output of floating-point numbers whose rows depend on the other rows. Empty if there is none, if
         outputs have no row for each row, and if the program answers differently from call to call."""
         few = 1 if isinstance(self._answers.get(1), Mapping) else MANY
-        if self.most <= few or any(spec.batch != _batch(self._signature) for spec in self._signature.outputs):
+        if self.most <= few or any(spec.batch != common_batch(self._signature) for spec in self._signature.outputs):
             return ""
         inputs = [value.clone() for value in self._inputs]
         for spec, value in zip(self._signature.inputs, inputs, strict=True):
@@ -139,7 +139,7 @@ class _Asked:
         return ""
 
     def _answer(self, inputs: Sequence[torch.Tensor], rows: int) -> dict[str, Array]:
-        if _batch(self._signature) is not None:
+        if common_batch(self._signature) is not None:
             inputs = [value[:rows] for value in inputs]
         named = dict(zip(self._signature.input_names, map(as_array, inputs), strict=True))
         results = self._run(named)
@@ -154,8 +154,7 @@ def made_up(signature: Signature, shapes: Shapes, integer: int = 1) -> list[torc
     inputs = []
     for spec in signature.inputs:
         shape, dtype = shapes[spec.name], TORCH_DTYPES[spec.dtype]
-        floats = dtype.is_floating_point or dtype.is_complex
-        value = torch.rand(shape, generator=generator) if floats else torch.full(shape, float(integer))
+        value = torch.rand(shape, generator=generator) if _is_continuous(spec) else torch.full(shape, float(integer))
         inputs.append(value.to(dtype))
     return inputs
 
@@ -222,24 +221,5 @@ def _is_continuous(spec: TensorSpec) -> bool:
 
 def _shapes(signature: Signature, size: int, rows: int) -> Shapes | None:
     """The shapes of made-up inputs; None if the signature takes no such inputs, or they would be too large."""
-    shapes = example_shapes(signature, size)
-    batch = _batch(signature)
-    if shapes is not None and batch is not None:
-        shapes = {spec.name: _of_rows(spec.shape or (), shapes[spec.name], batch, rows) for spec in signature.inputs}
-    if shapes is None or (signature.conditions is not None and signature.conditions.fault(shapes)):
-        return None
-    return shapes if sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
-
-
-def _of_rows(declared: Sequence[object], shape: tuple[int, ...], batch: str, rows: int) -> tuple[int, ...]:
-    """The shape with so many rows, or as many as are allowed at most."""
-    return tuple(
-        min(rows, dim.maximum or rows) if isinstance(dim, SymbolicDim) and dim.symbol == batch else size
-        for dim, size in zip(declared, shape, strict=True)
-    )
-
-
-def _batch(signature: Signature) -> str | None:
-    """The symbol of the first dimension of all inputs; None if there is none."""
-    firsts = {spec.batch for spec in signature.inputs}
-    return firsts.pop() if len(firsts) == 1 else None
+    shapes = example_shapes(signature, size, rows)
+    return shapes if shapes is not None and sum(map(prod, shapes.values())) <= MAX_ELEMENTS else None
