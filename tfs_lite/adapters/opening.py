@@ -147,7 +147,7 @@ class OpenRequest:
         return self.device != "cpu"
 
     def require_files(self) -> None:
-        """Raises ServingError if the files are not those any more that the version was loaded from. Whoever opens a
+        """Raises ServingError if the files are not those any more that the version was loaded from. What opens a
         version again asks before and after."""
         if self.loaded_from is not None:
             self.loaded_from.require()

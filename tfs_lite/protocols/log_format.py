@@ -75,7 +75,7 @@ def _is_own(name: str) -> bool:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """A handler that never raises: a line that cannot be written is no fault of whoever logs it."""
+    """A handler that never raises: a line that cannot be written is no fault of the code that logs it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         with suppress(OSError):

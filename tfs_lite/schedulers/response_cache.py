@@ -106,8 +106,8 @@ class ResponseCache:
             self._open[servable_id] += 1
 
     def replaced(self, servable_id: ServableId) -> None:
-        """Records that another load of the version has taken its place, and counts from zero. Nobody asks for earlier
-        answers any more: they go."""
+        """Records that another load of the version has taken its place, and counts from zero. Earlier answers are not
+        asked for any more: they go."""
         self.flush(servable_id)
         with self._lock:
             if servable_id in self._counts:

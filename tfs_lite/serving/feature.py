@@ -84,7 +84,7 @@ class Feature:
         """Every model that is known at the start is available or has failed."""
 
     def stopping(self) -> None:
-        """No more configs and versions come; what is loaded is about to be unloaded. May be called again."""
+        """No more configs and versions come; what is loaded is about to be unloaded. Has the bound of :meth:`close`."""
 
     def close(self) -> None:
         """The last version was unloaded. Has a bound of :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""

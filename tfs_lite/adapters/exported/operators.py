@@ -107,7 +107,7 @@ def _assert_scalar(value: Any, message: str) -> None:
 
 
 def _assert_tensor(value: torch.Tensor, message: str) -> None:
-    """Asserts that a value is true; on a GPU nobody waits for the value."""
+    """Asserts that a value is true; on a GPU the server does not wait for the value."""
     if not value.is_cpu:
         torch.ops.aten._assert_async.msg(value, message)
     elif not value:

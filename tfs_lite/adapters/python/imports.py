@@ -45,7 +45,7 @@ class _Loader(SourceFileLoader):
 
 def _door(name: str) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module whose place another one has taken. That one may ask the first for what it lacks
-    itself, as those of ``cryptography`` do; then nobody has it."""
+    itself, as those of ``cryptography`` do; then there is no such attribute."""
     asking = threading.local()
 
     def ask_the_other(attribute: str) -> Any:
@@ -74,7 +74,7 @@ class _Finder:
 
 
 class Turns:
-    """A lock for imports, with the imports inside them, that nobody holds up the others with for ever. Any thread."""
+    """A lock for imports, with the imports inside them, that no thread keeps from the others for ever. Any thread."""
 
     def __init__(self, max_wait: float = MAX_WAIT) -> None:
         self._max_wait = max_wait
@@ -102,7 +102,7 @@ class Turns:
                 self._changed.notify_all()
 
     def _wait(self) -> bool:
-        """Waits for the turn, with the lock held. False when somebody's turn takes too long."""
+        """Waits for the turn, with the lock held. False when the turn of another thread takes too long."""
         while self._holder is not None:
             left = self._since + self._max_wait - time.monotonic()
             if left <= 0:

@@ -214,7 +214,7 @@ def _first_axes(signature: Signature) -> dict[str, InputAxis]:
 
 
 def _has_derived(signature: Signature, axes: Mapping[str, InputAxis]) -> bool:
-    """Whether an output has a size such as ``2*s1``: of a call that was filled up nobody could tell its own part."""
+    """Whether an output has a size such as ``2*s1``: the part of a call that was filled up could not be told."""
     symbols = {symbol for spec in signature.outputs for _, symbol in _later(spec)} - axes.keys()
     return any(_depends(symbol, one) for symbol in symbols for one in axes)
 

@@ -1,7 +1,7 @@
 """Which calls of one signature share a run: what is declared, the sizes that the model takes, and what runs have shown.
 
-The batcher and the schedulers of sequences ask the same object, so that whoever may not share a run with the one does
-not share it with the other either.
+The batcher and the schedulers of sequences ask the same object, so that a call that may share no run in the one
+shares none in the other either.
 """
 
 from __future__ import annotations

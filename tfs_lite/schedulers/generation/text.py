@@ -40,7 +40,7 @@ _NEXT = {
 class Text:
     """One text, checked and tokenized. It has two regions:
 
-    - What was asked for, from ``wanted`` to ``deliver``. The submitter sets it, and nobody changes it until the end.
+    - What was asked for, from ``wanted`` to ``deliver``. The submitter sets it, and it stays until the end.
     - How far it is: all below. The engine sets ``number``, ``arrived`` and ``detokenizer`` when it takes the text; from
       then on only the engine's thread reads and changes this region, phase and slot through the scheduler.
 

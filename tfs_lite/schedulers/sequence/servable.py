@@ -184,7 +184,7 @@ class SequenceServable(FixedInstances, JudgesCalls):
         return replace(slots, slots_per_instance=1)
 
     def _direct(self, settings: DirectSettings) -> DirectSettings:
-        """Nobody waits for others with whom no request shares a run."""
+        """Requests that share no run wait for no others."""
         together = any(plan.sharing.rule is not None for plan in self._plans.values())
         return settings if together else DirectSettings()
 

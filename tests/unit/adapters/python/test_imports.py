@@ -198,7 +198,7 @@ def test_import_that_hangs_holds_the_others_up_for_a_bounded_time() -> None:
 
 
 def test_package_that_takes_its_own_place_and_asks_the_first_module_is_imported(gate: Gate, tmp_path: Path) -> None:
-    """As those of ``cryptography`` do: what neither has, nobody has."""
+    """As those of ``cryptography`` do: what neither has does not exist."""
     write(tmp_path, "asks_back", ASKS_BACK)
     assert Importer(run("from asks_back import color", "color")).result() == "red"
     assert isinstance(Importer(run("from asks_back import shape", "shape")).result(), ImportError)
