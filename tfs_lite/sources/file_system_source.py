@@ -37,10 +37,16 @@ __all__ = ["FileSystemStoragePathSource", "ServableToMonitor", "SourceConfig", "
 logger = logging.getLogger(__name__)
 FULL_LOOK_SECONDS = 60.0
 """A stream that seems to be at rest is looked at closely at least this often: not every file system keeps its times."""
+FILES_SECONDS = 4.0
+"""The interval in which the files of versions that are complete are looked at, if the source polls more often: a version
+that is copied, moved or removed changes a directory, and only files that are overwritten where they lie do not."""
 HASH_SECONDS, MOST_HASHES = 60.0, 4
 """The seconds after which the digests of one version no longer hold up those of another, and the most versions that are
 hashed at once."""
-_Stamps = tuple[Stamp, ...]
+_Seen = tuple[int | None, int | None]
+"""The hashes of the stamps of parts and of files, for the stamps of a thousand streams would have left the caches of the
+processor by the next look. None: nothing may be concluded."""
+_NOTHING_SEEN: _Seen = (None, None)
 
 
 class _PolledStream(Looked):
@@ -50,14 +56,16 @@ class _PolledStream(Looked):
         "_look",
         "_on_hang",
         "emitted",
+        "files",
+        "files_at",
         "forced",
         "full_at",
         "inspected",
         "memory",
         "parts",
         "refused",
+        "seen",
         "servable",
-        "stamps",
         "timer",
     )
 
@@ -72,7 +80,9 @@ class _PolledStream(Looked):
         self.servable, self.memory = servable, memory
         self.forced = True  # the next look emits whatever it finds
         self.parts: tuple[str, ...] = (servable.base_path,)  # the paths that its last look has depended on
-        self.stamps: _Stamps | None = None  # the stamps of these; None: nothing may be concluded from them
+        self.files: tuple[str, ...] = ()  # the files of the versions, on which it has, too
+        self.files_at = 0.0  # when these are looked at next
+        self.seen: _Seen = _NOTHING_SEEN  # the stamps of both
         self.full_at = 0.0  # when it is looked at whatever they say
         self.emitted: AspiredList | None = None
         self.refused = False  # the target has raised on that list
@@ -348,20 +358,25 @@ class FileSystemStoragePathSource:
     def _look(self, stream: _PolledStream) -> None:
         now = self._clock.monotonic()
         stamps = self._stamp(stream.parts)
-        rests = stream.stamps == stamps
-        if rests and not stream.forced and now < stream.full_at:  # as nearly always; without the lock
+        rests = stream.seen[0] == hash(stamps)
+        if rests and not stream.forced and now < stream.files_at and now < stream.full_at:  # mostly; without the lock
+            return
+        stream.files_at = now + FILES_SECONDS * (1.0 if stream.files_at else random.random())  # not all at once
+        seen = hash(stamps), hash(self._stamp(stream.files))
+        rests = stream.seen == seen
+        if rests and not stream.forced and now < stream.full_at:
             return
         with self._lock:
             forced, stream.forced, config = stream.forced, False, self._config
         look = self._look_closely(stream, config)
-        if self._conclude(stream, look, forced or (stream.refused and now >= stream.full_at), stamps):
+        if self._conclude(stream, look, forced or (stream.refused and now >= stream.full_at), seen):
             stream.device = stamps[0][0] if stamps[0] else 0
             if now >= stream.full_at:
                 share = 1.0 if stream.full_at else random.random()  # not all at once
                 stream.full_at = now + FULL_LOOK_SECONDS * share
             self._prepare_next(stream, look, rests)
 
-    def _stamp(self, paths: Iterable[str]) -> _Stamps:
+    def _stamp(self, paths: Iterable[str]) -> tuple[Stamp, ...]:
         found, stamp = list[Stamp](), self._disk.stamp
         for path in paths:
             try:
@@ -379,15 +394,14 @@ class FileSystemStoragePathSource:
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")
             return Look(SourceReport(servable.name, problem))
 
-    def _conclude(self, stream: _PolledStream, look: Look, forced: bool, stamps: _Stamps) -> bool:
+    def _conclude(self, stream: _PolledStream, look: Look, forced: bool, seen: _Seen) -> bool:
         """Sends out what was found; False if the stream is not looked at any more. When a look has found nothing new,
         the stamps from before it stand for what it has found."""
-        paths = [part for path in look.inspected for part in self._inspector.parts(path)]
-        parts = (stream.path, *look.beside, *paths)
-        settled = not (look.retry_in or look.unfinished) and (look.report, parts) == (
-            stream.memory.report,
-            stream.parts,
-        )
+        found = [self._inspector.parts(path) for path in look.inspected]
+        parts = (stream.path, *look.beside, *(path for directories, _ in found for path in directories))
+        files = tuple(path for _, inner in found for path in inner)
+        is_as_before = (look.report, parts, files) == (stream.memory.report, stream.parts, stream.files)
+        settled = is_as_before and not (look.retry_in or look.unfinished)
         with self._emitting:
             with self._lock:
                 callback = self._callback
@@ -399,8 +413,8 @@ class FileSystemStoragePathSource:
                 self._is_tidy = self._is_tidy and inspected == stream.inspected
                 self._inspected |= inspected
                 stream.inspected = inspected
-                stream.parts = parts
-                stream.stamps = stamps if settled and look.aspired == stream.emitted else None
+                stream.parts, stream.files = parts, files
+                stream.seen = seen if settled and look.aspired == stream.emitted else _NOTHING_SEEN
             self._tell(stream, look.report)
             if look.aspired is not None and (forced or look.aspired != stream.emitted):
                 stream.emitted = look.aspired
@@ -422,7 +436,7 @@ class FileSystemStoragePathSource:
             with self._lock:
                 if self._closed or self._streams.get(name) is not stream:
                     return
-                stream.stamps = None  # the next look that answers takes the report back
+                stream.seen = _NOTHING_SEEN  # the next look that answers takes the report back
             before = stream.memory.report or SourceReport(name)
             self._tell(stream, replace(before, problem=hangs(name, what)))
 

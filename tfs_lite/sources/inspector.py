@@ -122,14 +122,14 @@ class VersionInspector:
             other._lags, other._hashed = dict(self._lags), dict(self._hashed)
         return other
 
-    def parts(self, path: str) -> list[str]:
+    def parts(self, path: str) -> tuple[list[str], list[str]]:
         """The paths whose stamps say whether the version at ``path`` may have changed since it was inspected: its
-        directories and files, but for the manifest, which counts for what it says of the others."""
+        directories, and its files but for the manifest, which counts for what it says of the others."""
         with self._lock:
             record = self._records.get(path)
         names = [file.name for file in record.tree.files if file.name != MANIFEST_NAME] if record is not None else []
         inner = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
-        return [path, *(f"{path}/{name}" for name in (*sorted(inner), *names))]
+        return [path, *(f"{path}/{name}" for name in sorted(inner))], [f"{path}/{name}" for name in names]
 
     @property
     def hashing(self) -> dict[str, LoadProgress]:

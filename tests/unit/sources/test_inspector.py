@@ -66,7 +66,7 @@ def test_a_copied_version_is_complete_as_soon_as_its_digests_are_checked(fixture
 def test_the_times_of_a_manifest_say_nothing_that_those_of_its_files_do_not(fixture: InspectorFixture) -> None:
     fixture.publish()
     fixture.look()
-    assert fixture.inspector.parts(PATH) == [PATH, f"{PATH}/model.onnx"]
+    assert fixture.inspector.parts(PATH) == ([PATH], [f"{PATH}/model.onnx"])
 
 
 def test_the_very_file_that_was_published_is_not_hashed(fixture: InspectorFixture) -> None:

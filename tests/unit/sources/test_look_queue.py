@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.sources.disk import device_of
-from tfs_lite.sources.file_system_source import FULL_LOOK_SECONDS, FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import FILES_SECONDS, FULL_LOOK_SECONDS, FileSystemStoragePathSource
 from tfs_lite.sources.look_queue import MOST_ON_ONE_DISK, Looked, LookQueue
 from tfs_lite.sources.source_config import ServableToMonitor, SourceReport
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -255,9 +255,27 @@ def test_stream_at_rest_is_not_listed_again_for_a_while(running, sick_disk, cloc
     sweep()  # what a look has found counts once another one has found the same
     assert (sweep(), sweep()) == ([], [])
     sick_disk.write("/models/a/1/model.pt2", archive)
+    assert sweep() == []
+    clock.advance(FILES_SECONDS)  # a file that is overwritten where it lies changes no directory
     assert sweep() == ["/models/a"]
     clock.advance(FULL_LOOK_SECONDS)
     assert sweep() == ["/models/a"]
+
+
+def test_changed_directory_is_listed_at_the_next_look(running, sick_disk, clock, archive) -> None:
+    def sweep() -> None:
+        of_b = running.state.count("b [1]")
+        running.source._look_at(None)
+        running.source._look_at({"b"}, forced=True)
+        running.state.wait_for("b [1]", of_b + 1)
+
+    sweep()
+    sweep()
+    sick_disk.write("/models/a/2/model.pt2", archive)
+    clock.advance(0.1)
+    sick_disk.listed.clear()
+    sweep()
+    assert "/models/a" in sick_disk.listed
 
 
 def test_woken_stream_is_looked_at_alone(running, sick_disk) -> None:
