@@ -1,21 +1,29 @@
-"""What pushing versions of one model does to the requests of another, and how long a pushed version takes.
+"""What pushing versions of one model does to the requests of another, for every kind of model.
 
-    python benchmarks/hot_reload.py [--rounds 5] [--seconds 6] [--rate 200] [--workers thread,process]
-        [--models bert,resnet,wide] [--json FILE]
+    python benchmarks/hot_reload.py [--kinds pt2,onnx,...] [--sizes 50,500] [--places pinned,free] [--rounds 3]
+        [--seconds 6] [--rate 200] [--workers auto] [--json FILE] [--stages] [--swaps] [--guard]
 
 A tiny network (``mlp``) is asked at a fixed rate, open loop, one row a request, so that a stall is not hidden by
-callers that wait for it. Meanwhile a BERT or a ResNet-18 is pushed once a second, or 500 MB (``wide``) again as soon as
-they are available. A push renames a complete version into the base path; polls are a minute apart, so file-system
-events have to find it; weights are in the page cache. Steady and pushed take turns within each round, and the servers,
-one for each model and kind of worker, do too; a ratio compares the two parts of one round. Medians over rounds, but for
-the longest answer, which is the longest of all, and for failures, which are added up.
+callers that wait for it. Meanwhile a version of the model that is measured is pushed once a second, one of 500 MB again
+as soon as the last one is available. A push renames a complete version into the base path; polls are a minute apart, so
+file-system events have to find it; weights are in the page cache. Steady and pushed take turns within each round; a
+ratio compares the two parts of one round. Medians over rounds, but for the longest answer, which is the longest of all,
+and for failures, which are added up.
+
+``pinned``: the server has one core and the client the other, so that loads and requests share a core. ``free``: both
+have all of them. The process that pushes has the client's cores and gives way to the client.
 
 ``quiet push``: the time from the rename to AVAILABLE without requests, seen to two milliseconds; ``load``: the part of
-it that the server says it was loading. ``PSS``: memory of the server's processes after the pushes.
+it that the server says it was loading. ``PSS``: memory of the server's processes after the pushes. ``stalls``: how
+often the machine itself stood still for 3 ms and more (``stalls.py``); ``p99 alone`` leaves out the requests beside
+one.
 
-With the default ``--server_cpus`` loads and requests share one core, which is the hardest case. The process that pushes
-shares the client's core, and gives way to the client. One variant takes less than a minute with ``--rounds 2 --seconds
-6``.
+``--stages`` runs each server once more under ``watched_server.py`` and prints what held the interpreter lock for more
+than a millisecond. ``--swaps`` measures the moment of a swap: the model that is pushed is the one that is asked, as
+fast as one caller can. ``--guard`` measures one small shape and fails above bounds that noise does not reach.
+
+SavedModels need TensorFlow: run it with the interpreter of an environment that has it. Kinds that cannot be built or
+served here are named.
 """
 
 from __future__ import annotations
@@ -26,43 +34,74 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import connections as wire
+import numpy as np
 from batching import cell, say, table
-from load import Tally, open_loop, steady
-from models import BENCH, Model, model
+from load import Tally, closed_loop, open_loop, steady
+from models import Model, model
+from pushed import KINDS, artefact, lacks
 from servers import Absent, Place, Running, launch_serve
 from sides import WORKER, close, ours, picks
+from stalls import Stalls, touch
 
 from tests.support.servers.process import wait_until
 from tfs_lite.core.publish import publish
 
 ASKED = "mlp"
-PERIODS = {"bert": 1.0, "resnet": 1.0, "wide": 0.0}
-"""Seconds from push to push, more if the version before is not available by then."""
+PERIOD_SECONDS = 1.0
+"""The least time from push to push, of versions that are not large."""
+LARGE_MB = 200
 QUIET_PUSHES = 5
+SWAPS = 20
 WARM_UP_SECONDS = 0.5
 IN_MEMORY = "/dev/shm"
 """Weights that are always in the page cache: to read them again would disturb the load generator."""
 QUIET_INTERVAL, BUSY_INTERVAL = 0.002, 0.05
 """Seconds between two looks at the status of a pushed version; the looks are requests as well."""
+LOAD_SECONDS = 120.0
+GUARD_P99, GUARD_MS = 8.0, 60.0
+"""The most that the best of three rounds may have: of p99 in ratio to steady, and of the longest answer."""
+PLACES = {"pinned": Place("0", "1"), "free": Place("0,1", "0,1")}
+WATCHED = Path(__file__).with_name("watched_server.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One row of the table."""
+
+    kind: str
+    megabytes: int
+    place: str
+    worker: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.megabytes}"
+
+    @property
+    def period(self) -> float:
+        return 0.0 if self.megabytes >= LARGE_MB else PERIOD_SECONDS
 
 
 class Versions:
     """Two published copies of one model that take turns in its base path: a push is a single rename."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name, self.number = name, 1
+    def __init__(self, folder: Path, name: str, directory: Path, period: float = 0.0) -> None:
+        self.name, self.number, self.period = name, 1, period
         self._base, self._aside = folder / "served" / name, folder / "aside" / name
-        artefact = str(artefact_of(name))
-        publish(artefact, str(self._base), 1)
-        publish(artefact, str(self._aside), 1)
+        publish(str(directory), str(self._base), 1)
+        publish(str(directory), str(self._aside), 1)
 
     def push(self) -> float:
         """Makes the copy at hand the next version; returns when."""
@@ -73,19 +112,6 @@ class Versions:
     def take_back(self) -> None:
         """Keeps the version before the last for the next push; the server needs it no more."""
         (self._base / str(self.number - 1)).rename(self._aside / "1")
-
-
-def artefact_of(name: str) -> Path:
-    """The version directory of a model to push; built on first use."""
-    base = BENCH / "models" / name
-    if not (base / "1").exists():
-        import networks
-
-        import tfs_lite
-
-        network = networks.PUSHED[name]
-        tfs_lite.save(network(), base, example_inputs=network.examples(), version=1)
-    return base / "1"
 
 
 class Pusher:
@@ -122,10 +148,10 @@ def push_until(versions: Versions, port: int, interval: float, pushes: int | Non
     while len(seconds) < wanted and not owner.poll(0):
         pushed = versions.push()
         available = f"{versions.name} {versions.number} is available"
-        wait_until(lambda: is_available(status, versions), available, interval=interval)
+        wait_until(lambda: is_available(status, versions), available, LOAD_SECONDS, interval=interval)
         seconds.append(time.perf_counter() - pushed)
         versions.take_back()
-        owner.poll(max(pushed + PERIODS[versions.name] - time.perf_counter(), 0))
+        owner.poll(max(pushed + versions.period - time.perf_counter(), 0))
     owner.send((versions, seconds))
 
 
@@ -147,9 +173,13 @@ def load_seconds(running: Running, name: str) -> tuple[float, float]:
 
 
 @contextmanager
-def server(folder: Path, worker: str, place: Place) -> Iterator[Running]:
-    flags = (f"--model_repository={folder}/served", "--file_system_poll_wait_seconds=60", "--ready_requires_all_models")
-    with launch_serve(place, *flags, WORKER.format(worker)) as running:
+def server(folder: Path, variant: Variant, command: Sequence[str] | None = None) -> Iterator[Running]:
+    flags = [f"--model_repository={folder}/served", "--file_system_poll_wait_seconds=60", "--ready_requires_all_models"]
+    if variant.worker != "auto":
+        flags.append(WORKER.format(variant.worker))
+    if KINDS[variant.kind].needs_trust:
+        flags.append(f"--trusted_model_base_paths={folder}/served/*")
+    with launch_serve(PLACES[variant.place], *flags, command=command) as running:
         yield running
 
 
@@ -164,39 +194,122 @@ def asked(running: Running, built: Model, arguments: argparse.Namespace) -> Tall
         close(connections)
 
 
-class Served:
-    """One server with the asked and the pushed model; ``rounds`` are its figures, times in milliseconds."""
+def alone(tally: Tally, stalls: Stalls) -> float:
+    """The 99th percentile of the requests that met no stall of the machine, in milliseconds."""
+    spans = zip(tally.dues, tally.served, strict=True)
+    spared = [seconds for due, seconds in spans if not stalls.meet(due, due + seconds)]
+    return float(np.percentile(spared, 99)) * 1e3 if spared else float("nan")
 
-    def __init__(self, running: Running, versions: Versions) -> None:
-        self._running, self._versions = running, versions
-        self.rounds: list[dict[str, float]] = []
 
-    def measure(self, built: Model, arguments: argparse.Namespace) -> None:
-        before = load_seconds(self._running, self._versions.name)
-        with Pusher(self._running, self._versions, QUIET_INTERVAL, QUIET_PUSHES) as quiet:
-            pass
-        after = load_seconds(self._running, self._versions.name)
-        alone = asked(self._running, built, arguments)
-        with Pusher(self._running, quiet.versions, BUSY_INTERVAL) as pusher:
-            beside = asked(self._running, built, arguments)
-        self._versions = pusher.versions
-        figures = {
-            "steady_p50": alone.percentile(50) * 1e3,
-            "steady_p99": alone.percentile(99) * 1e3,
-            "steady_max": alone.percentile(100) * 1e3,
-            "p50": beside.percentile(50) * 1e3,
-            "p99": beside.percentile(99) * 1e3,
-            "max": beside.percentile(100) * 1e3,
-            "push": statistics.median(pusher.seconds) * 1e3,
-            "quiet_push": statistics.median(quiet.seconds) * 1e3,
-            "load": (after[0] - before[0]) / max(after[1] - before[1], 1) * 1e3,
-            "pushes": len(pusher.seconds),
-            "failed": alone.failures + beside.failures,
-            "pss_mb": self._running.proportional_bytes() / 2**20,
-        }
-        figures["p50_ratio"] = figures["p50"] / figures["steady_p50"]
-        figures["p99_ratio"] = figures["p99"] / figures["steady_p99"]
-        self.rounds.append(figures)
+def one_round(
+    running: Running, versions: Versions, folder: Path, built: Model, arguments: argparse.Namespace, cpus: str
+) -> tuple[Versions, dict[str, float]]:
+    """Times in milliseconds."""
+    before = load_seconds(running, versions.name)
+    with Pusher(running, versions, QUIET_INTERVAL, QUIET_PUSHES) as quiet:
+        pass
+    after = load_seconds(running, versions.name)
+    with Stalls(cpus, folder) as stalls:
+        calm = asked(running, built, arguments)
+        with Pusher(running, quiet.versions, BUSY_INTERVAL) as pusher:
+            beside = asked(running, built, arguments)
+    found = {
+        "steady_p50": calm.percentile(50) * 1e3,
+        "steady_p99": calm.percentile(99) * 1e3,
+        "steady_max": calm.percentile(100) * 1e3,
+        "p50": beside.percentile(50) * 1e3,
+        "p99": beside.percentile(99) * 1e3,
+        "p99_alone": alone(beside, stalls),
+        "max": beside.percentile(100) * 1e3,
+        "push": statistics.median(pusher.seconds) * 1e3,
+        "quiet_push": statistics.median(quiet.seconds) * 1e3,
+        "load": (after[0] - before[0]) / max(after[1] - before[1], 1) * 1e3,
+        "pushes": len(pusher.seconds),
+        "failed": calm.failures + beside.failures,
+        "pss_mb": running.proportional_bytes() / 2**20,
+        "stalls": len(stalls.found),
+    }
+    found["p50_ratio"] = found["p50"] / found["steady_p50"]
+    found["p99_ratio"] = found["p99"] / found["steady_p99"]
+    return pusher.versions, found
+
+
+@contextmanager
+def served(
+    variant: Variant, built: Model, command: Sequence[str] | None = None
+) -> Iterator[tuple[Running, Versions, Path]]:
+    """One server with the asked and the pushed model. The host has given its memory before it starts."""
+    touch(6 * variant.megabytes + 1000)
+    with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
+        folder = Path(name)
+        publish(str(built.version), f"{folder}/served/{ASKED}", 1)
+        versions = Versions(folder, variant.kind, artefact(variant.kind, variant.megabytes), variant.period)
+        with server(folder, variant, command) as running:
+            yield running, versions, folder
+
+
+def measure(variant: Variant, built: Model, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    place = PLACES[variant.place]
+    os.sched_setaffinity(0, {int(cpu) for cpu in place.client.split(",")})
+    found = []
+    with served(variant, built) as (running, versions, folder):
+        for number in range(arguments.rounds):
+            say(f"{variant.name}, {variant.place}, {variant.worker}: round {number + 1} of {arguments.rounds}")
+            versions, figures = one_round(running, versions, folder, built, arguments, place.server)
+            found.append(figures)
+    return found
+
+
+def stages(variant: Variant, built: Model, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What held the interpreter lock beside pushes, the longest in all first."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "places.json"
+        with served(variant, built, [sys.executable, str(WATCHED), str(file)]) as (running, versions, _):
+            with Pusher(running, versions, QUIET_INTERVAL, 1) as first:  # imports are a matter of the first load
+                pass
+            file.touch()
+            with Pusher(running, first.versions, BUSY_INTERVAL):
+                asked(running, built, arguments)
+        found: list[dict[str, Any]] = json.loads(file.read_text())
+        return found
+
+
+def swaps(variant: Variant, built: Model, arguments: argparse.Namespace) -> dict[str, float]:
+    """The moment of a swap, as one caller sees it: milliseconds from the last answer of the old version to the first of
+    the new one, and how many requests took three times as long as usual within a tenth of a second of it."""
+    from tfs_lite.protocols.messages import PredictResponse
+    from tfs_lite.protocols.tensorflow.serving import parse
+
+    wire.SAMPLE, answers = 1, list[tuple[float, int]]()
+
+    def note(index: int, body: bytes) -> bool:
+        answers.append((time.perf_counter(), parse(PredictResponse, body).model_spec.version.value))
+        return True
+
+    with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
+        folder = Path(name)
+        versions = Versions(folder, ASKED, built.version, 0.2)
+        with server(folder, variant) as running:
+            connections, _ = ours("ours").connect(running, built, 1)
+            with Pusher(running, versions, BUSY_INTERVAL) as pusher:
+                tally = closed_loop(connections, 1, arguments.seconds, picks(built, False), note)
+            close(connections)
+    seen = [number for _, number in answers]
+    at = [index for index in range(1, len(answers)) if seen[index] != seen[index - 1]]
+    gaps = [(answers[index][0] - answers[index - 1][0]) * 1e3 for index in at]
+    usual = tally.percentile(50)
+    moments = [answers[index][0] for index in at]
+    slow = [due for due, took in zip(tally.dues, tally.served, strict=True) if took > 3 * usual]
+    return {
+        "swaps": len(at),
+        "pushes": len(pusher.seconds),
+        "backwards": sum(later < before for before, later in pairwise(seen)),
+        "failed": tally.failures,
+        "usual_ms": usual * 1e3,
+        "gap_p50_ms": float(np.median(gaps)) if gaps else float("nan"),
+        "gap_max_ms": max(gaps, default=float("nan")),
+        "waited": sum(any(abs(due - moment) < 0.1 for moment in moments) for due in slow),
+    }
 
 
 COLUMNS: Sequence[tuple[str, str, int, Callable[[list[float]], float]]] = (
@@ -205,10 +318,12 @@ COLUMNS: Sequence[tuple[str, str, int, Callable[[list[float]], float]]] = (
     ("max", "steady_max", 1, max),
     ("pushed p50", "p50", 2, statistics.median),
     ("p99", "p99", 2, statistics.median),
+    ("p99 alone", "p99_alone", 2, statistics.median),
     ("max", "max", 1, max),
     ("p50 ratio", "p50_ratio", 2, statistics.median),
     ("p99 ratio", "p99_ratio", 2, statistics.median),
     ("failed", "failed", 0, sum),
+    ("stalls", "stalls", 0, sum),
     ("pushes", "pushes", 0, sum),
     ("push", "push", 0, statistics.median),
     ("quiet push", "quiet_push", 0, statistics.median),
@@ -218,52 +333,75 @@ COLUMNS: Sequence[tuple[str, str, int, Callable[[list[float]], float]]] = (
 """Head, figure, digits, and how the rounds are summed up."""
 
 
-def row(name: str, worker: str, rounds: Sequence[dict[str, float]]) -> list[str]:
+def row(variant: Variant, rounds: Sequence[dict[str, float]]) -> list[str]:
     cells = [cell(sum_up([one[figure] for one in rounds]), digits) for _, figure, digits, sum_up in COLUMNS]
-    return [name, worker, *cells]
+    return [variant.name, variant.place, variant.worker, *cells]
 
 
-def run(arguments: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
-    built, servers = model(ASKED), dict[tuple[str, str], Served]()
-    with ExitStack() as stack:
-        for name in arguments.models.split(","):
-            for worker in arguments.workers.split(","):
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY)))
-                publish(str(built.version), f"{folder}/served/{ASKED}", 1)
-                versions = Versions(folder, name)
-                try:
-                    running = stack.enter_context(server(folder, worker, arguments.place))
-                except Absent as error:
-                    print(f"not measured: {name}, {worker}: {error}")
-                    continue
-                servers[name, worker] = Served(running, versions)
-        for number in range(arguments.rounds):
-            for (name, worker), served in servers.items():
-                say(f"round {number + 1} of {arguments.rounds}: {name}, {worker}")
-                served.measure(built, arguments)
-    return {key: served.rounds for key, served in servers.items()}
+def variants(arguments: argparse.Namespace) -> Iterator[Variant]:
+    for kind in arguments.kinds.split(","):
+        if missing := lacks(kind):
+            print(f"not measured: {kind}: {missing} is not installed")
+            continue
+        for size in arguments.sizes.split(","):
+            for place in arguments.places.split(","):
+                for worker in arguments.workers.split(","):
+                    yield Variant(kind, int(size), place, worker)
 
 
-def main() -> None:
+def guard(arguments: argparse.Namespace) -> int:
+    """Fails if even the best round of one small shape is felt."""
+    arguments.rounds, arguments.seconds = 3, 4.0
+    rounds = measure(Variant("pt2", 50, "pinned", "auto"), model(ASKED), arguments)
+    p99 = min(one["p99_ratio"] for one in rounds)
+    longest = min(one["max"] for one in rounds)
+    failed = sum(one["failed"] for one in rounds)
+    bounds = f"(at most {GUARD_P99:g} and {GUARD_MS:g})"
+    print(f"p99 {p99:.2f} times steady, longest answer {longest:.1f} ms {bounds}, {failed:g} failed")
+    return int(p99 > GUARD_P99 or longest > GUARD_MS or failed > 0)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
-    parser.add_argument("--workers", default="thread,process")
-    parser.add_argument("--models", default=",".join(PERIODS))
-    parser.add_argument("--server_cpus", default="0")
-    parser.add_argument("--client_cpus", default="1")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--sizes", default="50,500", help="megabytes")
+    parser.add_argument("--places", default=",".join(PLACES))
+    parser.add_argument("--workers", default="auto", help="auto: as by default; thread, process")
     parser.add_argument("--json", type=Path, help="file for the figures of every round")
+    parser.add_argument("--stages", action="store_true", help="print what held the interpreter lock")
+    parser.add_argument("--swaps", action="store_true", help="measure the moment of a swap alone")
+    parser.add_argument("--guard", action="store_true", help="one small shape; fails above a bound")
     arguments: Any = parser.parse_args()
-    arguments.place = Place(arguments.server_cpus, arguments.client_cpus)
-    arguments.place.pin_this_process()
-    found = run(arguments)
-    head = ("pushed", "worker", *(head for head, *_ in COLUMNS))
-    print(table(head, [row(name, worker, rounds) for (name, worker), rounds in found.items()]))
-    if arguments.json:
-        listed = [{"pushed": name, "worker": worker, "rounds": rounds} for (name, worker), rounds in found.items()]
-        arguments.json.write_text(json.dumps(listed, indent=1))
+    if arguments.guard:
+        return guard(arguments)
+    built, rows, figures = model(ASKED), list[list[str]](), list[dict[str, Any]]()
+    if arguments.swaps:
+        for place in arguments.places.split(","):
+            os.sched_setaffinity(0, {int(cpu) for cpu in PLACES[place].client.split(",")})
+            found = swaps(Variant("pt2", 0, place, "auto"), built, arguments)
+            print(place, ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
+        return 0
+    for variant in variants(arguments):
+        try:
+            rounds = measure(variant, built, arguments)
+            held = stages(variant, built, arguments) if arguments.stages else []
+        except Absent as error:
+            print(f"not measured: {variant}: {error}")
+            continue
+        rows.append(row(variant, rounds))
+        say(table(("pushed", "place", "worker", *(head for head, *_ in COLUMNS)), rows[-1:]))
+        figures.append({"variant": f"{variant.name} {variant.place} {variant.worker}", "rounds": rounds, "held": held})
+        for item in held[:10]:
+            times = f"{item['ms']:8.1f} ms in {item['times']:4} times, longest {item['longest']:6.1f}"
+            print(f"{variant.name}: {times}  {item['place']}")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(figures, indent=1))
+    print(table(("pushed", "place", "worker", *(head for head, *_ in COLUMNS)), rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -39,6 +39,8 @@ class Tally:
 
     seconds: float = 0.0
     served: array[float] = field(default_factory=lambda: array("d"))
+    dues: array[float] = field(default_factory=lambda: array("d"))
+    """When each of these was due, in seconds of ``perf_counter``."""
     refused: dict[int, array[float]] = field(default_factory=dict)
     checked: int = 0
     wrong: int = 0
@@ -70,6 +72,7 @@ class Tally:
             self.refused.setdefault(answer.code, array("d")).append(now - answer.due)
             return
         self.served.append(now - answer.due)
+        self.dues.append(answer.due)
         self.rows += rows[answer.request] if rows is not None else 1
         if answer.body is not None and check is not None:
             self.checked += 1

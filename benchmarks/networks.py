@@ -96,5 +96,19 @@ class Wide(nn.Module):
         return {"x": torch.zeros(2, Wide.WIDTH)}
 
 
+class Blocks(nn.Module):
+    """Residual blocks around square matrices, as TorchScript takes them."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = x + torch.relu(layer(self.norm(x)))
+        return {"y": x}
+
+
 NETWORKS: dict[str, type[nn.Module]] = {"mlp": Mlp, "convnet": Convnet}
 PUSHED: dict[str, type[Bert | ResNet | Wide]] = {"bert": Bert, "resnet": ResNet, "wide": Wide}

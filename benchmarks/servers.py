@@ -121,13 +121,13 @@ def launch_ours(model: Model, place: Place, *flags: str) -> Iterator[Running]:
 
 
 @contextmanager
-def launch_serve(place: Place, *flags: str) -> Iterator[Running]:
-    """``tfs-lite serve`` of whatever the flags say, with one torch thread."""
+def launch_serve(place: Place, *flags: str, command: Sequence[str] | None = None) -> Iterator[Running]:
+    """``tfs-lite serve`` of whatever the flags say, with one torch thread; ``command`` in place of ``tfs-lite``."""
     server = ServerProcess(
         "--tensorflow_intra_op_parallelism=1",
         "--log_level=warning",
         *flags,
-        command=place.pinned(default_command()),
+        command=place.pinned(command or default_command()),
         stop_timeout=STOP_SECONDS,
     )
     server.start()

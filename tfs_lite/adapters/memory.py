@@ -11,6 +11,7 @@ import ctypes
 import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -29,6 +30,8 @@ OWED_BYTES = 64 << 20
 """Bytes that unloads and failed loads may leave behind until a collection."""
 COLLECT_PAUSE = 1.0
 """Seconds from the moment when they have until it happens."""
+MANY_MODULES = 200
+"""Modules of Python."""
 COLLECT_SHARE = 0.05
 """The largest share of the time that collections may take which nobody waits for."""
 logger = logging.getLogger(__name__)
@@ -78,6 +81,13 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
     return packed + sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+def take_apart(module: torch.nn.Module) -> None:
+    """Frees what a module holds at once. Nobody may use it any more. Its parts may refer to one another in circles, as
+    those of transformers do: then only a collection would free its weights, which holds up every request."""
+    for part in list(module.modules()):
+        vars(part).clear()
+
+
 def release_memory() -> None:
     """Frees cycles, and returns what is free to the system. A collection looks at the objects of every version that is
     loaded, and holds up every request meanwhile: see :class:`MemoryReturn`."""
@@ -92,6 +102,37 @@ def return_free_memory() -> None:
         empty_caches()
 
 
+def exempt_imports(modules: int) -> None:
+    """Called at the end of a load, with the number of modules before it. If it has imported many, as the first load of
+    a language model does, what they brought is exempted from garbage collection, as :func:`freeze_gc` does it at the
+    start: each later collection would visit it. So is what else exists; of that, what a version leaves behind in
+    circles stays until :func:`release_exempt_memory`."""
+    if len(sys.modules) - modules >= MANY_MODULES:
+        _exempt()
+
+
+def release_exempt_memory() -> None:
+    """As :func:`release_memory`, of everything that :func:`exempt_imports` has exempted, too; all that is left is
+    exempt again. It holds up every request for a tenth of a second and longer."""
+    gc.unfreeze()
+    release_memory()
+    _exempt()
+
+
+class _Exemptions:
+    count = 0
+
+
+def exemptions() -> int:
+    """How often what existed was exempted from collection since the start. What is made later is not exempt."""
+    return _Exemptions.count
+
+
+def _exempt() -> None:
+    gc.freeze()
+    _Exemptions.count += 1
+
+
 class MemoryReturn:
     """Decides when memory goes back to the system that only a garbage collection frees: now, or once unloads and failed
     loads may have left :data:`OWED_BYTES` behind together. Any thread may call any method."""
@@ -100,11 +141,14 @@ class MemoryReturn:
         self,
         clock: Clock,
         release: Callable[[], None] = release_memory,
+        release_exempt: Callable[[], None] = release_exempt_memory,
+        exempted: Callable[[], int] = exemptions,
         return_free: Callable[[], None] = return_free_memory,
     ) -> None:
         self.return_free = return_free
+        self.exempted = exempted
         self._clock = clock
-        self._release = release
+        self._release, self._release_exempt = release, release_exempt
         self._lock = threading.Lock()  # guards the fields below
         self._due: Timer | None = None
         self._owed = 0
@@ -119,6 +163,13 @@ class MemoryReturn:
 
     def collect(self) -> None:
         """Collects now, on this thread, also what is owed."""
+        self._collect(self._release)
+
+    def collect_exempt(self) -> None:
+        """Collects now, as :meth:`collect`, but also what loads have exempted."""
+        self._collect(self._release_exempt)
+
+    def _collect(self, release: Callable[[], None]) -> None:
         with self._lock:
             due, self._due, self._owed = self._due, None, 0
             if self._closed:
@@ -126,7 +177,7 @@ class MemoryReturn:
         if due is not None:
             due.cancel()
         began = self._clock.monotonic()
-        self._release()
+        release()
         took = self._clock.monotonic() - began
         with self._lock:
             self._count, self._seconds = self._count + 1, self._seconds + took

@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 FULL_LOOK_SECONDS = 60.0
 """A stream that seems to be at rest is looked at closely at least this often: not every file system keeps its times."""
 FILES_SECONDS = 4.0
-"""The interval in which the files of versions that are complete are looked at, if the source polls more often: a version
-that is copied, moved or removed changes a directory, and only files that are overwritten where they lie do not."""
+"""The interval in which the files of complete versions are looked at, if the source polls more often: a version that is
+copied, moved or removed changes a directory, and only files that are overwritten where they lie do not."""
 HASH_SECONDS, MOST_HASHES = 60.0, 4
 """The seconds after which the digests of one version no longer hold up those of another, and the most versions that are
 hashed at once."""
 _Seen = tuple[int | None, int | None]
-"""The hashes of the stamps of parts and of files, for the stamps of a thousand streams would have left the caches of the
-processor by the next look. None: nothing may be concluded."""
+"""The hashes of the stamps of parts and of files; by the next look the stamps of a thousand streams would have left the
+caches of the processor. None: nothing may be concluded."""
 _NOTHING_SEEN: _Seen = (None, None)
 
 

@@ -1,5 +1,7 @@
 import gc
 import logging
+import sys
+import weakref
 
 import torch
 
@@ -62,11 +64,41 @@ def test_giving_back_collects_cycles():
     node.itself = node
     kept = [0]
     node.tensor = torch.zeros(3)
-    watcher = __import__("weakref").ref(node)
+    watcher = weakref.ref(node)
     del node
     memory.release_memory()
     assert watcher() is None
     assert kept == [0]
+
+
+def test_module_whose_parts_refer_to_one_another_is_freed_without_a_collection():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[0].owner = [module]
+    watcher = weakref.ref(module[1].weight)
+    gc.collect()
+    gc.disable()
+    try:
+        memory.take_apart(module)
+        del module
+        assert watcher() is None
+    finally:
+        gc.enable()
+
+
+def test_load_that_imports_much_exempts_what_exists_and_a_thorough_collection_frees_it_all_the_same():
+    node = [torch.zeros(3)]
+    node.append(node)
+    watcher = weakref.ref(node[0])
+    exempted = memory.exemptions()
+    memory.exempt_imports(len(sys.modules))
+    assert memory.exemptions() == exempted
+    memory.exempt_imports(len(sys.modules) - memory.MANY_MODULES)
+    assert memory.exemptions() == exempted + 1
+    del node
+    memory.release_memory()
+    assert watcher() is not None
+    memory.release_exempt_memory()
+    assert watcher() is None
 
 
 def test_settling_exempts_what_exists_from_collection():

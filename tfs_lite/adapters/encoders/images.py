@@ -19,7 +19,7 @@ from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.hf_files import CONFIG, read_json, refuse_code
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.memory import take_apart, tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest, VersionFiles
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import failed_precondition, invalid_argument
@@ -78,6 +78,7 @@ class ImageEncoder(LoadedModel):
         return self._resident
 
     def close(self) -> None:
+        take_apart(self._module)
         del self._module
 
     def _check(self, spec: TensorSpec) -> None:

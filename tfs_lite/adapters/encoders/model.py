@@ -26,7 +26,7 @@ from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.lengths import full_attention_length, steady_length, thresholds
 from tfs_lite.adapters.loaded_model import LoadedModel
-from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.memory import take_apart, tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
@@ -145,6 +145,7 @@ class TextEncoder(LoadedModel):
         return self._resident
 
     def close(self) -> None:
+        take_apart(self._module)
         del self._module
 
     def _answers(self, rows: Sequence[TokenRow]) -> list[Array]:

@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tfs_lite.adapters.language.hf_files import CONFIG
 from tfs_lite.adapters.language.lengths import full_attention_length, steady_length
+from tfs_lite.adapters.memory import take_apart
 from tfs_lite.core.generation import Copy, Rows, Step
 from tfs_lite.core.status import ServingError, failed_precondition
 
@@ -90,7 +91,8 @@ class InterleavedNetwork:
         self._texts = [[] for _ in range(self.slots)]
 
     def close(self) -> None:
-        """Does nothing: only the network refers to the caches."""
+        """Frees the module; only the network refers to the caches."""
+        take_apart(self._module)
 
     def _forward(self, rows: Rows) -> torch.Tensor:
         slot, start, tokens, wanted = rows.slot, rows.start, rows.tokens, _wanted(rows)

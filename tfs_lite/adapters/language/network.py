@@ -24,6 +24,7 @@ from tfs_lite.adapters.language.attention import (
 from tfs_lite.adapters.language.cache import Cache
 from tfs_lite.adapters.language.layout import CPU_CALL_BYTES, GPU_CALL_BYTES, layout_of
 from tfs_lite.adapters.language.packed import packed_bytes
+from tfs_lite.adapters.memory import take_apart
 from tfs_lite.core.generation import Step
 
 
@@ -114,10 +115,12 @@ class Network:
         return logits
 
     def close(self) -> None:
-        """Closes ``decoding``, which refers to the cache. To be called when the device has finished the last step."""
+        """Closes ``decoding``, which refers to the cache, and frees the module. To be called when the device has
+        finished the last step."""
         decoding, self.decoding = self.decoding, None
         if decoding is not None:
             decoding.close()
+        take_apart(self._module)
 
     def resident_bytes(self) -> int:
         """Weights, each storage once, and cache."""

@@ -199,6 +199,7 @@ class _Account:
     unloaded: Moment | None = None
     disturbed: bool = False
     held: Measured = field(default_factory=dict)
+    exempted: int = 0  # of GivesBack, when the load began
 
     def value(self) -> VersionMemory:
         """The account of a version in memory, as it is now: instances come and go."""
@@ -225,7 +226,12 @@ class GivesBack(Protocol):
     @property
     def return_free(self) -> Callable[[], None]: ...
 
+    @property
+    def exempted(self) -> Callable[[], int]: ...
+
     def collect(self) -> None: ...
+
+    def collect_exempt(self) -> None: ...
 
     def owe(self, left: int) -> None: ...
 
@@ -258,6 +264,7 @@ class MemoryAccounts:
             self._accounts.setdefault(servable_id.name, {})[loader] = account
             self._begin(account)
         account.before = self._read()
+        account.exempted = self._memory.exempted() if self._memory is not None else 0
         try:
             yield
             account.measured, account.held, account.loaded = by_device(loader), _held(loader), self._read()
@@ -344,6 +351,9 @@ class MemoryAccounts:
         if left > KEPT_BYTES:
             self._memory.collect()
             account.unloaded = self._read()
+            if account.value().leaves > KEPT_BYTES and account.exempted != self._memory.exempted():
+                self._memory.collect_exempt()
+                account.unloaded = self._read()
         else:
             self._memory.owe(max(left, LEAST_OWED))
 

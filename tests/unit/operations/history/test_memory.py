@@ -259,7 +259,7 @@ class Giving:
 
     def __init__(self, process, free=0, collected=0):
         self.process, self.free, self.collected = process, free, collected
-        self.calls = []
+        self.calls, self.exemptions = [], 0
         process.accounts = MemoryAccounts(
             lambda servable_id, leaked: process.leaks.append((servable_id, dict(leaked))),
             lambda: Moment(process.rss, process.gpus),
@@ -274,6 +274,12 @@ class Giving:
         self.calls.append("collect")
         self.process.rss -= self.collected * MIB
 
+    def exempted(self):
+        return self.exemptions
+
+    def collect_exempt(self):
+        self.calls.append("collect exempt")
+
     def owe(self, left):
         self.calls.append(left / MIB)
 
@@ -286,6 +292,16 @@ def test_an_unload_is_followed_by_a_collection_only_where_much_is_left_behind(pr
     giving = Giving(process, free, collected=200)
     process.cycle(gives=gives)
     assert giving.calls == calls
+
+
+@pytest.mark.parametrize(("exempted", "calls"), [(0, []), (1, ["collect exempt"])])
+def test_what_loads_have_exempted_is_collected_only_where_that_may_be_what_is_left(process, exempted, calls):
+    giving = Giving(process)
+    loader = process.loader(gives=100)
+    loader.load(M1)
+    giving.exemptions += exempted
+    loader.unload()
+    assert giving.calls == ["free", "collect", *calls]
 
 
 def test_what_a_collection_frees_is_no_leak(process):
