@@ -30,7 +30,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.detokenizer import Detokenizer
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.planner import Plan
+from tfs_lite.schedulers.generation.planner import StepPlan
 from tfs_lite.schedulers.generation.prefill_budget import PrefillBudget
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
@@ -168,7 +168,7 @@ class Engine:
                 ended.append(StepOutput(text, None, status))
         return ended
 
-    def _step(self, plan: Plan) -> None:
+    def _step(self, plan: StepPlan) -> None:
         failures = self._step_runner.failures
         began = self._clock.monotonic()
         rows = [scheduled.text.rows(scheduled) for scheduled in plan.schedule]
@@ -184,7 +184,7 @@ class Engine:
         self._report_step(report)
         self._deliver(outputs, now)
 
-    def _update_budget(self, plan: Plan, seconds: float) -> None:
+    def _update_budget(self, plan: StepPlan, seconds: float) -> None:
         decoding = sum(scheduled.text.phase is Phase.DECODE for scheduled in plan.schedule)
         self._prefill_budget.record(decoding, sum(scheduled.count for scheduled in plan.schedule) - decoding, seconds)
 
@@ -203,7 +203,7 @@ class Engine:
     def _failure(self, text: Text, what: str) -> StepOutput:
         return StepOutput(text, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
 
-    def _apply(self, plan: Plan, outputs: Sequence[StepOutput]) -> None:
+    def _apply(self, plan: StepPlan, outputs: Sequence[StepOutput]) -> None:
         """Updates the scheduler; the caller holds the lock. Slots of failed texts hold unknown rows. Texts are
         forgotten last, so that all of them are still known if something raises."""
         for one in outputs:
@@ -254,7 +254,7 @@ class Engine:
             logger.exception("the end of a text of %s could not be counted", self._name)
 
 
-def step_report(servable_id: ServableId, plan: Plan, began: float, now: float, ok: bool) -> StepReport:
+def step_report(servable_id: ServableId, plan: StepPlan, began: float, now: float, ok: bool) -> StepReport:
     """The report of a step, to be made before its output is processed: phases and times must be those before it."""
     decoding = sum(scheduled.text.phase is Phase.DECODE for scheduled in plan.schedule)
     mixed = "mixed" if decoding else "prefill"

@@ -15,11 +15,11 @@ from itertools import islice
 from tfs_lite.core.generation import Copy, EngineState
 from tfs_lite.core.status import Reason, Status, StatusCode, queue_full
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
-from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
+from tfs_lite.schedulers.generation.planner import Rank, Snapshot, StepPlan, decide, ranking
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text, change_phase
 
-__all__ = ["Plan", "SchedulerState"]
+__all__ = ["SchedulerState", "StepPlan"]
 
 
 class _WaitingQueue:
@@ -155,23 +155,23 @@ class SchedulerState:
         too long for their start. They are not removed."""
         return self._timeouts.due(now)
 
-    def plan(self, now: float, prefill_rows: int | None = None) -> Plan:
+    def plan(self, now: float, prefill_rows: int | None = None) -> StepPlan:
         """Plans the next step, with at most ``prefill_rows`` rows of long prompts if texts decode in it.
 
         Admissions and preemptions take effect at once; computed rows count after ``complete``. An admitted text that
         takes no part in the step after all has to be removed, because its copies are in no later plan."""
         decision = decide(Snapshot(self._settings, self._running, self._waiting.texts, self._slots, prefill_rows))
         if not decision.admitted:
-            return Plan(tuple(decision.schedule))
+            return StepPlan(tuple(decision.schedule))
         for text in decision.preempted:
             self._preempt(text)
         copies = [copy for text, assignment in decision.admitted if (copy := self._admit(text, assignment, now))]
         admitted = tuple(text for text, _ in decision.admitted)
         for text in decision.preempted:
             self._waiting.add(text)
-        return Plan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
+        return StepPlan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
 
-    def complete(self, plan: Plan) -> None:
+    def complete(self, plan: StepPlan) -> None:
         """The step has run, for those of its texts that have not been removed since."""
         prefill, ended = Phase.PREFILL, Phase.ENDED
         for scheduled in plan.schedule:
