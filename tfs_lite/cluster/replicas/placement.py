@@ -19,12 +19,12 @@ from tfs_lite.cluster.replicas.engine import (
     CPUS,
     GPUS,
     MEMORY,
+    ClusterNode,
     GpuUse,
-    Node,
     PlacedReplica,
     ReplicaName,
+    ReplicaSlot,
     Resources,
-    Slot,
     Strategy,
     VersionKey,
     Wish,
@@ -85,7 +85,7 @@ class WantedPlace:
     """
 
     number: int
-    slot: Slot
+    slot: ReplicaSlot
     requirements: Requirements
     held: str | None = None
     wish: Wish | None = None
@@ -157,7 +157,7 @@ Action = PlaceReplica | KeepReplica | AdoptReplica | MoveReplica | AwaitRoom | E
 
 def plan(
     wanted: Sequence[WantedPlace],
-    nodes: Sequence[Node],
+    nodes: Sequence[ClusterNode],
     replicas: Sequence[PlacedReplica],
     known: Collection[tuple[str, int]] | None = None,
 ) -> list[Action]:
@@ -177,7 +177,9 @@ def plan(
 class _Planner:
     """One run of :func:`plan`, in steps."""
 
-    def __init__(self, wanted: Sequence[WantedPlace], nodes: Sequence[Node], replicas: Sequence[PlacedReplica]) -> None:
+    def __init__(
+        self, wanted: Sequence[WantedPlace], nodes: Sequence[ClusterNode], replicas: Sequence[PlacedReplica]
+    ) -> None:
         self.actions: list[Action] = []
         self._wanted = wanted
         self._replicas = replicas
@@ -189,7 +191,7 @@ class _Planner:
         self._empty: list[WantedPlace] = []
         self._pending: list[tuple[WantedPlace, PlacedReplica]] = []
         self._placing = 0
-        self._lives: dict[Slot, int] = defaultdict(int)
+        self._lives: dict[ReplicaSlot, int] = defaultdict(int)
         for replica in replicas:
             slot = replica.name.slot
             self._lives[slot] = max(self._lives[slot], replica.name.life + 1)
@@ -217,7 +219,7 @@ class _Planner:
     def adopt(self) -> None:
         """Replicas whose name fits an empty place. Of several, one that listens is better, then one of a later life.
         Places with a choice come last, because each node may have so many of the version only."""
-        found: dict[Slot, list[PlacedReplica]] = defaultdict(list)
+        found: dict[ReplicaSlot, list[PlacedReplica]] = defaultdict(list)
         for replica in self._replicas:
             node = self._nodes.get(replica.node or "")
             if replica.id not in self._claimed and node is not None and node.alive:
@@ -357,7 +359,7 @@ class _Planner:
 class Room:
     """What the nodes have left while places are given away. Not thread-safe; made anew for each plan."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[ClusterNode]) -> None:
         self._all = nodes
         self._usable = sorted((node for node in nodes if _is_usable(node)), key=lambda node: (node.host, node.id))
         self._pending: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -378,12 +380,12 @@ class Room:
         if node_id in self._gpus:
             self._gpus[node_id].charge(place)
 
-    def free(self, node: Node, name: str) -> float:
+    def free(self, node: ClusterNode, name: str) -> float:
         """What of a resource is left on the node. Never more than the node's own total less all that is known here."""
         shown = node.free.get(name, 0.0) - self._pending[node.id][name]
         return max(min(shown, node.total.get(name, 0.0) - self._charged[node.id][name]), 0.0)
 
-    def candidates(self, place: WantedPlace) -> list[Node]:
+    def candidates(self, place: WantedPlace) -> list[ClusterNode]:
         """The nodes with room for it."""
         return [node for node in self._usable if not self._short(place, node) and not self._obstacle(place, node)]
 
@@ -391,7 +393,7 @@ class Room:
         """The nodes where it must not go even if the engine sees room there."""
         return frozenset(node.id for node in self._all if not _is_usable(node) or self._obstacle(place, node))
 
-    def choose(self, place: WantedPlace) -> Node | None:
+    def choose(self, place: WantedPlace) -> ClusterNode | None:
         """The best node for it; None if none has room."""
         candidates = self.candidates(place)
         better = [node for node in candidates if node.id not in place.avoid] or candidates
@@ -414,7 +416,7 @@ class Room:
         words += [listed(blocked, MAX_HOSTS_NAMED)] * bool(blocked)
         return "; ".join([_amounts({name: needs[name] for name in short}) or "room", *words])
 
-    def _hopeless(self, place: WantedPlace, matching: Sequence[Node]) -> str:
+    def _hopeless(self, place: WantedPlace, matching: Sequence[ClusterNode]) -> str:
         """Says so if no node could ever fulfil the wish."""
         asked = place.requirements
         for name, amount in asked.needs.items():
@@ -427,27 +429,27 @@ class Room:
             return f"{asked.gpu_bytes} bytes on a GPU; {NO_NODE} has more than {max(known)}"
         return ""
 
-    def _free_words(self, place: WantedPlace, node: Node, short: Sequence[str]) -> str:
+    def _free_words(self, place: WantedPlace, node: ClusterNode, short: Sequence[str]) -> str:
         """``0.5 on gpu-a``, with the names of the resources if several are short."""
         if len(short) == 1:
             return f"{_number(self.free(node, short[0]))} on {node.host}"
         lacking = [_amount(name, self.free(node, name)) for name in short if self._lacks(place, node, name)]
         return f"{' and '.join(lacking)} on {node.host}"
 
-    def _rank(self, place: WantedPlace, node: Node) -> tuple[object, ...]:
+    def _rank(self, place: WantedPlace, node: ClusterNode) -> tuple[object, ...]:
         count = self._counts[place.slot.of, node.id]
         wasted = place.requirements.needs.get(GPUS, 0) == 0 and node.total.get(GPUS, 0) > 0
         if place.requirements.strategy is Strategy.PACK:
             return (-count, wasted, self.free(node, CPUS), node.host, node.id)
         return (count, wasted, -self.free(node, CPUS), node.host, node.id)
 
-    def _short(self, place: WantedPlace, node: Node) -> bool:
+    def _short(self, place: WantedPlace, node: ClusterNode) -> bool:
         return any(self._lacks(place, node, name) for name in place.requirements.needs)
 
-    def _lacks(self, place: WantedPlace, node: Node, name: str) -> bool:
+    def _lacks(self, place: WantedPlace, node: ClusterNode, name: str) -> bool:
         return place.requirements.needs[name] > self.free(node, name) + TOLERANCE
 
-    def _obstacle(self, place: WantedPlace, node: Node) -> str:
+    def _obstacle(self, place: WantedPlace, node: ClusterNode) -> str:
         """Why the place may not be on this node, whatever is free there; empty if it may."""
         asked = place.requirements
         if not fulfils_labels(node.labels, asked.labels):
@@ -465,7 +467,7 @@ class _GpuAccount:
     said so; until then it is taken to be on the emptiest one. Memory does not count where no label says how much a GPU
     has."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ClusterNode) -> None:
         self.bytes = node.gpu_bytes
         self._devices = int(node.total.get(GPUS, 0.0))
         self._known: dict[str, list[float]] = {}
@@ -499,13 +501,13 @@ def gpu_fraction(estimate: int, device_bytes: int) -> float:
     return min(max(math.ceil(100 * estimate / device_bytes) / 100, LEAST_FRACTION), 1.0)
 
 
-def smallest_gpu(nodes: Iterable[Node]) -> int | None:
+def smallest_gpu(nodes: Iterable[ClusterNode]) -> int | None:
     """Bytes of the smallest GPU; None if no node says."""
     return min((size for node in nodes if (size := node.gpu_bytes) is not None), default=None)
 
 
 def replica_needs(
-    options: Resources, file_bytes: int, gpu_bytes: int, on_gpu: bool, nodes: Iterable[Node]
+    options: Resources, file_bytes: int, gpu_bytes: int, on_gpu: bool, nodes: Iterable[ClusterNode]
 ) -> Resources:
     """The needs of a replica: what its config's ``options`` say, and estimates for what they do not.
 
@@ -525,7 +527,7 @@ def replica_needs(
 
 
 def requirements_of(
-    options: ReplicaOptions, file_bytes: int, gpu_bytes: int, nodes: Sequence[Node]
+    options: ReplicaOptions, file_bytes: int, gpu_bytes: int, nodes: Sequence[ClusterNode]
 ) -> tuple[Requirements, bool]:
     """What each replica asks of its node, and whether it has a GPU. ``file_bytes`` are those of the version's files,
     ``gpu_bytes`` estimates what a replica would take of a GPU. INVALID_ARGUMENT as :func:`replica_needs` says.
@@ -545,12 +547,12 @@ def requirements_of(
     return Requirements(needs, options.labels, strategy, options.max_per_node, estimate), on_gpu
 
 
-def _is_usable(node: Node) -> bool:
+def _is_usable(node: ClusterNode) -> bool:
     """Whether new replicas may go there at all."""
     return node.alive and not node.draining
 
 
-def _why_not(node: Node | None) -> str:
+def _why_not(node: ClusterNode | None) -> str:
     """Why a replica cannot stay on this node."""
     if node is None:
         return "its node is lost"

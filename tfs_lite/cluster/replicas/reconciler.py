@@ -29,15 +29,15 @@ from tfs_lite.cluster.replicas import placement
 from tfs_lite.cluster.replicas.engine import (
     TOLD_TO_END,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
     GpuUse,
-    Node,
     Place,
     PlacedReplica,
     ReplicaAddress,
     ReplicaEnded,
     ReplicaName,
-    Slot,
+    ReplicaSlot,
     Superseded,
     Unreachable,
     VersionKey,
@@ -78,7 +78,7 @@ class ReplicaPlace(Place):
     """One place. The reconciler's lock guards its fields, and only the reconciler changes them; the methods that
     :class:`~tfs_lite.cluster.replicas.engine.Place` has are for any thread."""
 
-    def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: Slot, life: int) -> None:
+    def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: ReplicaSlot, life: int) -> None:
         self.owner, self.group, self.number, self.slot, self.life = owner, group, number, slot, life
         self.oldest = life
         self.state = _S.PLACING
@@ -225,9 +225,9 @@ class Reconciler:
         self._changed = threading.Condition()  # guards what follows, and the fields of places
         self._sets: dict[VersionKey, ReplicaSet] = {}
         self._numbers = 0
-        self._lives: dict[Slot, int] = {}
+        self._lives: dict[ReplicaSlot, int] = {}
         self._known: set[tuple[str, int]] | None = set()
-        self._nodes: tuple[Node, ...] = ()
+        self._nodes: tuple[ClusterNode, ...] = ()
         self._told_to_end: set[str] = set()
         self._trouble = ""
         self._trouble_since = 0.0
@@ -377,7 +377,7 @@ class Reconciler:
             yield from group.members
 
     def _add_place(self, group: ReplicaSet, index: int, cause: str) -> ReplicaPlace:
-        slot = Slot(*group.key, index)
+        slot = ReplicaSlot(*group.key, index)
         self._numbers += 1
         place = ReplicaPlace(self, group, self._numbers, slot, self._lives.get(slot, 0))
         place.since, place.cause = self._clock.time(), cause
@@ -560,7 +560,7 @@ class Reconciler:
                 self._cut_off(str(error))
         self._deliver()
 
-    def _decide(self, replicas: Sequence[PlacedReplica], nodes: Sequence[Node]) -> list[Callable[[], None]]:
+    def _decide(self, replicas: Sequence[PlacedReplica], nodes: Sequence[ClusterNode]) -> list[Callable[[], None]]:
         """The calls of the engine that follow from what it has listed."""
         with self._changed:
             if self._trouble:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tfs_lite.cluster.replicas.engine import GpuUse, Node, ReplicaName, VersionKey
+from tfs_lite.cluster.replicas.engine import ClusterNode, GpuUse, ReplicaName, VersionKey
 from tfs_lite.cluster.replicas.placement import Requirements
 
 
@@ -105,7 +105,7 @@ class ClusterStatus:
 
     epoch: int
     trouble: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     gpus: dict[tuple[str, str], GpuUse]
 
 
