@@ -24,8 +24,8 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.1
 TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 _VERSION = ("model", "version")
 _GAUGES: tuple[tuple[str, str, Callable[[EngineState], int]], ...] = (
-    ("running", "Texts that have a place in the cache.", lambda state: state.running),
-    ("waiting", "Texts that wait for a place.", lambda state: state.waiting),
+    ("running", "Texts that have a slot in the cache.", lambda state: state.running),
+    ("waiting", "Texts that wait for a slot.", lambda state: state.waiting),
     ("cache_tokens_reserved", "Tokens of the cache kept for texts that run.", lambda state: state.reserved),
     ("cache_tokens_written", "Tokens of the cache that hold keys and values of texts that run.", lambda s: s.written),
     ("cache_tokens", "Tokens that the cache holds at most.", lambda state: state.capacity),
@@ -72,7 +72,7 @@ class GenerationMetrics:
         self._output = self._counter("output_tokens", "Of texts that have ended.")
         self._hits = self._counter("prefix_hit_tokens", "Prompt tokens that another text had computed before.")
         self._asked = self._counter("prefix_queried_tokens", "Prompt tokens that were looked for among other texts'.")
-        self._preempted = self._counter("preemptions", "Texts that gave their place to more urgent ones.")
+        self._preempted = self._counter("preemptions", "Texts that gave their slot to more urgent ones.")
         self._failures = self._counter("step_failures", "Steps that failed and were tried again text by text.")
         self._series = (
             *(self._first, self._gap, self._per_token, self._queue, self._text, self._step, self._rows, self._texts),

@@ -133,7 +133,7 @@ class Engine:
     def _receive(self, text: Text) -> None:
         length, limit = text.prompt_length, text.limit
         if not length or limit < 0 or length + limit > self._settings.length:
-            raise ValueError(f"{length} + {limit} tokens do not fit into a place of {self._settings.length}")
+            raise ValueError(f"{length} + {limit} tokens do not fit into a slot of {self._settings.length}")
         text.arrived = self._clock.monotonic()
         text.detokenizer = Detokenizer(text.wanted, text.tokens, limit, self._eos, self._codec)
 

@@ -92,14 +92,14 @@ class _Timeouts:
 
 def _past_deadline(text: Text) -> Status:
     if text.started is None:
-        message = "the deadline passed while the text waited for a place"
+        message = "the deadline passed while the text waited for a slot"
     else:
         message = f"the deadline passed after {text.output} of at most {text.limit} tokens"
     return Status(StatusCode.DEADLINE_EXCEEDED, message)
 
 
 def _waited(seconds: float) -> Status:
-    message = f"the text waited {seconds:g} s for a place, as long as it may (queue_timeout)"
+    message = f"the text waited {seconds:g} s for a slot, as long as it may (queue_timeout)"
     return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
 
 

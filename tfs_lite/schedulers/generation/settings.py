@@ -37,7 +37,7 @@ class EngineSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.rows < self.slots:
-            raise ValueError(f"rows is {self.rows}, less than the {self.slots} places")
+            raise ValueError(f"rows is {self.rows}, less than the {self.slots} slots")
         if self.max_queue < 0 or self.max_queued_tokens < 0 or not self.queue_timeout > 0:
             raise ValueError("max_queue and max_queued_tokens are at least 0, queue_timeout is more")
         if not self.slowdown > 1:

@@ -22,10 +22,10 @@ from tfs_lite.schedulers.generation.detokenizer import Detokenizer, DetokenizerO
 class Phase(enum.Enum):
     """The phase of a text."""
 
-    WAITING = "it has no place: it has not started, or a more urgent one took its place"
-    PREFILL = "it has a place, which does not hold all of its tokens yet"
-    DECODE = "its place holds all tokens but the last one drawn"
-    ENDED = "it is out of the roster, and its place is free"
+    WAITING = "it has no slot: it has not started, or a more urgent text took its slot"
+    PREFILL = "it has a slot, which does not hold all of its tokens yet"
+    DECODE = "its slot holds all tokens but the last one drawn"
+    ENDED = "it is out of the running batch, and its slot is free"
 
 
 _NEXT = {
@@ -102,7 +102,7 @@ class Text:
         """The scheduled rows, as the model takes them."""
         sampling, start = self.wanted.sampling, scheduled.start
         if self.slot is None:
-            raise ValueError(f"text {self.number} has no place, and cannot be in a step")
+            raise ValueError(f"text {self.number} has no slot, and cannot be in a step")
         tokens, end = self.tokens, start + scheduled.count
         draw = None
         if scheduled.draws:

@@ -28,8 +28,8 @@ SequenceId: TypeAlias = int | str
 
 
 class SequenceSlot(NamedTuple):
-    """The slot of one sequence: its place on an instance. Slots are given away in ascending order: the lowest number
-    first, on any instance."""
+    """The slot of one sequence: its index in the state of an instance. Slots are given away in ascending order:
+    the lowest number first, on any instance."""
 
     number: int
     """The row in Direct batches; 0 to ``slots_per_instance`` - 1."""
