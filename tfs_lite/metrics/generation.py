@@ -58,18 +58,28 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._guard = guard = Guard()
-        self._first = self._histogram("time_to_first_token_seconds", "From submission, waiting included.", TEXT_SECONDS)
-        self._gap = self._histogram("inter_token_seconds", "Between a token of a text and the next.", STEP_SECONDS)
-        self._per_token = self._histogram(
-            "time_per_output_token_seconds", "Of a text: from its first to its last token, for each.", STEP_SECONDS
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Seconds from the submission of a text to its first token.", TEXT_SECONDS
         )
-        self._queue = self._histogram("queue_seconds", "From submission to the first step.", TEXT_SECONDS)
-        self._text = self._histogram("text_seconds", "From submission to the end.", TEXT_SECONDS, "outcome")
+        self._gap = self._histogram(
+            "inter_token_seconds", "Seconds between a token of a text and the next.", STEP_SECONDS
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Seconds for each token between a text's first token and its last.",
+            STEP_SECONDS,
+        )
+        self._queue = self._histogram(
+            "queue_seconds", "Seconds from the submission of a text to its first step.", TEXT_SECONDS
+        )
+        self._text = self._histogram(
+            "text_seconds", "Seconds from the submission of a text to its end.", TEXT_SECONDS, "outcome"
+        )
         self._step = self._histogram("step_seconds", "One forward of the network, and its draw.", STEP_SECONDS, "kind")
         self._rows = self._histogram("step_rows", "Token positions in a step.", NUMBERS)
         self._texts = self._histogram("step_texts", "Texts in a step.", NUMBERS)
-        self._prompt = self._counter("prompt_tokens", "Of texts that have ended.")
-        self._output = self._counter("output_tokens", "Of texts that have ended.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of texts that have ended.")
+        self._output = self._counter("output_tokens", "Output tokens of texts that have ended.")
         self._hits = self._counter("prefix_hit_tokens", "Prompt tokens that another text had computed before.")
         self._asked = self._counter("prefix_queried_tokens", "Prompt tokens that were looked for among other texts'.")
         self._preempted = self._counter("preemptions", "Texts that gave their slot to more urgent ones.")

@@ -33,18 +33,18 @@ from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.status import invalid_argument, listed
 
 MAX_REPLICAS = 1000
-"""Replicas of one cluster name."""
+"""The most replicas of one cluster name."""
 MAX_PLACING = 64
-"""Replicas that have been placed and do not listen yet."""
+"""The most replicas that have been placed and do not listen yet."""
 LEAVE_SECONDS = 2.0
-"""A replica leaves a draining node so long before it must, with a successor or without."""
+"""The seconds by which a replica leaves a draining node before it must, with a successor or without."""
 LEAST_FRACTION = 0.05
-"""Of a GPU, for one replica."""
+"""The least part of a GPU for one replica."""
 BASE_MEMORY = 512 * 2**20
 """Bytes of main memory that a replica takes before it has any weights."""
 MAX_HOSTS_NAMED = 8
 NO_NODE = "no node"
-"""In the words about a wish that none of the nodes could ever fulfil."""
+"""The words about a wish that no node could ever fulfil contain this."""
 TOLERANCE = 1e-6
 """Amounts that differ by less are equal: fractions are sums of floating-point numbers."""
 
@@ -65,7 +65,7 @@ class Requirements:
 
     @property
     def most(self) -> float:
-        """How many replicas of the version one node may have."""
+        """The most replicas of the version that one node may have."""
         return 1 if self.strategy is Strategy.STRICT_SPREAD else self.max_per_node or math.inf
 
 
@@ -101,7 +101,7 @@ class WantedPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlaceReplica:
-    """Ask the engine for it. ``waits``: what it waits for, in words; empty if it has a node."""
+    """Ask the engine for a replica. ``waits``: what it waits for, in words; empty if it has a node."""
 
     place: WantedPlace
     wish: Wish
@@ -371,7 +371,8 @@ class Room:
         return self._counts[key, node_id]
 
     def take(self, place: WantedPlace, node_id: str, is_pending: bool) -> None:
-        """A replica of this place is on the node, or will be: ``is_pending`` until the engine has deducted it."""
+        """Counts a replica of this place on the node, where it is or will be: ``is_pending`` until the engine has
+        deducted it."""
         self._counts[place.slot.of, node_id] += 1
         for name, amount in place.requirements.needs.items():
             self._charged[node_id][name] += amount
@@ -381,26 +382,27 @@ class Room:
             self._gpus[node_id].charge(place)
 
     def free(self, node: ClusterNode, name: str) -> float:
-        """What of a resource is left on the node. Never more than the node's own total less all that is known here."""
+        """The amount of a resource that is left on the node: never more than the node's own total less all that is
+        known here."""
         shown = node.free.get(name, 0.0) - self._pending[node.id][name]
         return max(min(shown, node.total.get(name, 0.0) - self._charged[node.id][name]), 0.0)
 
     def candidates(self, place: WantedPlace) -> list[ClusterNode]:
-        """The nodes with room for it."""
+        """The nodes with room for the place."""
         return [node for node in self._usable if not self._short(place, node) and not self._obstacle(place, node)]
 
     def excluded(self, place: WantedPlace) -> frozenset[str]:
-        """The nodes where it must not go even if the engine sees room there."""
+        """The nodes where the place must not go even if the engine sees room there."""
         return frozenset(node.id for node in self._all if not _is_usable(node) or self._obstacle(place, node))
 
     def choose(self, place: WantedPlace) -> ClusterNode | None:
-        """The best node for it; None if none has room."""
+        """The best node for the place; None if no node has room."""
         candidates = self.candidates(place)
         better = [node for node in candidates if node.id not in place.avoid] or candidates
         return min(better, key=lambda node: self._rank(place, node)) if better else None
 
     def missing(self, place: WantedPlace) -> str:
-        """What it waits for, in words; for a place without candidates."""
+        """What a place without candidates waits for, in words."""
         needs = place.requirements.needs
         matching = [node for node in self._usable if fulfils_labels(node.labels, place.requirements.labels)]
         if not matching:
@@ -417,7 +419,7 @@ class Room:
         return "; ".join([_amounts({name: needs[name] for name in short}) or "room", *words])
 
     def _hopeless(self, place: WantedPlace, matching: Sequence[ClusterNode]) -> str:
-        """Says so if no node could ever fulfil the wish."""
+        """Words that say that no node could ever fulfil the wish; empty if one could."""
         asked = place.requirements
         for name, amount in asked.needs.items():
             most = max(node.total.get(name, 0.0) for node in matching)
@@ -502,7 +504,7 @@ def gpu_fraction(estimate: int, device_bytes: int) -> float:
 
 
 def smallest_gpu(nodes: Iterable[ClusterNode]) -> int | None:
-    """Bytes of the smallest GPU; None if no node says."""
+    """The bytes of the smallest GPU; None if no node says."""
     return min((size for node in nodes if (size := node.gpu_bytes) is not None), default=None)
 
 
@@ -548,7 +550,7 @@ def requirements_of(
 
 
 def _is_usable(node: ClusterNode) -> bool:
-    """Whether new replicas may go there at all."""
+    """Whether new replicas may go to the node at all."""
     return node.alive and not node.draining
 
 

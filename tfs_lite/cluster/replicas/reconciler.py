@@ -59,15 +59,15 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, faile
 from tfs_lite.workers.supervisor import Backoff
 
 LOOK_SECONDS = 5.0
-"""The engine is asked at least so often: an event may have been lost."""
+"""The longest time between two looks at the engine: an event may have been lost."""
 RETRY_SECONDS = 1.0
-"""A cluster that cannot be reached is tried again after so long."""
+"""The pause before the next try to reach the cluster."""
 START_SECONDS = 60.0
-"""A replica that has a node and does not listen after so long is given up."""
+"""The time after which a replica that has a node and does not listen is given up."""
 MAX_OPENING_LOSSES = 3
-"""So many replicas that were lost while they opened are replaced at once; with the next one the load fails."""
+"""The number of replicas lost while they opened that are replaced at once; with the next one the load fails."""
 POLL_SECONDS = 0.05
-"""How often ``give_up`` is checked."""
+"""The seconds between two checks of ``give_up``."""
 MAX_LIVES = 10_000
 """Slots of closed places whose last life is remembered."""
 logger = logging.getLogger(__name__)
@@ -189,12 +189,12 @@ class ReplicaSet:
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
-        """Those that are not closed, in the order in which they were made."""
+        """The places that are not closed, in the order in which they were made."""
         with self._owner._changed:
             return tuple(self.members)
 
     def grow(self, count: int) -> tuple[ReplicaPlace, ...]:
-        """Wants ``count`` more replicas; returns their places. To want fewer, close places. FAILED_PRECONDITION once
+        """Asks for ``count`` more replicas; returns their places. To want fewer, close places. FAILED_PRECONDITION once
         all are closed."""
         return self._owner._grow(self, count)
 

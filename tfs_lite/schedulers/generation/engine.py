@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Gets its turns from ``loop`` until ``close``. It does not close the model.
+    """Runs texts in the turns that it gets from ``loop``, until ``close``. It does not close the model.
 
     Each text that was accepted gets exactly one event that ends it: a last piece, or a status, which is CANCELLED,
     DEADLINE_EXCEEDED, UNAVAILABLE (it waited too long, or the engine was closed) or INTERNAL (the model fails on this
@@ -108,7 +108,7 @@ class Engine:
             self._loop.wake()
 
     def state(self) -> EngineState:
-        """Any thread."""
+        """The state of the engine now. Any thread."""
         with self._lock:
             return self._scheduler.state()
 
@@ -275,7 +275,7 @@ def step_report(servable_id: ServableId, plan: StepPlan, began: float, now: floa
 
 
 def text_report(servable_id: ServableId, text: Text, event: Piece | Status, now: float) -> TextReport:
-    """``event`` is the one that ended the text."""
+    """The report of a text that has ended. ``event`` is the one that ended it."""
     arrived = text.arrived
     return TextReport(
         id=servable_id,

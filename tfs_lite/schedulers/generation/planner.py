@@ -27,7 +27,7 @@ LEVEL_SECONDS = 60.0
 first."""
 
 Rank = tuple[float, ...]
-"""Lower is sooner; no two texts have the same."""
+"""The order of texts: a lower rank is sooner, and no two texts have the same."""
 
 
 @dataclass(frozen=True, slots=True)

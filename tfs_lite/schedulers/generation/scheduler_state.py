@@ -104,7 +104,7 @@ def _waited(seconds: float) -> Status:
 
 
 class SchedulerState:
-    """No method blocks or calls back."""
+    """The texts that wait and run, and what they do next. No method blocks or calls back."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -172,7 +172,7 @@ class SchedulerState:
         return StepPlan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
 
     def complete(self, plan: StepPlan) -> None:
-        """The step has run, for those of its texts that have not been removed since."""
+        """Notes that the step has run, for those of its texts that have not been removed since."""
         prefill, ended = Phase.PREFILL, Phase.ENDED
         for scheduled in plan.schedule:
             text = scheduled.text

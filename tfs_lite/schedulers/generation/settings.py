@@ -9,12 +9,12 @@ POLICIES = ("fifo", "longest_first", "shortest_first")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """ValueError for numbers that contradict one another."""
+    """The settings of one engine. Raises ValueError for numbers that contradict one another."""
 
     slots: int
-    """Texts that run at once."""
+    """The most texts that run at once."""
     length: int
-    """Tokens of one text, prompt and output together."""
+    """The most tokens of one text, prompt and output together."""
     rows: int
     """The most rows of one step; at least ``slots``, so that every running text gets a row in every step."""
     chunk: int
