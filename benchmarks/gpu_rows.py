@@ -400,7 +400,7 @@ def _chunks(bench: Bench, traffic: Traffic) -> Iterator[Result]:
 def captures(bench: Bench) -> Iterator[Result]:
     """Seconds and bytes of each graph, largest first and last, in one pool each time."""
     from tfs_lite.adapters.cuda.graphs import capture_on
-    from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+    from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, MemoryPool
 
     if not bench.cuda:
         yield dict(NEEDS_CUDA)
@@ -411,7 +411,7 @@ def captures(bench: Bench) -> Iterator[Result]:
         for order in (sorted(counts, reverse=True), sorted(counts)):
             stream = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream), torch.inference_mode():
-                pool, made = Pool(bench.device), list[Any]()
+                pool, made = MemoryPool(bench.device), list[Any]()
                 began = time.perf_counter()
                 each = []
                 for rows in order:

@@ -23,7 +23,7 @@ from tests.support.cluster.engine_contract import Watched
 from tests.support.cluster.ray_nodes import RayNodes
 from tests.support.errors import refusal
 from tfs_lite.cluster.replicas.connection import Credentials, dial_frames
-from tfs_lite.cluster.replicas.engine import CPUS, Changed, PlacedReplica, ReplicaName, Slot, Unreachable, Wish
+from tfs_lite.cluster.replicas.engine import CPUS, Changed, PlacedReplica, ReplicaName, ReplicaSlot, Unreachable, Wish
 from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.config.replicas import ClusterOptions
 from tfs_lite.core.status import ServingError, StatusCode
@@ -55,7 +55,7 @@ def connect(cluster: RayNodes, name: str, lease_seconds: float = 10.0, **fields:
 
 
 def wish(model: str, cpus: float = 0.1) -> Wish:
-    return Wish(ReplicaName(Slot(model, 1, "0123abcd", 0), 0), {CPUS: cpus} if cpus else {})
+    return Wish(ReplicaName(ReplicaSlot(model, 1, "0123abcd", 0), 0), {CPUS: cpus} if cpus else {})
 
 
 def find(engine: HelperEngine, id: str) -> PlacedReplica | None:

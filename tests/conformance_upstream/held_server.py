@@ -13,18 +13,18 @@ import os
 import sys
 
 from tfs_lite.cli.main import main
-from tfs_lite.schedulers.batching.forming import NOTHING, Decision
+from tfs_lite.schedulers.batching.forming import NOTHING, BatchDecision
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
-from tfs_lite.schedulers.sequence.request import Request, Slot
-from tfs_lite.schedulers.sequence.sequence_manager import Entry, SequenceManager
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.request import SequenceItem, SequenceSlot
+from tfs_lite.schedulers.sequence.sequence_manager import SequenceEntry, SequenceManager
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 
 def hold_batches(count: int) -> None:
     begun = set[int]()
     decide = SignatureQueue.decide
 
-    def held(queue: SignatureQueue, now: float) -> Decision:
+    def held(queue: SignatureQueue, now: float) -> BatchDecision:
         if queue.settings.max_batch_size > 0 and id(queue) not in begun:
             if len(queue.jobs) < count:
                 return NOTHING
@@ -36,9 +36,9 @@ def hold_batches(count: int) -> None:
 
 def hold_sequences(count: int, backlog: int) -> None:
     begun = set[int]()
-    own_heads, own_admit = Sequences.heads, SequenceManager.admit
+    own_heads, own_admit = SequenceTable.heads, SequenceManager.admit
 
-    def heads(sequences: Sequences[Entry], instance: int) -> tuple[Request[Entry] | None, ...]:
+    def heads(sequences: SequenceTable[SequenceEntry], instance: int) -> tuple[SequenceItem[SequenceEntry] | None, ...]:
         found = own_heads(sequences, instance)
         if id(sequences) not in begun:
             behind = sequences._backlog.requests
@@ -47,13 +47,13 @@ def hold_sequences(count: int, backlog: int) -> None:
             begun.add(id(sequences))
         return found
 
-    def admit(manager: SequenceManager, entry: Entry, rows: int) -> None:
+    def admit(manager: SequenceManager, entry: SequenceEntry, rows: int) -> None:
         held = id(manager.sequences) not in begun
         own_admit(manager, entry, rows)
         if held:
-            manager._wake([Slot(0, instance) for instance in range(manager._instances)])
+            manager._wake([SequenceSlot(0, instance) for instance in range(manager._instances)])
 
-    Sequences.heads = heads  # type: ignore[method-assign,assignment]
+    SequenceTable.heads = heads  # type: ignore[method-assign,assignment]
     SequenceManager.admit = admit  # type: ignore[method-assign]
 
 

@@ -38,7 +38,7 @@ from tfs_lite.protocols.json import msgpack as msgpack_body
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.json.chunks import read_large
 from tfs_lite.protocols.json.diagnosis import find_fault
-from tfs_lite.protocols.json.tree import Refused, read
+from tfs_lite.protocols.json.tree import JsonRefused, read
 from tfs_lite.protocols.tensorflow.prediction_log import logged_request, parse_log
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.tfrecord import frame, read_records
@@ -325,7 +325,7 @@ def _check_handles() -> None:
 def _read(reader: Callable[[bytes], Any], text: bytes) -> tuple[bool, Any]:
     try:
         return True, reader(text)
-    except Refused:
+    except JsonRefused:
         return False, None
 
 

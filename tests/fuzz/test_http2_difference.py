@@ -18,7 +18,7 @@ from http2_difference import LIMITS, Mismatch, frames_of, held, run
 from tests.support.grpc import http2_peer as wire
 from tests.support.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2 import connection, framing
-from tfs_lite.transport.http2.connection import Connection
+from tfs_lite.transport.http2.connection import Http2Connection
 from tfs_lite.transport.http2.fields import Fields
 from tfs_lite.transport.http2.hpack_reader import BlockReader
 from tfs_lite.transport.http2.send_queue import SendQueue
@@ -77,7 +77,7 @@ def read_and_remember(self: BlockReader[object], block: bytes) -> Fields | None:
 BUGS: dict[str, tuple[object, str, object]] = {
     "padding is not taken off": (connection, "strip_padding", lambda flags, payload: payload),
     "continuation is not checked": (framing, "CONTINUATION", 0x77),
-    "windows are not resized": (Connection, "_resize_windows", lambda self, size: None),
+    "windows are not resized": (Http2Connection, "_resize_windows", lambda self, size: None),
     "settings are not checked": (connection, "read_settings", lambda payload: [*framing.SETTING.iter_unpack(payload)]),
     "trailers are not checked": (connection, "check_trailers", lambda fields: None),
     "window updates are not counted": (SendQueue, "widen_stream", lambda self, stream, increment: True),

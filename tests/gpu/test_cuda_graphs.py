@@ -10,7 +10,7 @@ import torch
 
 from tfs_lite.adapters.cuda.account import reserved_bytes
 from tfs_lite.adapters.cuda.graphs import StreamGraphs, capture_on
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, MemoryPool
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.adapters.pytorch.export import open_exported
@@ -143,7 +143,7 @@ def test_failed_capture_leaves_the_device_as_it_was():
         return tensor * 3
 
     with torch.cuda.stream(stream), torch.inference_mode():
-        pool, graphs = Pool(device), StreamGraphs()
+        pool, graphs = MemoryPool(device), StreamGraphs()
         with DEVICE_LOCKS.of(device), pytest.raises(RuntimeError):
             graphs.capture([[x]], reads, capture_on(device, pool), lambda: 0, 0)
         assert len(graphs) == 0
@@ -155,7 +155,7 @@ def test_failed_capture_leaves_the_device_as_it_was():
         before = torch.cuda.memory_reserved(device)
         torch.cuda.empty_cache()
         assert before - torch.cuda.memory_reserved(device) >= 4 * (64 << 20)
-        pool = Pool(device)
+        pool = MemoryPool(device)
         with DEVICE_LOCKS.of(device):
             reserved = lambda: reserved_bytes(pool.segments())  # noqa: E731
             assert graphs.capture([[x]], plain, capture_on(device, pool), reserved, 1 << 30)

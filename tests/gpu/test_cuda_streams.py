@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.servers.platforms import WIDTH, write_exported, write_script
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, MemoryPool, empty_caches
 from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.opening import OpenRequest
@@ -253,7 +253,7 @@ def test_memory_stays_level_over_many_swaps(tmp_path):
 
 
 def test_pool_is_dropped_while_another_thread_allocates_in_its_own():
-    mine, other = Pool(cuda()), Pool(cuda())
+    mine, other = MemoryPool(cuda()), MemoryPool(cuda())
     tensor = mine.allocate(lambda: torch.ones(1 << 20, device=cuda()))
     assert tensor.sum().item() == 1 << 20
     with torch.cuda.use_mem_pool(other._pool, cuda()):
@@ -265,7 +265,7 @@ def test_pool_is_dropped_while_another_thread_allocates_in_its_own():
 
 def test_what_outlives_its_pool_is_given_back_later():
     before = reserved()
-    pool = Pool(cuda())
+    pool = MemoryPool(cuda())
     tensor = pool.allocate(lambda: torch.ones(16 << 20, device=cuda()))
     pool.drop()
     assert tensor.sum().item() == 16 << 20

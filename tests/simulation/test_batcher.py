@@ -32,7 +32,7 @@ from tests.support.schedulers.interleaving import (
 )
 from tfs_lite.schedulers.batching import batcher, execution
 from tfs_lite.schedulers.batching.assembly import split_outputs
-from tfs_lite.schedulers.batching.queue import Job, JobQueue
+from tfs_lite.schedulers.batching.queue import BatchJob, JobQueue
 from tfs_lite.schedulers.batching.retries import Loss, Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
@@ -299,7 +299,7 @@ def test_call_behind_a_part_that_was_lost_is_told_so_where_nothing_is_queued_aga
 # The simulation notices what it is there to notice.
 
 
-def _never_wakes(queue: SignatureQueue, job: Job) -> bool:
+def _never_wakes(queue: SignatureQueue, job: BatchJob) -> bool:
     queue.add(job)
     return False
 
@@ -309,7 +309,7 @@ def _swapped(*arguments: Any) -> Any:
     return [answers[1], answers[0], *answers[2:]] if len(answers) > 1 else answers
 
 
-def _from_behind(queue: JobQueue, number: int) -> list[Job]:
+def _from_behind(queue: JobQueue, number: int) -> list[BatchJob]:
     jobs = list(queue)[-number:]
     for job in jobs:
         queue.remove(job)
@@ -321,20 +321,20 @@ def _expired(queue: JobQueue, now: float) -> list[Any]:
     return []
 
 
-def _drops(queue: SignatureQueue) -> list[Job]:
+def _drops(queue: SignatureQueue) -> list[BatchJob]:
     JobQueue.clear(queue)
     return []
 
 
-def _never_full(queue: JobQueue, job: Job) -> None:
+def _never_full(queue: JobQueue, job: BatchJob) -> None:
     refusal_of_queue(queue, job)
 
 
-def _always(retries: Retries, loss: Loss, now: float) -> list[Job]:
+def _always(retries: Retries, loss: Loss, now: float) -> list[BatchJob]:
     return [*loss.inside, *loss.behind]
 
 
-def _never(retries: Retries, loss: Loss, now: float) -> list[Job]:
+def _never(retries: Retries, loss: Loss, now: float) -> list[BatchJob]:
     return []
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.cluster.pretended_cluster import Process
 from tests.support.cluster.replica_simulation import ReplicaSimulation
-from tfs_lite.cluster.replicas.engine import ReplicaName, Slot, Wish
+from tfs_lite.cluster.replicas.engine import ReplicaName, ReplicaSlot, Wish
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.states import ReplicaEvent, ReplicaState, VersionReplicas
 
 WANTED = VersionReplicas("m", 1, "aaaa", 1, Requirements({"num_cpus": 1.0}, max_per_node=1))
-STRANGER = Slot("other", 1, "aaaa", 0)
+STRANGER = ReplicaSlot("other", 1, "aaaa", 0)
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from tests.support.schedulers.sequence_checker import Mismatch, SequenceChecker
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence import direct as direct_forming
 from tfs_lite.schedulers.sequence import slots as slots_module
-from tfs_lite.schedulers.sequence.backlog import Backlog
-from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.request import Slot
+from tfs_lite.schedulers.sequence.backlog import SequenceBacklog
+from tfs_lite.schedulers.sequence.deadlines import KeyDeadlines
+from tfs_lite.schedulers.sequence.request import SequenceSlot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 IDS = st.sampled_from([1, 2, 3, 4, 5, 6, "5", "6", "seven", 2**64 - 1])
 TIMES = st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0])
@@ -120,7 +120,7 @@ class SequenceBatcher(CountedMachine):
     def take(self, index: int) -> None:
         self.count_step()
         ready = [
-            Slot(number, instance)
+            SequenceSlot(number, instance)
             for instance in range(self.checker.instances)
             for number, request in enumerate(self.checker.real.heads(instance))
             if request is not None
@@ -133,7 +133,7 @@ class SequenceBatcher(CountedMachine):
     def finish(self, index: int) -> None:
         self.count_step()
         busy = sorted(self.checker.plain.running)
-        self.checker.done(Slot(*busy[index % len(busy)]))
+        self.checker.done(SequenceSlot(*busy[index % len(busy)]))
 
     @precondition(lambda self: self.checker.items)
     @rule(index=INDICES)
@@ -172,7 +172,12 @@ def test_slots_do_what_the_reference_does_whatever_happens(request: pytest.Fixtu
 
 # The simulation notices what it is there to notice.
 
-forget, drop, release, expire = Sequences._forget, Sequences._drop, Sequences._release, Sequences._expire
+forget, drop, release, expire = (
+    SequenceTable._forget,
+    SequenceTable._drop,
+    SequenceTable._release,
+    SequenceTable._expire,
+)
 form_direct = direct_forming.form_direct
 
 
@@ -181,12 +186,12 @@ def _ends_at_execution(self: Any, sequence: Any) -> None:
         forget(self, sequence)
 
 
-def _keeps_the_slot(self: Any, slot: Slot) -> None:
+def _keeps_the_slot(self: Any, slot: SequenceSlot) -> None:
     if self.backlogged:
         release(self, slot)
 
 
-def _counts_from_its_slot(self: Any, slot: Slot) -> None:
+def _counts_from_its_slot(self: Any, slot: SequenceSlot) -> None:
     release(self, slot)
     sequence = self._in[slot]
     if sequence is not None and self._idle.get(sequence) < 1e9:
@@ -209,7 +214,7 @@ def _last_first(self: Any) -> Any:
     return sequence
 
 
-def _runs_two(self: Any, slot: Slot) -> Any:
+def _runs_two(self: Any, slot: SequenceSlot) -> Any:
     sequence = self._in[slot]
     return sequence.waiting[0] if sequence is not None and sequence.waiting else None
 
@@ -224,15 +229,15 @@ def _all_slots_wide(heads: Any, *rest: Any) -> Any:
 
 
 BREAKS = {
-    "an id is known until its END runs": (Sequences, "_forget", _ends_at_execution),
-    "a slot is never free again": (Sequences, "_release", _keeps_the_slot),
-    "a sequence is younger when it comes from the backlog": (Sequences, "_release", _counts_from_its_slot),
-    "a slot is free while a request of an expired sequence runs": (Sequences, "_expire", _does_not_wait),
-    "requests are lost with a cancelled one": (Sequences, "_drop", _drops_one),
-    "the last sequence of the backlog is served first": (Backlog, "next", _last_first),
-    "two requests of a slot run at once": (Sequences, "_head", _runs_two),
-    "nothing expires": (Deadlines, "pop_due", _never_due),
-    "the queue has no end": (Sequences, "_full", lambda self, known: None),
+    "an id is known until its END runs": (SequenceTable, "_forget", _ends_at_execution),
+    "a slot is never free again": (SequenceTable, "_release", _keeps_the_slot),
+    "a sequence is younger when it comes from the backlog": (SequenceTable, "_release", _counts_from_its_slot),
+    "a slot is free while a request of an expired sequence runs": (SequenceTable, "_expire", _does_not_wait),
+    "requests are lost with a cancelled one": (SequenceTable, "_drop", _drops_one),
+    "the last sequence of the backlog is served first": (SequenceBacklog, "next", _last_first),
+    "two requests of a slot run at once": (SequenceTable, "_head", _runs_two),
+    "nothing expires": (KeyDeadlines, "pop_due", _never_due),
+    "the queue has no end": (SequenceTable, "_full", lambda self, known: None),
     "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
     "batches are too narrow": (sequence_checker, "form_direct", _all_slots_wide),
 }

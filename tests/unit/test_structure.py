@@ -113,6 +113,17 @@ def test_no_file_imports_a_private_name_of_another() -> None:
     assert found == []
 
 
+def test_no_two_classes_share_a_name() -> None:
+    """So a name that a reader meets says which class it is. Private classes stay within their file."""
+    homes: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if path.is_relative_to(PACKAGE):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
 MOST_LINES, MOST_METHODS = 330, 15
 """Of the file of the core, and of its public methods and properties."""
 FEATURES = [

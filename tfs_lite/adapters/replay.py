@@ -25,13 +25,13 @@ from tfs_lite.protocols.runs import Run, call_inputs, run_of_predict
 from tfs_lite.protocols.tensorflow.classify_regress import (
     CLASSIFY,
     REGRESS,
-    Task,
+    MultiInferenceTask,
     find_inference_signature,
     first_model_spec,
     read_tasks,
 )
 from tfs_lite.protocols.tensorflow.examples import example_count, tensors_of_input
-from tfs_lite.protocols.tensorflow.prediction_log import LoggedRequest, Method
+from tfs_lite.protocols.tensorflow.prediction_log import LoggedMethod, LoggedRequest
 
 Signatures = Mapping[str, Signature]
 Outputs = Mapping[str, Array]
@@ -54,15 +54,17 @@ class Replay:
 def replay_of_log(signatures: Signatures, request: LoggedRequest, check_method_names: bool = False) -> Replay:
     """The replay of a logged request, whatever its model and version. Errors as those of a live request."""
     message = request.message
-    if request.method is Method.PREDICT:
+    if request.method is LoggedMethod.PREDICT:
         return Replay((_checked(signatures, run_of_predict(signatures, message, check_method_names)),), _anything)
-    if request.method is Method.MULTI_INFERENCE:
+    if request.method is LoggedMethod.MULTI_INFERENCE:
         first_model_spec(message)
         return _infer(signatures, read_tasks(message, signatures, check_method_names), message.input)
-    kind = CLASSIFY if request.method is Method.CLASSIFY else REGRESS
+    kind = CLASSIFY if request.method is LoggedMethod.CLASSIFY else REGRESS
     key = message.model_spec.signature_name or DEFAULT_SIGNATURE
     signature = find_inference_signature(signatures, key)
-    return _infer(signatures, [Task(key, kind, signature, kind.check(signature, check_method_names))], message.input)
+    return _infer(
+        signatures, [MultiInferenceTask(key, kind, signature, kind.check(signature, check_method_names))], message.input
+    )
 
 
 def replay_of_body(signatures: Signatures, text: str) -> Replay:
@@ -73,7 +75,7 @@ def replay_of_body(signatures: Signatures, text: str) -> Replay:
     return Replay((_checked(signatures, run),), _anything)
 
 
-def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Replay:
+def _infer(signatures: Signatures, tasks: Sequence[MultiInferenceTask], input: Message) -> Replay:
     """Replays Classify, Regress, or several of them on one input."""
     count = example_count(input)
 

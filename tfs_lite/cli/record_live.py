@@ -17,7 +17,7 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.messages import Message, PredictRequest, PredictResponse
 from tfs_lite.protocols.rest.predict import PredictBody, read_predict_body, tensors_of
-from tfs_lite.protocols.tensorflow.prediction_log import MAX_LOG_BYTES, Method, make_log
+from tfs_lite.protocols.tensorflow.prediction_log import MAX_LOG_BYTES, LoggedMethod, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 
@@ -89,7 +89,7 @@ class LiveRecorder:
         asked, answered = ModelRef(self._model, signature=key), ModelRef(answer.model, answer.version, signature=key)
         request = PredictRequest(model_spec=model_spec(asked), inputs=_protos(arrays))
         response = PredictResponse(model_spec=model_spec(answered), outputs=_protos(answer.outputs))
-        data: bytes = make_log(Method.PREDICT, request, response).SerializeToString()
+        data: bytes = make_log(LoggedMethod.PREDICT, request, response).SerializeToString()
         if len(data) > MAX_LOG_BYTES:
             raise invalid_argument(f"request and answer have {len(data)} bytes, a record at most {MAX_LOG_BYTES}")
         return data

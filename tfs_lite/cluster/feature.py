@@ -20,7 +20,7 @@ from tfs_lite.adapters.memory import bytes_to_reserve
 from tfs_lite.adapters.opening import OpenRequest, Platform
 from tfs_lite.adapters.remote import OPEN_VERSION, describe
 from tfs_lite.cluster.metrics import ClusterCollector, ClusterReport, ReplicaMetrics
-from tfs_lite.cluster.replicas.engine import CPUS, GPUS, ClusterEngine, Node, VersionKey
+from tfs_lite.cluster.replicas.engine import CPUS, GPUS, ClusterEngine, ClusterNode, VersionKey
 from tfs_lite.cluster.replicas.generation import generation_of
 from tfs_lite.cluster.replicas.helper import HelperEngine
 from tfs_lite.cluster.replicas.near import ReplicaModel
@@ -275,7 +275,7 @@ class Cluster(Feature):
         if is_new:
             logger.warning(NICE, node, niceness)
 
-    def _nodes(self) -> Sequence[Node]:
+    def _nodes(self) -> Sequence[ClusterNode]:
         return self._reconciler.status().nodes or self._first_nodes
 
 

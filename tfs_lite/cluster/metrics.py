@@ -46,12 +46,20 @@ class ReplicaMetrics:
             guard, "tfs_lite_replica_losses", "Replicas that were lost, by what ended them.", (*_VERSION, "cause")
         )
         self._starts = HistogramSeries(
-            guard, "tfs_lite_replica_start_seconds", "From wanted to ready; adopted left out.", _VERSION, START_SECONDS
+            guard,
+            "tfs_lite_replica_start_seconds",
+            "Seconds from a wanted replica to a ready one; adopted replicas are left out.",
+            _VERSION,
+            START_SECONDS,
         )
         self._seconds = HistogramSeries(
-            guard, "tfs_lite_remote_seconds", "Of a run in a replica: the way there and back.", _VERSION, SECONDS
+            guard,
+            "tfs_lite_remote_seconds",
+            "Seconds that a run in a replica took for the way there and back.",
+            _VERSION,
+            SECONDS,
         )
-        self._bytes = CounterSeries(guard, "tfs_lite_remote_bytes", "Of tensors, to replicas and back.", _VERSION)
+        self._bytes = CounterSeries(guard, "tfs_lite_remote_bytes", "Bytes of tensors, to replicas and back.", _VERSION)
         self._series = (self._losses, self._starts, self._seconds, self._bytes)
         self._gone = GoneVersions(self._drop)
         registry.register(SeriesCollector(guard, self._series))
@@ -121,7 +129,7 @@ class ClusterCollector(Collector):
         plain: Sequence[tuple[str, str, float]] = (
             ("up", "1 while the cluster can be reached.", report.is_up),
             ("leader", "1 while this server decides about the replicas.", report.leads),
-            ("epoch", "Of the server that decides; a later one is higher.", report.epoch),
+            ("epoch", "The epoch of the server that decides; that of a later server is higher.", report.epoch),
         )
         for name, text, value in plain:
             yield GaugeMetricFamily(f"tfs_lite_cluster_{name}", text, value)

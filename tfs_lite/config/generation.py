@@ -34,7 +34,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class GenerationSettings(Settings):
-    """None means a default for the device and the model."""
+    """The settings of a language model. None means a default for the device and the model."""
 
     max_num_seqs: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
     """The number of cache slots: texts that run at once."""

@@ -235,8 +235,8 @@ class TextCodec(Protocol):
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        """``after``: the tokens before, whose text is not repeated, because a leading space may depend on them; the
-        last few are enough."""
+        """A stream that decodes tokens. ``after``: the tokens before, whose text is not repeated, because a leading
+        space may depend on them; the last few are enough."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of the token alone, which may be incomplete characters."""
@@ -360,7 +360,7 @@ class LanguageServable(Servable, Protocol):
 
     @property
     def codec(self) -> TextCodec | None:
-        """None means that it takes and gives tokens only."""
+        """The tokenizer; None if the model takes and gives tokens only."""
 
     @property
     def retry_seconds(self) -> float:

@@ -24,8 +24,8 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.1
 TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 _VERSION = ("model", "version")
 _GAUGES: tuple[tuple[str, str, Callable[[EngineState], int]], ...] = (
-    ("running", "Texts that have a place in the cache.", lambda state: state.running),
-    ("waiting", "Texts that wait for a place.", lambda state: state.waiting),
+    ("running", "Texts that have a slot in the cache.", lambda state: state.running),
+    ("waiting", "Texts that wait for a slot.", lambda state: state.waiting),
     ("cache_tokens_reserved", "Tokens of the cache kept for texts that run.", lambda state: state.reserved),
     ("cache_tokens_written", "Tokens of the cache that hold keys and values of texts that run.", lambda s: s.written),
     ("cache_tokens", "Tokens that the cache holds at most.", lambda state: state.capacity),
@@ -58,21 +58,31 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._guard = guard = Guard()
-        self._first = self._histogram("time_to_first_token_seconds", "From submission, waiting included.", TEXT_SECONDS)
-        self._gap = self._histogram("inter_token_seconds", "Between a token of a text and the next.", STEP_SECONDS)
-        self._per_token = self._histogram(
-            "time_per_output_token_seconds", "Of a text: from its first to its last token, for each.", STEP_SECONDS
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Seconds from the submission of a text to its first token.", TEXT_SECONDS
         )
-        self._queue = self._histogram("queue_seconds", "From submission to the first step.", TEXT_SECONDS)
-        self._text = self._histogram("text_seconds", "From submission to the end.", TEXT_SECONDS, "outcome")
+        self._gap = self._histogram(
+            "inter_token_seconds", "Seconds between a token of a text and the next.", STEP_SECONDS
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Seconds for each token between a text's first token and its last.",
+            STEP_SECONDS,
+        )
+        self._queue = self._histogram(
+            "queue_seconds", "Seconds from the submission of a text to its first step.", TEXT_SECONDS
+        )
+        self._text = self._histogram(
+            "text_seconds", "Seconds from the submission of a text to its end.", TEXT_SECONDS, "outcome"
+        )
         self._step = self._histogram("step_seconds", "One forward of the network, and its draw.", STEP_SECONDS, "kind")
         self._rows = self._histogram("step_rows", "Token positions in a step.", NUMBERS)
         self._texts = self._histogram("step_texts", "Texts in a step.", NUMBERS)
-        self._prompt = self._counter("prompt_tokens", "Of texts that have ended.")
-        self._output = self._counter("output_tokens", "Of texts that have ended.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of texts that have ended.")
+        self._output = self._counter("output_tokens", "Output tokens of texts that have ended.")
         self._hits = self._counter("prefix_hit_tokens", "Prompt tokens that another text had computed before.")
         self._asked = self._counter("prefix_queried_tokens", "Prompt tokens that were looked for among other texts'.")
-        self._preempted = self._counter("preemptions", "Texts that gave their place to more urgent ones.")
+        self._preempted = self._counter("preemptions", "Texts that gave their slot to more urgent ones.")
         self._failures = self._counter("step_failures", "Steps that failed and were tried again text by text.")
         self._series = (
             *(self._first, self._gap, self._per_token, self._queue, self._text, self._step, self._rows, self._texts),

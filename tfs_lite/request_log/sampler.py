@@ -20,7 +20,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import failed_precondition
 from tfs_lite.protocols.messages import Message
-from tfs_lite.request_log.thread import Entry, LogThread
+from tfs_lite.request_log.thread import LogEntry, LogThread
 from tfs_lite.request_log.writer import LogLimits, LogWriter, OnResult
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class RequestLogs:
         if log is None or self._chance() >= log.rate:
             return
         seconds = int(self._clock.time())
-        self._thread.put(Entry(log.writer, log.sampling, servable_id, signature, seconds, size, make))
+        self._thread.put(LogEntry(log.writer, log.sampling, servable_id, signature, seconds, size, make))
 
     def check(self, models: Mapping[str, LoggingSettings]) -> None:
         """Raises what :meth:`configure` would raise. Logs that are being written are not checked again."""

@@ -27,7 +27,7 @@ MAX_REMEMBERED_CAUSES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One request to be logged. ``make`` returns its PredictionLog; ``size``, in bytes, counts against the queue's
     bound; ``seconds`` is the time of the answer, since the epoch."""
 
@@ -64,7 +64,7 @@ class LogThread:
         self._clock = clock
         self._on_result = on_result
         self._changed = threading.Condition()  # guards the five below
-        self._queue: deque[Entry | LogWriter] = deque()
+        self._queue: deque[LogEntry | LogWriter] = deque()
         self._bytes = 0  # of the queue and of the entry in work
         self._in_work = 0
         self._woken = False
@@ -82,7 +82,7 @@ class LogThread:
         if self._thread.ident is None:
             self._thread.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: LogEntry) -> None:
         """Queues the entry, or drops it with RESOURCE_EXHAUSTED if it does not fit, UNAVAILABLE after the end."""
         with self._changed:
             refused = self._refusal(entry)
@@ -109,14 +109,14 @@ class LogThread:
             return
         self._thread.join(self._limits.drain_seconds)
         with self._changed:
-            left = [item for item in self._queue if isinstance(item, Entry)]
+            left = [item for item in self._queue if isinstance(item, LogEntry)]
             self._queue.clear()
         if left:
             logger.warning("request log: the disk is slow; %d records are dropped at the end", len(left))
         for entry in left:
             self._on_result(entry.id.name, StatusCode.UNAVAILABLE.name)
 
-    def _refusal(self, entry: Entry) -> StatusCode | None:
+    def _refusal(self, entry: LogEntry) -> StatusCode | None:
         if self._closing:
             return StatusCode.UNAVAILABLE
         full = len(self._queue) >= self._limits.queued_records
@@ -125,7 +125,7 @@ class LogThread:
     def _run(self) -> None:
         while (item := self._take()) is not _Signal.END:
             try:
-                if isinstance(item, Entry):
+                if isinstance(item, LogEntry):
                     self._write(item)
                     pause()
                 elif isinstance(item, LogWriter):
@@ -138,7 +138,7 @@ class LogThread:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _take(self) -> Entry | LogWriter | _Signal:
+    def _take(self) -> LogEntry | LogWriter | _Signal:
         """Waits for the next item and releases the bytes of the one before."""
         with self._changed:
             self._bytes -= self._in_work
@@ -149,10 +149,10 @@ class LogThread:
             if not self._queue:
                 return _Signal.END if self._closing else _Signal.WOKEN
             item = self._queue.popleft()
-            self._in_work = item.size if isinstance(item, Entry) else 0
+            self._in_work = item.size if isinstance(item, LogEntry) else 0
             return item
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: LogEntry) -> None:
         model, writer = entry.id.name, entry.writer
         if writer.paused:
             self._on_result(model, StatusCode.UNAVAILABLE.name)

@@ -218,7 +218,7 @@ class StateCollector(Collector):
         """The seconds for versions that have not ended."""
         seconds = GaugeMetricFamily(
             "tfs_lite_version_state_seconds",
-            "For how long a version has been in its state; ended ones are left out.",
+            "Seconds for which a version has been in its state; versions that have ended are left out.",
             labels=("model", "version", "state"),
         )
         for report in reports:
@@ -259,7 +259,7 @@ class StateCollector(Collector):
         """The longest of each kind."""
         seconds = GaugeMetricFamily(
             "tfs_lite_hanging_seconds",
-            "For how long a look at a model's disk, a load, a drain or an unload has gone on beyond its bound.",
+            "Seconds for which a look at a model's disk, a load, a drain or an unload has gone on beyond its bound.",
             labels=("model", "what"),
         )
         longest: dict[tuple[str, str], float] = {}

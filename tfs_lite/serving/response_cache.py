@@ -44,7 +44,7 @@ class CacheCollector(Collector):
         yield GaugeMetricFamily(f"{prefix}_max_bytes", "What the cache may take.", use.max_bytes)
         yield GaugeMetricFamily(f"{prefix}_bytes", "What it takes, about.", use.bytes)
         yield GaugeMetricFamily(f"{prefix}_entries", "Answers in the cache.", use.entries)
-        yield CounterMetricFamily(f"{prefix}_evictions", "Answers that went to make room.", use.evictions)
+        yield CounterMetricFamily(f"{prefix}_evictions", "Answers that the cache dropped to make room.", use.evictions)
         yield from self._of_versions()
 
     def _of_versions(self) -> Iterator[Metric]:
@@ -58,8 +58,8 @@ class CacheCollector(Collector):
 
 _FIELDS = {
     "hits": "Calls that were answered from the cache.",
-    "misses": "Calls that were not.",
+    "misses": "Calls that were not answered from the cache.",
     "hit_seconds": "Time of lookups that found an answer.",
     "miss_seconds": "Time of lookups that found none, and of inserting.",
-    "too_large": "Answers that are larger than the cache.",
+    "too_large": "Answers that were not kept, because they are larger than the cache.",
 }

@@ -1,7 +1,7 @@
 """One connection on asyncio: it passes bytes between the socket and HTTP/2, and streams to calls.
 
-data_received -> Connection.receive -> on_request, on_data, ... -> Call
-Call -> Connection -> wake -> flush (once for each turn of the loop) -> transport.write
+data_received -> Http2Connection.receive -> on_request, on_data, ... -> Call
+Call -> Http2Connection -> wake -> flush (once for each turn of the loop) -> transport.write
 
 preface -> open -> draining (GOAWAY, calls go on) -> ending (our side is closed, input is discarded) -> lost
 """
@@ -17,7 +17,7 @@ from tfs_lite.transport.grpc.codes import DEADLINE_EXCEEDED, UNAVAILABLE
 from tfs_lite.transport.grpc.head import RequestHead, RequestHeadParser
 from tfs_lite.transport.grpc.streaming import ServerStreamCall, StreamedCall
 from tfs_lite.transport.http2 import framing as frames
-from tfs_lite.transport.http2.connection import DRAIN_PING, Connection
+from tfs_lite.transport.http2.connection import DRAIN_PING, Http2Connection
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.peer import UNKNOWN, peer_of
@@ -88,7 +88,7 @@ class ServerProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._address: object = None
         self.peer = UNKNOWN
-        self.connection: Connection[RequestHead] = Connection(
+        self.connection: Http2Connection[RequestHead] = Http2Connection(
             self.common.limits, self.common.numbers, self, owner.head_parser.read, self._loop.time, self._wake
         )
         self._pings = PingPolicy(self.common.limits)

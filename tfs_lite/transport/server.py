@@ -24,7 +24,7 @@ from tfs_lite.transport.room import ConnectionRoom, ConnectionShare
 from tfs_lite.transport.table import Method
 from tfs_lite.transport.watch import LINGER, Watch, check_interval
 
-__all__ = ["Hooks", "Server"]
+__all__ = ["Hooks", "TransportServer"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ CANCEL_TIMEOUT = 5.0
 """Seconds that handlers have for ending after they were cancelled."""
 
 
-class Server:
+class TransportServer:
     """A gRPC server: ``start`` -> ``stop``, both on the event loop that runs the handlers. ``numbers`` may be read from
     any thread.
 

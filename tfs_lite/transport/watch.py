@@ -19,7 +19,7 @@ from fcntl import ioctl
 from math import inf
 from typing import Any, Protocol
 
-from tfs_lite.transport.http2.connection import Connection
+from tfs_lite.transport.http2.connection import Http2Connection
 from tfs_lite.transport.limits import Limits
 
 MAX_INTERVAL, MIN_INTERVAL = 1.0, 0.01
@@ -209,7 +209,7 @@ class ConnectionActivity:
         self.ending = False
 
     def view(
-        self, now: float, connection: Connection[Any], written: int, transport: asyncio.Transport | None
+        self, now: float, connection: Http2Connection[Any], written: int, transport: asyncio.Transport | None
     ) -> ConnectionView:
         """``written`` counts the bytes so far."""
         buffered = 0 if transport is None else transport.get_write_buffer_size()

@@ -53,7 +53,7 @@ class Lane:
         self.outputs.close()
 
 
-class Connection(ABC):
+class WorkerConnection(ABC):
     """A process with an open model. Threads: any; ``runs`` has a channel for each lane.
 
     ``verdict`` says why the process was given up, as far as the server knows it already.
@@ -101,7 +101,7 @@ class Connection(ABC):
     def verdict(self) -> str: ...
 
     @abstractmethod
-    def is_same_process(self, other: Connection) -> bool:
+    def is_same_process(self, other: WorkerConnection) -> bool:
         """Whether it leads to the very process that ``other`` led to, with all that the model has in memory."""
 
     @abstractmethod

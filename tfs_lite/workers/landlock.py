@@ -34,7 +34,7 @@ _X32 = 0x40000000
 """Numbers from here on are a second way to the same calls on x86-64."""
 
 
-class Access(IntFlag):
+class PathRights(IntFlag):
     """The rights to what lies beneath a path."""
 
     EXECUTE = 1 << 0
@@ -55,15 +55,22 @@ class Access(IntFlag):
     IOCTL_DEV = 1 << 15
 
     @classmethod
-    def of_files(cls) -> Access:
+    def of_files(cls) -> PathRights:
         """The rights that a rule for a single file may name."""
         return cls.EXECUTE | cls.WRITE_FILE | cls.READ_FILE | cls.TRUNCATE | cls.IOCTL_DEV
 
 
-READ = Access.READ_FILE | Access.READ_DIR
-WRITE = READ | Access.WRITE_FILE | Access.TRUNCATE
-OWN = WRITE | Access.MAKE_REG | Access.MAKE_DIR | Access.REMOVE_FILE | Access.REMOVE_DIR | Access.REFER
-DEVICE = WRITE | Access.IOCTL_DEV
+READ = PathRights.READ_FILE | PathRights.READ_DIR
+WRITE = READ | PathRights.WRITE_FILE | PathRights.TRUNCATE
+OWN = (
+    WRITE
+    | PathRights.MAKE_REG
+    | PathRights.MAKE_DIR
+    | PathRights.REMOVE_FILE
+    | PathRights.REMOVE_DIR
+    | PathRights.REFER
+)
+DEVICE = WRITE | PathRights.IOCTL_DEV
 
 
 class _Machine(NamedTuple):
@@ -98,7 +105,7 @@ def probe_kernel() -> Kernel:
     return Kernel(max(landlock, 0), filters)
 
 
-def allow_paths_only(paths: Iterable[tuple[str, Access]], landlock: int) -> None:
+def allow_paths_only(paths: Iterable[tuple[str, PathRights]], landlock: int) -> None:
     """Lets the process open only these paths from now on, and what is beneath them; TCP, and signals to others, are
     refused as far as version ``landlock`` of the interface goes. Paths that do not exist are left out. Raises
     OSError."""
@@ -140,13 +147,13 @@ def give_up_privileges() -> None:
     _check(_libc().capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
 
 
-def _handled(landlock: int) -> Access:
+def _handled(landlock: int) -> PathRights:
     """The rights that this version of the interface can refuse."""
     count = 13 if landlock < 2 else 14 if landlock < 3 else 15 if landlock < 5 else 16
-    return Access((1 << count) - 1)
+    return PathRights((1 << count) - 1)
 
 
-def _add_rule(ruleset: int, path: str, access: Access) -> None:
+def _add_rule(ruleset: int, path: str, access: PathRights) -> None:
     """The descriptor of a path in /proc stays open: the rule is for the inode, and while nobody holds the name, the
     kernel may forget it and make another inode for it."""
     try:
@@ -155,7 +162,7 @@ def _add_rule(ruleset: int, path: str, access: Access) -> None:
         return
     try:
         if not os.path.isdir(path):
-            access &= Access.of_files()
+            access &= PathRights.of_files()
         if access:
             _check(_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, descriptor), 0))
     finally:

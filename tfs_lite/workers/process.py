@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.workers.arena import DEFAULT_LIMIT
-from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.connection import Lane, RemoteModel, WorkerConnection
 from tfs_lite.workers.process_connection import connect
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
 from tfs_lite.workers.sandbox import Sandbox
@@ -59,7 +59,7 @@ class _ProcessConnector:
         self._opening: Worker | None = None
         self._given_up = False
 
-    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
+    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> WorkerConnection:
         self._remote.require_files()
         try:
             connection = connect(self._supervisor, self._remote, lanes[0], self._set_opening)

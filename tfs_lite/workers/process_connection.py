@@ -14,7 +14,7 @@ from tfs_lite.core.status import StatusCode, failed_precondition
 from tfs_lite.protocols.log_format import current_format
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.connection import Lane, RemoteModel, WorkerConnection
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
@@ -33,7 +33,7 @@ KILL_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 
 
-class ProcessConnection(Connection):
+class ProcessConnection(WorkerConnection):
     """A process of the fork server."""
 
     def __init__(
@@ -60,7 +60,7 @@ class ProcessConnection(Connection):
     def verdict(self) -> str:
         return self._verdict or self._worker.cause
 
-    def is_same_process(self, other: Connection) -> bool:
+    def is_same_process(self, other: WorkerConnection) -> bool:
         return False
 
     def on_end(self, call: Callable[[], None]) -> None:

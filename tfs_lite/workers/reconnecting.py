@@ -1,6 +1,6 @@
 """A model behind a connection that may be lost, and is then made again: what its callers see of that.
 
-    batching servable -> ReconnectingModel (here) -> Connection -> process with the model
+    batching servable -> ReconnectingModel (here) -> WorkerConnection -> process with the model
 
 A lost connection is made again by a thread that exists as long as that takes: at once, then with growing delays.
 Requests that were in the process get WorkerLost. Those that arrive during the first attempt wait for it where that is
@@ -24,7 +24,7 @@ from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, status_of
 from tfs_lite.core.threads import start
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.connection import Lane, RemoteModel, WorkerConnection
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
 from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN, Description
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class Connector(Protocol):
     """Makes connections to processes with the model open, one after the other."""
 
-    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
+    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> WorkerConnection:
         """Blocks until the model is open there. Raises what the opening raised, or ``check`` when it got the model's
         description; WorkerLost if the process was lost meanwhile. A failure leaves nothing behind."""
 
@@ -92,7 +92,7 @@ class ReconnectingModel(Model):
         self._on_worker = on_worker
         self.ongoing = 0
         self._changed = threading.Condition()  # guards what follows
-        self._connection: Connection | None = None
+        self._connection: WorkerConnection | None = None
         self._restarter: threading.Thread | None = None
         self._backoff = backoff or Backoff()
         self._delay = 0.0
@@ -205,7 +205,7 @@ class ReconnectingModel(Model):
         wanted = outputs or (() if self.has_item_steps else declared.output_names)
         lane = self._lanes.enter()
 
-        def call(connection: Connection) -> Mapping[str, Tensor]:
+        def call(connection: WorkerConnection) -> Mapping[str, Tensor]:
             channel = connection.runs[lane]
             try:
                 return self._call_run(channel, signature, inputs, wanted)
@@ -264,7 +264,7 @@ class ReconnectingModel(Model):
         return self._call(lambda connection: connection.call_step(what, signature, tensors, deadline), deadline)
 
     def _call(
-        self, call: Callable[[Connection], Mapping[str, Tensor]], deadline: float | None = None
+        self, call: Callable[[WorkerConnection], Mapping[str, Tensor]], deadline: float | None = None
     ) -> dict[str, Tensor]:
         """Calls the process; calls the next one, once, if the process was lost before it read the request."""
         second_chance = True
@@ -282,7 +282,7 @@ class ReconnectingModel(Model):
                 raise failure
             second_chance = False
 
-    def _wait_for_connection(self, deadline: float | None) -> Connection:
+    def _wait_for_connection(self, deadline: float | None) -> WorkerConnection:
         """The connection; waits for the next process while there is none. WorkerLost if that has failed to start,
         will not be started soon, or has not been started within :data:`WAIT_SECONDS`."""
         with self._changed:
@@ -299,7 +299,7 @@ class ReconnectingModel(Model):
                 self._changed.wait(left)
             return self._connection
 
-    def _worker_lost(self, connection: Connection, unread: bool) -> WorkerLost:
+    def _worker_lost(self, connection: WorkerConnection, unread: bool) -> WorkerLost:
         """Connects again; the error says why the process was lost."""
         cause = connection.cause()
         self._start_again(connection)
@@ -311,12 +311,12 @@ class ReconnectingModel(Model):
             return f"{ended}; it is being unloaded"
         return f"{ended}; it is being {self._words.started_again}, try again later"
 
-    def _on_end(self, connection: Connection) -> None:
+    def _on_end(self, connection: WorkerConnection) -> None:
         """The connection's thread calls this when the process has ended."""
         connection.shut_down()
         self._start_again(connection)
 
-    def _start_again(self, connection: Connection) -> None:
+    def _start_again(self, connection: WorkerConnection) -> None:
         """Starts the thread that connects again, unless it runs or the model is closed. Any thread."""
         with self._changed:
             if self._connection is not connection or self._closing.is_set():
@@ -334,13 +334,13 @@ class ReconnectingModel(Model):
                 self._connection = connection
                 logger.warning("%s: %s", self._label, error)
 
-    def _start_thread(self, old: Connection | None, delay: float) -> None:
+    def _start_thread(self, old: WorkerConnection | None, delay: float) -> None:
         """Starts the thread that connects, again or for the first time. UNAVAILABLE if the system refuses it."""
         thread = threading.Thread(target=self._restart, args=(old, delay), name="tfs-restart", daemon=True)
         start(thread)
         self._restarter = thread
 
-    def _restart(self, old: Connection | None, delay: float) -> None:
+    def _restart(self, old: WorkerConnection | None, delay: float) -> None:
         """The thread: runs until the model can run, is closed, or is connected elsewhere."""
         connector = self._connector
         if old is not None:
@@ -383,7 +383,7 @@ class ReconnectingModel(Model):
             logger.error("%s cannot be %s (%s); next attempt in %.1f s", self._label, again, error, delay)
         return delay
 
-    def _resume(self, connector: Connector, connection: Connection, old: Connection | None) -> None:
+    def _resume(self, connector: Connector, connection: WorkerConnection, old: WorkerConnection | None) -> None:
         """Requests may go over the connection, unless it comes too late."""
         with self._changed:
             unwanted = self._closing.is_set() or connector is not self._connector
@@ -419,7 +419,7 @@ class ReconnectingModel(Model):
                     logger.error("%s cannot be moved (%s); next attempt in %.1f s", self._label, error, delay)
         return connection is not None and self._change_connection(connector, connection)
 
-    def _change_connection(self, connector: Connector, connection: Connection) -> bool:
+    def _change_connection(self, connector: Connector, connection: WorkerConnection) -> bool:
         with self._changed:
             self._moves = None
             unwanted = self._closing.is_set()

@@ -23,8 +23,8 @@ from tfs_lite.workers.landlock import (
     OWN,
     READ,
     WRITE,
-    Access,
     Kernel,
+    PathRights,
     allow_paths_only,
     give_up_privileges,
     probe_kernel,
@@ -69,7 +69,7 @@ class Interpreter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The rights that a process keeps. ``paths`` are pairs of a path and an :class:`Access`; ``landlock`` and
+    """The rights that a process keeps. ``paths`` are pairs of a path and an :class:`PathRights`; ``landlock`` and
     ``filters`` are those of :class:`Kernel` that are used."""
 
     paths: tuple[tuple[str, int], ...]
@@ -121,7 +121,7 @@ def plan(
     kernel = kernel or probe_kernel()
     version = os.path.realpath(directory)
     readable = [version, *links, *interpreter.prefixes, *_import_path(interpreter, version), *interpreter.packages]
-    rules: list[tuple[str, Access]] = [(path, READ) for path in (*readable, *_LIBRARIES, *_SYSTEM_FACTS)]
+    rules: list[tuple[str, PathRights]] = [(path, READ) for path in (*readable, *_LIBRARIES, *_SYSTEM_FACTS)]
     rules += [(path, WRITE) for path in _SINKS]
     if gpu:
         devices = (*_GPU_DEVICES, *(f"/dev/nvidia{number}" for number in range(_MAX_GPUS)))
@@ -152,7 +152,7 @@ def enter(sandbox: Sandbox, own: str) -> None:
     _work_in(own)
     give_up_privileges()
     if sandbox.landlock:
-        paths = ((path, Access(access)) for path, access in sandbox.paths)
+        paths = ((path, PathRights(access)) for path, access in sandbox.paths)
         allow_paths_only([*paths, (own, OWN)], sandbox.landlock)
     if sandbox.filters:
         refuse_calls()

@@ -20,12 +20,12 @@ from tfs_lite.cluster.replicas.engine import (
     CPUS,
     Changed,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
-    Node,
     PlacedReplica,
     ReplicaEnded,
     ReplicaName,
-    Slot,
+    ReplicaSlot,
     Superseded,
     Unreachable,
     Wish,
@@ -104,7 +104,7 @@ class Placing:
         self.model = f"folder/model{next(_models)}"
 
     def wish(self, index: int = 0, life: int = 0, cpus: float = SHARE, **fields: Any) -> Wish:
-        return Wish(ReplicaName(Slot(self.model, 1, "0123abcd", index), life), {CPUS: cpus}, **fields)
+        return Wish(ReplicaName(ReplicaSlot(self.model, 1, "0123abcd", index), life), {CPUS: cpus}, **fields)
 
     def place(self, index: int = 0, life: int = 0, cpus: float = SHARE, **fields: Any) -> str:
         return self._cluster.engine.place(self.wish(index, life, cpus, **fields))
@@ -124,7 +124,7 @@ class Placing:
         self._cluster.until(lambda: not {replica.id for replica in self.listed()} & set(ids))
 
 
-def nodes_by_zone(engine: ClusterEngine) -> dict[str, Node]:
+def nodes_by_zone(engine: ClusterEngine) -> dict[str, ClusterNode]:
     return {node.labels[ZONE]: node for node in engine.nodes() if node.alive and ZONE in node.labels}
 
 

@@ -22,9 +22,9 @@ from tfs_lite.cluster.replicas.engine import (
     GPUS,
     Changed,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
     GpuUse,
-    Node,
     PlacedReplica,
     ReplicaAddress,
     ReplicaEnded,
@@ -230,10 +230,10 @@ class PretendedCluster:
                 left[name] = left.get(name, 0.0) - amount
         return left
 
-    def list_nodes(self) -> list[Node]:
+    def list_nodes(self) -> list[ClusterNode]:
         now = self.clock.monotonic()
         return [
-            Node(
+            ClusterNode(
                 node.id,
                 node.host,
                 node.total,
@@ -370,7 +370,7 @@ class PretendedEngine(ClusterEngine):
         self._epoch = cluster.epoch
         self.before: Callable[[str], None] = lambda name: None
         self.after: Callable[[str], None] = lambda name: None
-        self.on_nodes: Callable[[Sequence[Node]], None] = lambda nodes: None
+        self.on_nodes: Callable[[Sequence[ClusterNode]], None] = lambda nodes: None
         self.on_place: Callable[[Wish], None] = lambda wish: None
         self.on_end: Callable[[Process], None] = lambda process: None
         self._unwatch: list[Callable[[], None]] = []
@@ -383,7 +383,7 @@ class PretendedEngine(ClusterEngine):
     def secret(self) -> bytes:
         return self.cluster.secret
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[ClusterNode]:
         self._enter("nodes")
         found = self.cluster.list_nodes()
         self.on_nodes(found)

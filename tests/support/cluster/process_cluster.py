@@ -32,8 +32,8 @@ from tfs_lite.cluster.replicas.engine import (
     TOLD_TO_END,
     Changed,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
-    Node,
     PlacedReplica,
     ReplicaEnded,
     Resources,
@@ -210,10 +210,10 @@ class ProcessCluster:
 
         return (*FEATURES, cluster)
 
-    def list_nodes(self) -> list[Node]:
+    def list_nodes(self) -> list[ClusterNode]:
         with self._lock:
             return [
-                Node(
+                ClusterNode(
                     node.id,
                     node.host,
                     node.total,
@@ -361,7 +361,7 @@ class ProcessEngine(ClusterEngine):
     def epoch(self) -> int:
         return self._epoch
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[ClusterNode]:
         self._check()
         return self._cluster.list_nodes()
 
@@ -410,8 +410,8 @@ class RemoteEngine(ClusterEngine):
     def epoch(self) -> int:
         return self._epoch
 
-    def nodes(self) -> Sequence[Node]:
-        return cast(Sequence[Node], self._ask("nodes"))
+    def nodes(self) -> Sequence[ClusterNode]:
+        return cast(Sequence[ClusterNode], self._ask("nodes"))
 
     def list(self) -> Sequence[PlacedReplica]:
         return cast(Sequence[PlacedReplica], self._ask("list"))

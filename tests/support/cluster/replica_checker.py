@@ -17,7 +17,15 @@ from collections.abc import Sequence
 
 from tests.support.cluster.pretended_cluster import Life, PretendedCluster, Process
 from tests.support.cluster.pretended_server import NearEnd, PretendedServer
-from tfs_lite.cluster.replicas.engine import Node, ReplicaName, Resources, Slot, Strategy, VersionKey, Wish
+from tfs_lite.cluster.replicas.engine import (
+    ClusterNode,
+    ReplicaName,
+    ReplicaSlot,
+    Resources,
+    Strategy,
+    VersionKey,
+    Wish,
+)
 from tfs_lite.cluster.replicas.placement import LEAVE_SECONDS, MAX_PLACING, TOLERANCE, Requirements, fulfils_labels
 from tfs_lite.cluster.replicas.states import ARROWS, ReplicaEvent
 from tfs_lite.core.clock import Clock
@@ -38,9 +46,9 @@ class ReplicaChecker:
         self._adopting = False
         self._asked: set[tuple[str, int]] = set()
         self._requirements: dict[VersionKey, Requirements] = {}
-        self._shown: dict[str, Node] = {}
+        self._shown: dict[str, ClusterNode] = {}
         self._names: set[ReplicaName] = set()
-        self._placed: dict[Slot, deque[float]] = defaultdict(deque)
+        self._placed: dict[ReplicaSlot, deque[float]] = defaultdict(deque)
 
     # What happens.
 
@@ -67,7 +75,7 @@ class ReplicaChecker:
         self.expect(not late, f"(7) {event} comes after a later one")
         self.events.append(event)
 
-    def _on_nodes_shown(self, nodes: Sequence[Node]) -> None:
+    def _on_nodes_shown(self, nodes: Sequence[ClusterNode]) -> None:
         self._shown = {node.id: node for node in nodes}
 
     def _on_place(self, wish: Wish) -> None:

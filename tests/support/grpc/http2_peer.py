@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from hpack import Decoder, Encoder
 
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.transport.http2.connection import Connection
+from tfs_lite.transport.http2.connection import Http2Connection
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.fields import check_request
 from tfs_lite.transport.http2.hpack_writer import integer
@@ -318,7 +318,7 @@ class ConnectionFixture:
         self.awake = False
         self._credit = credit
         limits = limits or Limits()
-        self.connection: Connection[Request] = Connection(
+        self.connection: Http2Connection[Request] = Http2Connection(
             limits, self.numbers, self, Request.parse, self.clock.monotonic, self._wake
         )
         self.connection.start()

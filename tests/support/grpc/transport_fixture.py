@@ -26,7 +26,7 @@ from tests.support.grpc import http2_peer as h2
 from tests.support.grpc.http2_peer import Frame, Peer
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.limits import Limits
-from tfs_lite.transport.server import Hooks, Server
+from tfs_lite.transport.server import Hooks, TransportServer
 from tfs_lite.transport.table import CallContext, Method, Reply, bidi_stream, client_stream, server_stream, unary
 
 T = TypeVar("T")
@@ -343,7 +343,7 @@ class TransportFixture:
         return raw
 
     async def _start(self) -> None:
-        self.transport = Server(
+        self.transport = TransportServer(
             self.service.methods(), self._limits, self.service.hooks(), tls=self._tls, backlog=self._backlog
         )
         await self.transport.start([self.listening])

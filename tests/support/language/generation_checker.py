@@ -12,7 +12,7 @@ from typing import Any
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.generation import Generation
 from tfs_lite.core.status import Reason, StatusCode
-from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, StepPlan
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, ScheduledTokens, Text
@@ -126,7 +126,7 @@ class GenerationChecker:
         self.check_state()
         return True
 
-    def carry_out(self, plan: Plan, schedule: Iterable[ScheduledTokens]) -> None:
+    def carry_out(self, plan: StepPlan, schedule: Iterable[ScheduledTokens]) -> None:
         for copy in plan.copies:
             assert copy.count >= 16
             assert copy.source != copy.target
@@ -145,7 +145,7 @@ class GenerationChecker:
         ] * scheduled.count
         self.drop(scheduled.text)
 
-    def draw(self, plan: Plan) -> None:
+    def draw(self, plan: StepPlan) -> None:
         for scheduled in plan.schedule:
             text = scheduled.text
             if text.phase is Phase.ENDED:
@@ -175,7 +175,7 @@ class GenerationChecker:
     def outranks(self, text: Text, other: Text) -> bool:
         return text.wanted.priority < other.wanted.priority and self.rank(text) < self.rank(other)
 
-    def check_shares(self, plan: Plan, were: dict[Text, Any]) -> None:
+    def check_shares(self, plan: StepPlan, were: dict[Text, Any]) -> None:
         assert sum(scheduled.count for scheduled in plan.schedule) <= self.settings.rows
         assert len({scheduled.text for scheduled in plan.schedule}) == len(plan.schedule), "a text has two shares"
         running = self.scheduler.running
@@ -196,7 +196,7 @@ class GenerationChecker:
             complete = scheduled.start + scheduled.count == len(text.tokens)
             assert scheduled.draws == (complete and text.output < text.limit)
 
-    def check_admissions(self, plan: Plan, running: list[Text], waiting: list[Text], were: dict[Text, Any]) -> None:
+    def check_admissions(self, plan: StepPlan, running: list[Text], waiting: list[Text], were: dict[Text, Any]) -> None:
         admitted, preempted = list(plan.admitted), list(plan.preempted)
         assert admitted == waiting[: len(admitted)], "a text was passed over"
         free = self.settings.slots - len(running)
@@ -215,7 +215,7 @@ class GenerationChecker:
         self.counts["preempted"] += len(preempted)
         self.counts["copies"] += len(plan.copies)
 
-    def check_reuse(self, plan: Plan, text: Text) -> None:
+    def check_reuse(self, plan: StepPlan, text: Text) -> None:
         assert text.done <= len(text.tokens) - 1
         assert text.done == 0 or text.done >= 16
         assert text.done == 0 or (self.settings.prefix_reuse and not text.wanted.score_prompt)
@@ -226,7 +226,7 @@ class GenerationChecker:
             )
         self.counts["reused"] += text.done > 0
 
-    def check_head(self, plan: Plan, running: list[Text], waiting: list[Text], schedule: set[Text]) -> None:
+    def check_head(self, plan: StepPlan, running: list[Text], waiting: list[Text], schedule: set[Text]) -> None:
         """The first waiting text waits for a reason."""
         rest = waiting[len(plan.admitted) :]
         read = {copy.source for copy in plan.copies}

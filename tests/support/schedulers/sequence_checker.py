@@ -14,9 +14,9 @@ from tests.support.schedulers.sequence_reference import Reference
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status
 from tfs_lite.schedulers.sequence.direct import DirectDecision, form_direct
-from tfs_lite.schedulers.sequence.request import Admitted, Request, Slot
+from tfs_lite.schedulers.sequence.request import Admitted, SequenceItem, SequenceSlot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 
 class Mismatch(AssertionError):
@@ -40,18 +40,18 @@ class SequenceChecker:
 
     def __init__(self, settings: SequenceSettings, instances: int, direct: DirectSettings) -> None:
         self.settings, self.instances, self.direct = settings, instances, direct
-        self.real: Sequences[Item] = Sequences(settings, instances, "m")
+        self.real: SequenceTable[Item] = SequenceTable(settings, instances, "m")
         self.plain = Reference(
             settings.slots_per_instance, instances, settings.max_idle, settings.max_backlog, settings.max_queued
         )
         self.now = 0.0
         self.items: list[Item] = []
-        self.executing: dict[int, list[Slot]] = {}
+        self.executing: dict[int, list[SequenceSlot]] = {}
         """Direct: what an instance runs."""
         self._current: dict[int | str, int] = {}
         self._lengths: list[int] = []
         self._taken: dict[int, int] = {}
-        self._running: dict[Slot, Item] = {}
+        self._running: dict[SequenceSlot, Item] = {}
 
     def admit(self, flags: SequenceFlags, rows: int, timeout: float, key: int) -> None:
         item = Item(len(self.items), key)
@@ -62,11 +62,11 @@ class SequenceChecker:
             _same(isinstance(wanted, str) and wanted in found.message, True, f"{found} for {wanted}")
         else:
             _same(isinstance(wanted, str), False, f"{found}, refused for {wanted}")
-            _same(found, Admitted(None if wanted is None else Slot(*wanted), known and flags.start), "admitted")
+            _same(found, Admitted(None if wanted is None else SequenceSlot(*wanted), known and flags.start), "admitted")
             self._let_in(item, flags, known)
         self.check()
 
-    def take(self, slot: Slot) -> Item:
+    def take(self, slot: SequenceSlot) -> Item:
         taken = self.real.take(slot)
         _same((taken.item, taken.start, taken.end), self.plain.take(slot), f"taken from {slot}")
         item = taken.item
@@ -78,7 +78,7 @@ class SequenceChecker:
         self.check()
         return item
 
-    def done(self, slot: Slot) -> None:
+    def done(self, slot: SequenceSlot) -> None:
         self.real.done(slot)
         self.plain.done(slot)
         del self._running[slot]
@@ -91,7 +91,7 @@ class SequenceChecker:
         heads = self.real.heads(instance)
         decision = form_direct(heads, lambda item: item.key, self.direct, self.now)
         self._check_batch(heads, decision)
-        slots = [Slot(number, instance) for number, request in enumerate(decision.rows) if request is not None]
+        slots = [SequenceSlot(number, instance) for number, request in enumerate(decision.rows) if request is not None]
         taken = [self.take(slot) for slot in slots]
         _same(taken, [request.item for request in decision.rows if request is not None], "the batch")
         if slots:
@@ -150,7 +150,7 @@ class SequenceChecker:
             for instance in range(self.instances):
                 for number, request in enumerate(self.real.heads(instance)):
                     if request is not None:
-                        self.take(Slot(number, instance))
+                        self.take(SequenceSlot(number, instance))
             if not self._running and self.real.next_expiry == inf:
                 break
             if not self._running:
@@ -173,7 +173,7 @@ class SequenceChecker:
             item.outcomes.append(outcomes)
             _same(len(item.outcomes), 1, f"what became of {item}")
 
-    def _check_batch(self, heads: tuple[Request[Item] | None, ...], decision: DirectDecision[Item]) -> None:
+    def _check_batch(self, heads: tuple[SequenceItem[Item] | None, ...], decision: DirectDecision[Item]) -> None:
         """Of one key, as wide as the highest slot with a request; and not before the delay is over, if that counts."""
         numbers = [number for number, request in enumerate(heads) if request is not None]
         ready = [request for request in heads if request is not None]

@@ -27,7 +27,7 @@ class PlainSequence:
 
 
 class Reference:
-    """Answers as :class:`~tfs_lite.schedulers.sequence.slots.Sequences` should; refusals are words."""
+    """Answers as :class:`~tfs_lite.schedulers.sequence.slots.SequenceTable` should; refusals are words."""
 
     def __init__(self, slots: int, instances: int, max_idle: float, max_backlog: int, max_queued: int) -> None:
         self.slots = [(number, instance) for number in range(slots) for instance in range(instances)]

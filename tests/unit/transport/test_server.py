@@ -29,7 +29,7 @@ from tests.support.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.framing import STREAM_MASK
 from tfs_lite.transport.limits import Limits
-from tfs_lite.transport.server import Server
+from tfs_lite.transport.server import TransportServer
 from tfs_lite.transport.watch import bytes_on_their_way
 
 pytestmark = pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -384,6 +384,6 @@ def test_contexts_that_cannot_be_had_cost_their_connection_only(loop: str, caplo
 
 def test_server_that_never_started_stops(loop: str) -> None:
     async def stop() -> None:
-        await Server(Service().methods(), Limits(), Service().hooks()).stop(1)
+        await TransportServer(Service().methods(), Limits(), Service().hooks()).stop(1)
 
     asyncio.run(stop())

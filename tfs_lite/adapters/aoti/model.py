@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.aoti.machine import check_machine, read_metadata
-from tfs_lite.adapters.exported.document import COMPILED, CONSTANTS, FILES, PROGRAM, WEIGHTS, Document, read_document
+from tfs_lite.adapters.exported.document import (
+    COMPILED,
+    CONSTANTS,
+    FILES,
+    PROGRAM,
+    WEIGHTS,
+    ProgramDocument,
+    read_document,
+)
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, check_schema
 from tfs_lite.adapters.exported.signature import signature_of
@@ -110,7 +118,7 @@ def _fallback(settings: ModelSettings) -> bool:
     return value == "export"
 
 
-def _read(archive: Archive) -> Document:
+def _read(archive: Archive) -> ProgramDocument:
     archive.verify_checksums()
     check_members(archive, _MEMBERS)
     if PROGRAM not in archive.members:
@@ -121,7 +129,7 @@ def _read(archive: Archive) -> Document:
     return read_document(archive, trusted=True)
 
 
-def _signature(document: Document, settings: ModelSettings) -> Signature:
+def _signature(document: ProgramDocument, settings: ModelSettings) -> Signature:
     """The signature that the program declares. The code checks nothing itself, so the signature has to describe every
     size."""
     try:
@@ -140,7 +148,9 @@ def _signature(document: Document, settings: ModelSettings) -> Signature:
     return signature
 
 
-def _load(request: OpenRequest, archive: Archive, document: Document, signature: Signature, path: str) -> CompiledModel:
+def _load(
+    request: OpenRequest, archive: Archive, document: ProgramDocument, signature: Signature, path: str
+) -> CompiledModel:
     index = torch.device(request.device).index
     try:
         code = torch._C._aoti.AOTIModelPackageLoader(path, _CODE, False, 1, -1 if index is None else index)
@@ -156,7 +166,7 @@ def _load(request: OpenRequest, archive: Archive, document: Document, signature:
     return model
 
 
-def _weights(archive: Archive, document: Document, names: Sequence[str], device: str) -> dict[str, torch.Tensor]:
+def _weights(archive: Archive, document: ProgramDocument, names: Sequence[str], device: str) -> dict[str, torch.Tensor]:
     places = {name: (WEIGHTS if name in document.weights else CONSTANTS) + name for name in names}
     move: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor.to(device)  # noqa: E731
     tensors = read_weights(archive, document, set(places.values()), move)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.cuda.memory import MemoryPool
 from tfs_lite.adapters.exported.operators import Operator
 from tfs_lite.adapters.pytorch.tensors import TORCH_DTYPES
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
@@ -143,7 +143,7 @@ def _key(host: Sequence[torch.Tensor]) -> Hashable:
     return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in host)
 
 
-def capture_on(device: torch.device, pool: Pool) -> Capture:
+def capture_on(device: torch.device, pool: MemoryPool) -> Capture:
     """A function that captures on the current stream, into the pool. It makes one ordinary run first, so that cuBLAS
     does not allocate its workspace for this thread and stream within the pool."""
 
@@ -168,7 +168,7 @@ def capture_on(device: torch.device, pool: Pool) -> Capture:
     return capture
 
 
-def _clean_up(graph: torch.cuda.CUDAGraph, pool: Pool, uses: int, device: torch.device) -> None:
+def _clean_up(graph: torch.cuda.CUDAGraph, pool: MemoryPool, uses: int, device: torch.device) -> None:
     """Cleans up after a failed capture: some releases of torch leave the allocator in capture mode, and it would never
     again return memory."""
     with suppress(RuntimeError):

@@ -88,7 +88,7 @@ class _PoolName:
     id: tuple[int, int]
 
 
-class Pool:
+class MemoryPool:
     """Segments of GPU memory for one purpose. Only for CUDA devices.
 
     Order: ``allocate`` any number of times, ``drop`` once, and once more for each ``share``. Tensors may outlive the
@@ -129,7 +129,7 @@ class Pool:
             torch.cuda.current_stream(self._device).synchronize()
         return made
 
-    def share(self) -> Pool:
+    def share(self) -> MemoryPool:
         """The same pool for one more owner."""
         with DEVICE_LOCKS.of(self._device):
             self._owners += 1

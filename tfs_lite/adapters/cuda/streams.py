@@ -26,7 +26,7 @@ import torch
 
 from tfs_lite.adapters.cuda.account import reserved_bytes, workspace_bytes
 from tfs_lite.adapters.cuda.graphs import Forward, Shape, StreamGraphs, capture_on
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, STREAMS, HostBuffers, Pool
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, STREAMS, HostBuffers, MemoryPool
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.measured import Measured
 from tfs_lite.adapters.opening import OpenRequest
@@ -52,7 +52,7 @@ class ExecutionStream:
     device: torch.device
     cuda_stream: Any
     buffers: HostBuffers
-    pool: Pool | None = None
+    pool: MemoryPool | None = None
     graphs: StreamGraphs | None = None
     kept: list[torch.Tensor] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class ExecutionStream:
         return []
 
     def _capture_all(self, shapes: Sequence[Sequence[Shape]], forward: Forward, most_bytes: int) -> bool:
-        pool, graphs = Pool(self.device), StreamGraphs()
+        pool, graphs = MemoryPool(self.device), StreamGraphs()
         self.pool, self.graphs = pool, graphs
         examples = ([torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for shape, dtype in inputs] for inputs in shapes)
         capture = capture_on(self.device, pool)
@@ -213,9 +213,9 @@ def _snapshot() -> list[dict[str, Any]]:
     return found
 
 
-def open_pool(device: torch.device) -> Pool | None:
+def open_pool(device: torch.device) -> MemoryPool | None:
     """A pool for the weights of a version on a GPU; None on the CPU."""
-    return Pool(device) if device.type == "cuda" else None
+    return MemoryPool(device) if device.type == "cuda" else None
 
 
 class DeviceModel(TorchModel):
@@ -230,7 +230,7 @@ class DeviceModel(TorchModel):
         *,
         reentrant: bool,
         streams: ExecutionStreams | None,
-        pool: Pool | None,
+        pool: MemoryPool | None,
     ) -> None:
         super().__init__(request, platform, signature)
         self._reentrant = reentrant

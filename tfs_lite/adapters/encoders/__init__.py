@@ -5,7 +5,7 @@ task, settings          what a version is for; what its config may say
 sentence                the files of sentence-transformers: pooling, normalisation, prompt, length
 tokens                  texts to rows of tokens
 groups                  which rows share a forward
-packing                 rows of different lengths in one forward without padding
+joining                 rows of different lengths in one forward without padding
 heads                   what the network returns -> embeddings, scores, labels
 model                   a version that takes texts or tokens
 images                  a version that takes images

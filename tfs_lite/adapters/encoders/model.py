@@ -2,7 +2,7 @@
 
     texts -> rows of tokens -> groups -> a forward for each -> answers in the order of the rows
 
-Requests share a batch as those of other models do. On a CPU the rows of a group are packed, if the network answers the
+Requests share a batch as those of other models do. On a CPU the rows of a group are joined, if the network answers the
 same then; else they are of about the same length, and padded. Rows that are longer than some length may only share a
 forward with those of their own: where rotary positions turn with the longest row (longrope), or where a window of the
 network is too long to try it at the load.
@@ -21,7 +21,7 @@ import torch
 from tfs_lite.adapters.encoders.groups import CPU_FORWARD, group_apart, group_by_length, group_by_tokens
 from tfs_lite.adapters.encoders.heads import ClassHead, embed
 from tfs_lite.adapters.encoders.sentence import Recipe
-from tfs_lite.adapters.encoders.task import Task
+from tfs_lite.adapters.encoders.task import EncoderTask
 from tfs_lite.adapters.encoders.tokens import TextReader, TokenRow, rows_of_ids
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.lengths import full_attention_length, steady_length, thresholds
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EncoderLimits:
     """``length``: the most tokens of a row; ``tokens``: those of a forward; ``forward``: what a forward costs besides
     them, in tokens. ``pads`` says whether a row's answer is the same with padding behind it. ``types``: of tokens, 1
     where the network does not tell them apart. Rows of more than ``shared`` tokens share a forward with those of the
@@ -83,9 +83,9 @@ class TextEncoder(LoadedModel):
     def __init__(
         self,
         request: OpenRequest,
-        task: Task,
+        task: EncoderTask,
         module: PreTrainedModel,
-        limits: Limits,
+        limits: EncoderLimits,
         reader: TextReader | None,
         recipe: Recipe,
         takes_tokens: bool,
@@ -96,15 +96,15 @@ class TextEncoder(LoadedModel):
         self._limits = limits
         self._reader = reader
         self._recipe = recipe
-        self._head = None if task is Task.EMBEDDING else ClassHead(module.config)
+        self._head = None if task is EncoderTask.EMBEDDING else ClassHead(module.config)
         self._padding_position: int | None = None
-        self._packs = False
+        self._joins = False
         self._width = 0
         self._config = module.config.get_text_config().to_dict()
         module.config.use_cache = False
         self._check_sparse()
         self._limits = self._checked(request)
-        self._packs = self._can_pack(request)
+        self._joins = self._can_join(request)
         signatures = self._make_signatures(takes_tokens or reader is None)
         super().__init__(request.id, NAME, signatures)
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
@@ -112,7 +112,7 @@ class TextEncoder(LoadedModel):
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         """The labels of the classes, by output."""
-        if self._head is None or self._task is Task.TOKEN_CLASSES or self._head.is_regression:
+        if self._head is None or self._task is EncoderTask.TOKEN_CLASSES or self._head.is_regression:
             return {}
         return {"scores": self._head.labels, "logits": self._head.labels}
 
@@ -125,11 +125,11 @@ class TextEncoder(LoadedModel):
             assert ids is not None
             rows = rows_of_ids(ids, mask, types, self._limits.vocabulary, self._limits.types)
         found = self._answers(rows)
-        if self._task is Task.EMBEDDING:
+        if self._task is EncoderTask.EMBEDDING:
             counts = np.array([sum(row.mask) for row in rows], np.int32)
             return {"embeddings": _stacked(found, self._width), "token_count": counts}
         assert self._head is not None
-        if self._task is Task.TEXT_CLASSES:
+        if self._task is EncoderTask.TEXT_CLASSES:
             return self._head.answer(_stacked(found, len(self._head.labels)))
         if "text" not in inputs:
             return self._head.of_tokens(found, inputs["input_ids"].shape[1])
@@ -152,30 +152,30 @@ class TextEncoder(LoadedModel):
         """The answer for each row, float32: its embedding, its logits, or the logits of its tokens."""
         limits, lengths = self._limits, [len(row.ids) for row in rows]
         found: list[Array] = [np.empty(0)] * len(rows)
-        forward = self._packed if self._packs else self._padded
+        forward = self._joined if self._joins else self._padded
         for group in group_apart(lengths, limits.shared, limits.tokens, self._groups):
             answers = forward([rows[index] for index in group])
             for index, answer in zip(group, answers, strict=True):
-                found[index] = answer[: len(rows[index].ids)] if self._task is Task.TOKEN_CLASSES else answer
+                found[index] = answer[: len(rows[index].ids)] if self._task is EncoderTask.TOKEN_CLASSES else answer
         return found
 
     def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
         limits = self._limits
-        if self._packs:
+        if self._joins:
             return group_by_tokens(lengths, limits.tokens)
         return group_by_length(lengths, limits.tokens, limits.forward, limits.pads)
 
     @torch.inference_mode()
-    def _packed(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
-        from tfs_lite.adapters.encoders.packing import PackedRows
+    def _joined(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
+        from tfs_lite.adapters.encoders.joining import JoinedRows
 
-        packed = PackedRows(rows, self._padding_position)
-        types = {"token_type_ids": packed.types} if self._limits.types > 1 else {}
-        with packed.attending():
-            output = self._module(input_ids=packed.ids, position_ids=packed.positions, **types)
-        if self._task is Task.EMBEDDING:
-            return packed.per_row(output.last_hidden_state, lambda vectors, mask: embed(vectors, mask, self._recipe))
-        return packed.per_row(output.logits, lambda logits, mask: logits.float())
+        joined = JoinedRows(rows, self._padding_position)
+        types = {"token_type_ids": joined.types} if self._limits.types > 1 else {}
+        with joined.attending():
+            output = self._module(input_ids=joined.ids, position_ids=joined.positions, **types)
+        if self._task is EncoderTask.EMBEDDING:
+            return joined.per_row(output.last_hidden_state, lambda vectors, mask: embed(vectors, mask, self._recipe))
+        return joined.per_row(output.logits, lambda logits, mask: logits.float())
 
     @torch.inference_mode()
     def _padded(self, rows: Sequence[TokenRow]) -> Sequence[Array]:
@@ -191,7 +191,7 @@ class TextEncoder(LoadedModel):
         given = {"input_ids": ids, "attention_mask": mask} | ({} if types is None else {"token_type_ids": types})
         tensors = {name: torch.from_numpy(array).to(device) for name, array in given.items()}
         output = self._module(**tensors)
-        if self._task is Task.EMBEDDING:
+        if self._task is EncoderTask.EMBEDDING:
             answer = embed(output.last_hidden_state, tensors["attention_mask"], self._recipe)
         else:
             answer = output.logits.float()
@@ -207,7 +207,7 @@ class TextEncoder(LoadedModel):
                 "attention_type of config.json to original_full"
             )
 
-    def _checked(self, request: OpenRequest) -> Limits:
+    def _checked(self, request: OpenRequest) -> EncoderLimits:
         """The limits, after rows of many lengths were run alone and with a short one: on both sides of each length at
         which the network may change its ways. Such lengths that are too long to be tried end those that rows share.
         FAILED_PRECONDITION if the network cannot do that, or what it computes is not finite or of another shape."""
@@ -267,12 +267,12 @@ class TextEncoder(LoadedModel):
                 return length
         return 1
 
-    def _can_pack(self, request: OpenRequest) -> bool:
-        """Whether rows that are packed are answered as those alone are; the network attends row by row then. Classes of
+    def _can_join(self, request: OpenRequest) -> bool:
+        """Whether rows that are joined are answered as those alone are; the network attends row by row then. Classes of
         texts are read from the first row of a forward, so they cannot be."""
-        if request.on_gpu or self._task is Task.TEXT_CLASSES:
+        if request.on_gpu or self._task is EncoderTask.TEXT_CLASSES:
             return False
-        from tfs_lite.adapters.encoders.packing import exchanged_attention, padding_position
+        from tfs_lite.adapters.encoders.joining import exchanged_attention, padding_position
 
         wanted = [2 * SHORT, SHORT, SHORT, LONG, *thresholds(self._config, min(self._limits.shared, CHECKED_LENGTH))]
         rows = [self._sample(min(length, self._limits.shared)) for length in wanted]
@@ -280,17 +280,17 @@ class TextEncoder(LoadedModel):
         self._padding_position = padding_position(self._module)
         try:
             with exchanged_attention(self._module):
-                if self._limits.least > 1 or not all(map(self._alike, alone, self._packed(rows))):
+                if self._limits.least > 1 or not all(map(self._alike, alone, self._joined(rows))):
                     raise ValueError("answers differ")
         except Exception as error:
             logger.info(
-                "%s: rows that share a forward are padded, because packing fails: %s", request.id, sentence(error)
+                "%s: rows that share a forward are padded, because joining them fails: %s", request.id, sentence(error)
             )
             return False
         return True
 
     def _alike(self, alone: Array, other: Array) -> bool:
-        if self._task is Task.TOKEN_CLASSES:
+        if self._task is EncoderTask.TOKEN_CLASSES:
             other = other[: len(alone)]
         scale = max(1.0, float(np.abs(alone).max()))
         return float(np.abs(alone - other).max()) <= scale * TOLERANCES.get(self._module.dtype, LOW_TOLERANCE)
@@ -306,7 +306,7 @@ class TextEncoder(LoadedModel):
 
     def _make_signatures(self, takes_tokens: bool) -> dict[str, Signature]:
         length = SymbolicDim("length", self._limits.length)
-        first = ALONE if self._task is Task.TOKEN_CLASSES else BATCH
+        first = ALONE if self._task is EncoderTask.TOKEN_CLASSES else BATCH
         text = (TensorSpec("text", DataType.STRING, (first,)),)
         names = ("input_ids", "attention_mask", *(("token_type_ids",) if self._limits.types > 1 else ()))
         ids = tuple(TensorSpec(name, DataType.INT64, (BATCH, length)) for name in names)
@@ -316,7 +316,7 @@ class TextEncoder(LoadedModel):
             return {DEFAULT_SIGNATURE: by_tokens, TOKENS: by_tokens}
         by_text = Signature(text, self._outputs(first, LONGEST, of_text=True))
         found = {DEFAULT_SIGNATURE: by_tokens if takes_tokens else by_text, "text": by_text, TOKENS: by_tokens}
-        if self._head is not None and self._task is Task.TEXT_CLASSES:
+        if self._head is not None and self._task is EncoderTask.TEXT_CLASSES:
             found |= class_signatures(text, self._head)
         return found
 
@@ -324,7 +324,7 @@ class TextEncoder(LoadedModel):
         if self._head is None:
             vectors = TensorSpec("embeddings", DataType.FLOAT, (first, self._width))
             return (vectors, TensorSpec("token_count", DataType.INT32, (first,)))
-        if self._task is Task.TEXT_CLASSES:
+        if self._task is EncoderTask.TEXT_CLASSES:
             return class_outputs(self._head)
         outputs = (
             TensorSpec("labels", DataType.STRING, (first, width)),

@@ -16,10 +16,10 @@ import torch
 
 from tfs_lite.adapters.encoders.groups import CPU_FORWARD, GPU_FORWARD
 from tfs_lite.adapters.encoders.images import PROCESSOR, ImageEncoder, open_processor
-from tfs_lite.adapters.encoders.model import NAME, Limits, TextEncoder
+from tfs_lite.adapters.encoders.model import NAME, EncoderLimits, TextEncoder
 from tfs_lite.adapters.encoders.sentence import LENGTHS, MODULES, PROMPTS, Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import EncoderSettings, encoder_settings
-from tfs_lite.adapters.encoders.task import Task, read_encoder, task_of_version
+from tfs_lite.adapters.encoders.task import EncoderTask, read_encoder, task_of_version
 from tfs_lite.adapters.encoders.tokens import TextReader
 from tfs_lite.adapters.language.budget import check_network
 from tfs_lite.adapters.language.codec import TOKENIZER_FILES, VOCABULARIES, load_tokenizer
@@ -74,12 +74,12 @@ def reserve_version(files: VersionFiles, settings: ModelSettings, on_gpu: bool) 
         return weights + weights // 20 + WORKING * 4 * widest * wanted.tokens(on_gpu) + FIXED_BYTES
 
 
-def inspect_version(files: VersionFiles, task: Task, settings: ModelSettings) -> None:
+def inspect_version(files: VersionFiles, task: EncoderTask, settings: ModelSettings) -> None:
     """Raises what opening would raise, as far as that shows without reading a tensor."""
     wanted = encoder_settings(settings)
     check_network(read_json(files.directory, CONFIG), read_headers(files))
     read_encoder(files, task)
-    if task is Task.IMAGE_CLASSES:
+    if task is EncoderTask.IMAGE_CLASSES:
         _check_inputs(wanted, ("pixels", "images"))
         open_processor(files)
         return
@@ -88,10 +88,10 @@ def inspect_version(files: VersionFiles, task: Task, settings: ModelSettings) ->
     _check_tokenizer(files, wanted)
 
 
-def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedModel:
+def _open(request: OpenRequest, task: EncoderTask, wanted: EncoderSettings) -> OpenedModel:
     files, on_gpu = request.files, request.on_gpu
     config, made = read_encoder(files, task)
-    if task is Task.IMAGE_CLASSES:
+    if task is EncoderTask.IMAGE_CLASSES:
         _check_inputs(wanted, ("pixels", "images"))
         processor = open_processor(files)
         if processor is None and wanted.inputs == "images":
@@ -112,7 +112,7 @@ def _open(request: OpenRequest, task: Task, wanted: EncoderSettings) -> OpenedMo
         raise failed_precondition(f"the tokenizer has {len(tokenizer)} tokens, and the network {vocabulary}")
     types = _types(module) if "token_type_ids" in inspect.signature(module.forward).parameters else 1
     forward = GPU_FORWARD if on_gpu else CPU_FORWARD
-    limits = Limits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
+    limits = EncoderLimits(length, vocabulary, wanted.tokens(on_gpu), forward, True, pad, types, shared=length)
     reader = None
     if tokenizer is not None:
         reader = TextReader(

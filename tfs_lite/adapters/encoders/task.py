@@ -23,7 +23,7 @@ MAX_LABEL = 1000
 """Characters."""
 
 
-class Task(enum.Enum):
+class EncoderTask(enum.Enum):
     """The kind of answers that an encoder gives."""
 
     EMBEDDING = "a vector for each text"
@@ -32,28 +32,28 @@ class Task(enum.Enum):
     IMAGE_CLASSES = "scores of classes for each image"
 
 
-SUFFIXES: Mapping[str, Task] = {
-    "ForSequenceClassification": Task.TEXT_CLASSES,
-    "ForTokenClassification": Task.TOKEN_CLASSES,
-    "ForImageClassification": Task.IMAGE_CLASSES,
+SUFFIXES: Mapping[str, EncoderTask] = {
+    "ForSequenceClassification": EncoderTask.TEXT_CLASSES,
+    "ForTokenClassification": EncoderTask.TOKEN_CLASSES,
+    "ForImageClassification": EncoderTask.IMAGE_CLASSES,
 }
-MAPPINGS: Mapping[Task, str] = {
-    Task.EMBEDDING: "MODEL_MAPPING",
-    Task.TEXT_CLASSES: "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    Task.TOKEN_CLASSES: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-    Task.IMAGE_CLASSES: "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+MAPPINGS: Mapping[EncoderTask, str] = {
+    EncoderTask.EMBEDDING: "MODEL_MAPPING",
+    EncoderTask.TEXT_CLASSES: "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    EncoderTask.TOKEN_CLASSES: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    EncoderTask.IMAGE_CLASSES: "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
 }
 """The names under which transformers has the classes."""
 
 
-def task_of_version(files: VersionFiles) -> Task | None:
+def task_of_version(files: VersionFiles) -> EncoderTask | None:
     """The task of a version; None for a language model, or a ``config.json`` that says something else. Errors of
     :func:`~tfs_lite.adapters.language.hf_files.read_json`; FAILED_PRECONDITION for an adapter next to the weights."""
     refuse_adapter(files)
     return task_of(read_json(files.directory, CONFIG), files.names)
 
 
-def task_of(config: Json, names: Collection[str]) -> Task | None:
+def task_of(config: Json, names: Collection[str]) -> EncoderTask | None:
     """The task by ``config.json`` and the names of the files next to it."""
     declared = config.get("architectures")
     name = declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], str) else ""
@@ -61,13 +61,13 @@ def task_of(config: Json, names: Collection[str]) -> Task | None:
     if task is not None:
         return task
     if MODULES in names:
-        return Task.EMBEDDING
+        return EncoderTask.EMBEDDING
     is_base = name.endswith(("Model", "Encoder")) and not name.endswith("LMHeadModel")
     is_masked = name.endswith(("ForMaskedLM", "ForPreTraining")) and not config.get("is_decoder")
-    return Task.EMBEDDING if is_base or is_masked else None
+    return EncoderTask.EMBEDDING if is_base or is_masked else None
 
 
-def read_encoder(files: VersionFiles, task: Task) -> tuple[Any, Any]:
+def read_encoder(files: VersionFiles, task: EncoderTask) -> tuple[Any, Any]:
     """Reads the config and the class of the network. PERMISSION_DENIED for code, DATA_LOSS for files that are damaged,
     FAILED_PRECONDITION for what transformers does not have."""
     fields = read_json(files.directory, CONFIG)
@@ -75,7 +75,7 @@ def read_encoder(files: VersionFiles, task: Task) -> tuple[Any, Any]:
     refuse_quantised(fields)
     config = known_config(fields)
     declared = str((config.architectures or [""])[0])
-    if task is Task.EMBEDDING:
+    if task is EncoderTask.EMBEDDING:
         return config, _embedding_class(config, declared, MODULES in files.names)
     candidates = {each.__name__: each for each in _classes(config, task)}
     if declared not in candidates:
@@ -97,12 +97,12 @@ def _embedding_class(config: Any, declared: str, is_sentence: bool) -> Any:
     if is_model and named.config_class is type(config):
         chosen: Any = named
     else:
-        chosen = _classes(config, Task.EMBEDDING)[0]
+        chosen = _classes(config, EncoderTask.EMBEDDING)[0]
     encoder: Any = getattr(library, f"{chosen.__name__.removesuffix('Model')}EncoderModel", None)
     return encoder if is_sentence and encoder is not None else chosen
 
 
-def _classes(config: Any, task: Task) -> tuple[Any, ...]:
+def _classes(config: Any, task: EncoderTask) -> tuple[Any, ...]:
     """The classes that transformers has for the config. FAILED_PRECONDITION if there is none."""
     known = getattr(load_library(), MAPPINGS[task])
     if type(config) not in known:

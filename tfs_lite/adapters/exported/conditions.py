@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfs_lite.adapters.exported.arguments import union
-from tfs_lite.adapters.exported.document import Document
+from tfs_lite.adapters.exported.document import ProgramDocument
 from tfs_lite.adapters.exported.expression import (
     Unreadable,
     called,
@@ -35,7 +35,7 @@ EXPORTER_MINIMUM = 2
 ASSERTION = "torch.ops.aten._assert_scalar.default"
 
 
-def conditions_of(document: Document, inputs: Mapping[str, Sequence[Any]]) -> SizeConditions | None:
+def conditions_of(document: ProgramDocument, inputs: Mapping[str, Sequence[Any]]) -> SizeConditions | None:
     """The conditions of the program; None if it has none. ``inputs`` are the sizes of each, as the file has them. They
     are not ``complete`` if there are guards that cannot be read. KeyError and the like for a document that is not as
     the schema says."""
@@ -45,7 +45,7 @@ def conditions_of(document: Document, inputs: Mapping[str, Sequence[Any]]) -> Si
     return read_conditions(list(reader.axes), texts[:MAX_CONDITIONS], complete) if texts or not complete else None
 
 
-def bounds_of(document: Document, expression: str) -> tuple[int | None, int | None]:
+def bounds_of(document: ProgramDocument, expression: str) -> tuple[int | None, int | None]:
     """The smallest and the largest value of a size; None where it has no bound."""
     ranges: Mapping[str, Any] = document.program["range_constraints"]
     symbol = symbol_of(parsed(expression))
@@ -65,7 +65,7 @@ def bounds_of(document: Document, expression: str) -> tuple[int | None, int | No
 class _Reader:
     """One program's. ``axes`` are the sizes that the texts speak of, in the order of their numbers."""
 
-    def __init__(self, document: Document, inputs: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, document: ProgramDocument, inputs: Mapping[str, Sequence[Any]]) -> None:
         self.axes: dict[tuple[str, int], int] = {}
         self.complete = True
         """Whether all could be read."""

@@ -72,7 +72,7 @@ _TREE_NODES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ProgramDocument:
     """The facts about its program that an archive states. The bytes of the weights stay in the archive.
 
     ``program`` is the JSON of ``models/model.json``. ``weights`` and ``constants`` map the name of a tensor to its
@@ -85,7 +85,7 @@ class Document:
     constants: Mapping[str, Any]
 
 
-def read_document(archive: Archive, trusted: bool) -> Document:
+def read_document(archive: Archive, trusted: bool) -> ProgramDocument:
     """Reads everything but the bytes of the weights; unless it is trusted, it has to be harmless.
 
     DATA_LOSS if it is damaged, PERMISSION_DENIED if it is unsafe, FAILED_PRECONDITION for another version of the
@@ -103,7 +103,7 @@ def read_document(archive: Archive, trusted: bool) -> Document:
     version = archive.read("archive_version", 20).decode(errors="replace")
     if version != _VERSION:
         raise failed_precondition(f"{archive.name} has archive version {version:.20}, expected {_VERSION}")
-    return Document(archive.name, program, weights, constants)
+    return ProgramDocument(archive.name, program, weights, constants)
 
 
 def inspect_exported(path: str, name: str, trusted: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.exported.arguments import DTYPES, Named, names_in, read_argument, union
-from tfs_lite.adapters.exported.document import Document
+from tfs_lite.adapters.exported.document import ProgramDocument
 from tfs_lite.adapters.exported.operators import Call, Operator, find_operator
 
 PLAIN, CHANNELS_LAST, PACKED, AUTO = "plain", "channels_last", "packed", "auto"
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """The layout of one program's values: ``packed`` are the weights to be packed; ``halved`` those to be bfloat16."""
 
     channels_last: bool = False
@@ -80,16 +80,16 @@ class Layout:
         return " and ".join(parts) or PLAIN
 
 
-def choose_layout(document: Document, wanted: str, bfloat16: bool = False) -> Layout:
+def choose_layout(document: ProgramDocument, wanted: str, bfloat16: bool = False) -> WeightLayout:
     """``auto`` follows from the program alone, so that replicas agree: channels last if there is a convolution over all
     channels, packed for linear layers that are wide and see several rows. In ``bfloat16`` nothing is packed."""
     graph = document.program["graph_module"]["graph"]
     channels_last = wanted == CHANNELS_LAST or (wanted == AUTO and any(map(_is_full_convolution, graph["nodes"])))
     if bfloat16:
         halved = _weights_of(document, (_LINEAR, *_CONVOLUTIONS), wide_only=False)
-        return Layout(channels_last, halved=frozenset(halved))
+        return WeightLayout(channels_last, halved=frozenset(halved))
     packed = _weights_of(document, (_LINEAR,), wide_only=wanted == AUTO) if wanted in (PACKED, AUTO) else ()
-    return Layout(channels_last, frozenset(packed))
+    return WeightLayout(channels_last, frozenset(packed))
 
 
 def _is_full_convolution(node: Mapping[str, Any]) -> bool:
@@ -97,7 +97,7 @@ def _is_full_convolution(node: Mapping[str, Any]) -> bool:
     return node["target"] in _CONVOLUTIONS and groups == 1
 
 
-def _weights_of(document: Document, operators: Collection[str], wide_only: bool) -> Collection[str]:
+def _weights_of(document: ProgramDocument, operators: Collection[str], wide_only: bool) -> Collection[str]:
     """Weights of type float32 that these operators use, and nothing else does."""
     module = document.program["graph_module"]
     graph, values = module["graph"], module["graph"]["tensor_values"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.cuda.memory import MemoryPool
 from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
-from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document
+from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, ProgramDocument
 from tfs_lite.adapters.exported.function import Forward, GraphFunction
-from tfs_lite.adapters.exported.layout import Layout
+from tfs_lite.adapters.exported.layout import WeightLayout
 from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, damaged
@@ -28,7 +28,7 @@ from tfs_lite.adapters.yielding import Yielder
 SCHEMA_VERSION = 8
 """The major version of the file's schema, in which a change of meaning would show."""
 
-_AS_WRITTEN = Layout()
+_AS_WRITTEN = WeightLayout()
 
 MISREAD = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """The exceptions that reading a document raises when it is not as the schema says."""
@@ -56,7 +56,11 @@ class Program:
 
 
 def build_program(
-    archive: Archive, document: Document, device: torch.device, pool: Pool | None = None, layout: Layout = _AS_WRITTEN
+    archive: Archive,
+    document: ProgramDocument,
+    device: torch.device,
+    pool: MemoryPool | None = None,
+    layout: WeightLayout = _AS_WRITTEN,
 ) -> Program:
     """Builds the program of an archive: ``document`` is that of the archive; ``pool`` gets the weights on a GPU;
     ``layout`` is for a CPU.
@@ -77,7 +81,7 @@ def build_program(
 
 
 def _in_layout(
-    tensors: Mapping[str, torch.Tensor], values: Mapping[str, str], layout: Layout
+    tensors: Mapping[str, torch.Tensor], values: Mapping[str, str], layout: WeightLayout
 ) -> dict[str, torch.Tensor]:
     """The weights in another layout. Two that were one tensor stay one, unless only one of them is packed."""
     copies = dict[tuple[Any, ...], torch.Tensor]()
@@ -91,7 +95,7 @@ def _in_layout(
     return found
 
 
-def _with_images(forward: Forward, layout: Layout) -> Forward:
+def _with_images(forward: Forward, layout: WeightLayout) -> Forward:
     """The same for inputs whose channels are last."""
     if not layout.channels_last:
         return forward
@@ -102,18 +106,18 @@ def _with_images(forward: Forward, layout: Layout) -> Forward:
     return in_layout
 
 
-def _move(tensor: torch.Tensor, device: torch.device, pool: Pool | None) -> torch.Tensor:
+def _move(tensor: torch.Tensor, device: torch.device, pool: MemoryPool | None) -> torch.Tensor:
     return tensor.to(device) if pool is None else pool.allocate(lambda: tensor.to(device))
 
 
-def check_schema(document: Document) -> None:
+def check_schema(document: ProgramDocument) -> None:
     """Raises UnsupportedProgram for a program of another version of the format."""
     version = document.program["schema_version"]["major"]
     if version != SCHEMA_VERSION:
         raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
 
 
-def _check_declared(document: Document, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_declared(document: ProgramDocument, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises DATA_LOSS for a weight of another dtype or shape than the graph says."""
     values = document.program["graph_module"]["graph"]["tensor_values"]
     for weight, tensor in tensors.items():
@@ -124,7 +128,7 @@ def _check_declared(document: Document, names: Mapping[str, str], tensors: Mappi
             raise damaged(f"{document.file} declares {weight.rpartition('/')[2]!r:.80} in two ways")
 
 
-def _write(document: Document, device: torch.device, layout: Layout) -> GraphFunction:
+def _write(document: ProgramDocument, device: torch.device, layout: WeightLayout) -> GraphFunction:
     """The function of the program's graph."""
     check_schema(document)
     graph, signature = document.program["graph_module"]["graph"], document.program["graph_module"]["signature"]

@@ -14,7 +14,7 @@ import orjson
 
 from tfs_lite.adapters.exported.arguments import DTYPES, union
 from tfs_lite.adapters.exported.conditions import bounds_of, conditions_of
-from tfs_lite.adapters.exported.document import Document
+from tfs_lite.adapters.exported.document import ProgramDocument
 from tfs_lite.adapters.exported.expression import format_expression
 from tfs_lite.adapters.pytorch.tensors import DATA_TYPES
 from tfs_lite.adapters.results import numbered
@@ -22,7 +22,7 @@ from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, failed_precondition
 
 
-def signature_of(document: Document) -> Signature:
+def signature_of(document: ProgramDocument) -> Signature:
     """Names, dtypes and shapes as exported. FAILED_PRECONDITION if an input or a result is no plain tensor."""
     module = document.program["graph_module"]
     specs, call, metas = (
@@ -116,14 +116,14 @@ def _refusal(what: str, found: str) -> ServingError:
     return failed_precondition(f"{what} is {found}; export the model so that it takes and returns only tensors")
 
 
-def _spec(name: str, meta: Mapping[str, Any], document: Document) -> TensorSpec:
+def _spec(name: str, meta: Mapping[str, Any], document: ProgramDocument) -> TensorSpec:
     dtype = DTYPES.get(meta["dtype"])
     if dtype is None or dtype not in DATA_TYPES:
         raise failed_precondition(f"{name} is of type {dtype}, which cannot be sent")
     return TensorSpec(name, DATA_TYPES[dtype], tuple(_dim(size, document) for size in meta["sizes"]))
 
 
-def _dim(size: Mapping[str, Any], document: Document) -> Dim:
+def _dim(size: Mapping[str, Any], document: ProgramDocument) -> Dim:
     kind, content = union(size)
     if kind == "as_int":
         return int(content)

@@ -21,8 +21,8 @@ from torch.fx.graph import CodeGen
 from torch.fx.graph_module import _loader
 from torch.utils import _pytree as pytree
 
-from tfs_lite.adapters.cuda.memory import Pool
-from tfs_lite.adapters.exported.document import CONSTANTS, SAMPLES, WEIGHTS, Document
+from tfs_lite.adapters.cuda.memory import MemoryPool
+from tfs_lite.adapters.exported.document import CONSTANTS, SAMPLES, WEIGHTS, ProgramDocument
 from tfs_lite.adapters.exported.operators import HIGHER_ORDER, Operator, refusal
 from tfs_lite.adapters.exported.program import Program
 from tfs_lite.adapters.exported.weights import read_members
@@ -35,7 +35,11 @@ once."""
 
 
 def load_program(
-    archive: Archive, document: Document, device: torch.device, pool: Pool | None = None, guards: bool = False
+    archive: Archive,
+    document: ProgramDocument,
+    device: torch.device,
+    pool: MemoryPool | None = None,
+    guards: bool = False,
 ) -> Program:
     """The program of an archive, whose ``document`` has been checked, on ``device``; ``pool`` gets the weights on a
     GPU. With ``guards`` torch checks every run by the program's guards, which are Python: only for trusted files. May
@@ -59,7 +63,7 @@ def load_program(
         return Program(_refusing(forward), tensors, writes, reentrant, operators)
 
 
-def _moved(program: ExportedProgram, device: torch.device, pool: Pool | None) -> ExportedProgram:
+def _moved(program: ExportedProgram, device: torch.device, pool: MemoryPool | None) -> ExportedProgram:
     if pool is None:
         return move_to_device_pass(program, device)
     return pool.allocate(lambda: move_to_device_pass(program, device))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.exported.arguments import DTYPES
-from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document
+from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, ProgramDocument
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.inspect.archive import Archive, damaged
 from tfs_lite.adapters.yielding import Yielder
@@ -44,7 +44,7 @@ def read_members(archive: Archive, members: Collection[str]) -> dict[str, memory
 
 
 def read_weights(
-    archive: Archive, document: Document, wanted: Collection[str], move: Callable[[torch.Tensor], torch.Tensor]
+    archive: Archive, document: ProgramDocument, wanted: Collection[str], move: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors ``wanted``, each called by its directory in the archive and its name. Tensors that share bytes in the
     file share memory here; ``move`` takes the bytes of each member to the device. DATA_LOSS if one is missing or lies

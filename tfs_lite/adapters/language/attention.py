@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from tfs_lite.adapters.language.cache import Cache, LayerShape
-from tfs_lite.adapters.language.layout import AttentionCall, Layout
+from tfs_lite.adapters.language.layout import AttentionCall, StepLayout
 from tfs_lite.core.status import ServingError, StatusCode
 
 ATTENTION = "tfs_lite_slots"
@@ -54,7 +54,7 @@ class CachedAttention:
 
     __slots__ = ("_cache", "_layout", "_positions")
 
-    def __init__(self, cache: Cache, layout: Layout) -> None:
+    def __init__(self, cache: Cache, layout: StepLayout) -> None:
         self._cache = cache
         self._layout = layout
         self._positions = layout.positions[0]

@@ -16,7 +16,7 @@ from tfs_lite.adapters.language.lengths import LENGTH, sizes, steady_length
 from tfs_lite.adapters.language.weights import read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.adapters.opening import VersionFiles
-from tfs_lite.adapters.pytorch.weight_file import TensorHeader
+from tfs_lite.adapters.pytorch.weight_file import WeightHeader
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import failed_precondition
@@ -103,13 +103,13 @@ def cache_numbers(config: Json) -> int:
     return 2 * layers * (_largest(config, KV_HEADS) or heads or 1) * size
 
 
-def check_network(root: Json, headers: Mapping[str, TensorHeader]) -> None:
+def check_network(root: Json, headers: Mapping[str, WeightHeader]) -> None:
     """Raises FAILED_PRECONDITION if ``config.json`` calls for a far larger network than the weights are."""
     _check_layers(root, headers)
     _check_sizes(text_part(root), headers)
 
 
-def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
+def _check_layers(root: Json, headers: Mapping[str, WeightHeader]) -> None:
     """Raises FAILED_PRECONDITION if the config has far more layers than the weights: finding that out later would cost
     the memory and the time of building such a network."""
     for part in (root, *(value for value in root.values() if isinstance(value, dict))):
@@ -120,7 +120,7 @@ def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
             )
 
 
-def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
+def _check_sizes(config: Json, headers: Mapping[str, WeightHeader]) -> None:
     """Checks widths and the vocabulary as :func:`_check_layers` checks layers."""
     most = max((SLACK * size for header in headers.values() for size in header.shape), default=0)
     for name in ("vocab_size", *WIDTH, *INNER):

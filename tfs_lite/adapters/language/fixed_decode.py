@@ -29,12 +29,12 @@ from itertools import product
 import torch
 
 from tfs_lite.adapters.cuda.graphs import Capture, Captured, Forward, capture_on
-from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, MemoryPool
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.attention import CachedAttention
 from tfs_lite.adapters.language.cache import Cache
 from tfs_lite.adapters.language.engine_stream import on_host, synchronize
-from tfs_lite.adapters.language.layout import GPU_CALL_BYTES, AttentionCall, Layout, Part
+from tfs_lite.adapters.language.layout import GPU_CALL_BYTES, AttentionCall, Part, StepLayout
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import ALLOWED
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
@@ -190,7 +190,7 @@ class FixedDecode:
         return self._out[slots].copy_(logits)
 
 
-class _FixedLayout(Layout):
+class _FixedLayout(StepLayout):
     """A layout in which every row reads up to the end of its part, under a mask."""
 
     __slots__ = ()
@@ -205,7 +205,7 @@ class _FixedAttention(CachedAttention):
 
     __slots__ = ()
 
-    def __init__(self, cache: Cache, layout: Layout, write_positions: torch.Tensor) -> None:
+    def __init__(self, cache: Cache, layout: StepLayout, write_positions: torch.Tensor) -> None:
         super().__init__(cache, layout)
         self._positions = write_positions
 
@@ -214,7 +214,7 @@ def capture_decode(network: Network, servable_id: ServableId) -> None:
     """Gives ``network``, made with ``fixed`` on a GPU, its ``decoding``. It has to be called with the engine's stream
     current, after the self-check and before the first text. If the capture fails, the reason is logged and all steps
     are ordinary ones."""
-    pool, began = Pool(network.device), time.monotonic()
+    pool, began = MemoryPool(network.device), time.monotonic()
     gc.collect()  # Graphs of other versions must not be destroyed during a capture.
     decoding = FixedDecode(network, pool.drop)
     shapes = decode_shapes(network.slots, network.length)

@@ -139,13 +139,13 @@ class InterleavedNetwork:
         held = [_held(cache) for cache in self._caches]
         for copy in step.copies:
             if held[copy.source] < copy.count:
-                raise ValueError(f"place {copy.source} holds {held[copy.source]} tokens, fewer than {copy.count}")
+                raise ValueError(f"slot {copy.source} holds {held[copy.source]} tokens, fewer than {copy.count}")
             held[copy.target] = copy.count
         for rows in step.rows:
             end = rows.start + len(rows.tokens)
             if held[rows.slot] < rows.start or end > self.length:
                 raise ValueError(
-                    f"place {rows.slot} holds {held[rows.slot]} tokens of at most {self.length}, "
+                    f"slot {rows.slot} holds {held[rows.slot]} tokens of at most {self.length}, "
                     f"and cannot take those from {rows.start} to {end}"
                 )
 

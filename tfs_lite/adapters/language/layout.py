@@ -94,7 +94,7 @@ def wanted_rows(rows: Sequence[Rows], order: Sequence[int]) -> list[int]:
 
 
 @dataclass(slots=True, eq=False)
-class Layout:
+class StepLayout:
     """A step as a forward takes it. Tensors are int64, on the network's device: ``ids`` and ``positions`` [1, rows],
     ``slots`` [rows], ``wanted`` [wanted rows], or None for all rows in the order of the forward."""
 
@@ -147,7 +147,7 @@ class Layout:
         return mask[None, None] if part.one_text else mask[:, None, None]
 
 
-def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: float) -> Layout:
+def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: float) -> StepLayout:
     """The layout of a step, with masks of ``dtype``. One small tensor goes to the device."""
     order = in_order(step.rows)
     rows = [step.rows[index] for index in order]
@@ -164,4 +164,4 @@ def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: f
     packed = upload(numbers if everything else numbers + wanted, torch.long, device)
     ids, positions, slots = packed[: 3 * count].view(3, 1, count)
     picked = None if everything else packed[3 * count :]
-    return Layout(ids, positions, slots[0], picked, parts_of(rows, call_cost), dtype)
+    return StepLayout(ids, positions, slots[0], picked, parts_of(rows, call_cost), dtype)

@@ -161,14 +161,14 @@ class Network:
         for rows in step.rows:
             end = rows.start + len(rows.tokens)
             if not (0 <= rows.slot < self.slots and 0 <= rows.start < end <= self.length):
-                raise ValueError(f"rows {rows.start} to {end} of place {rows.slot}: no such place or position")
+                raise ValueError(f"rows {rows.start} to {end} of slot {rows.slot}: no such slot or position")
             if min(rows.tokens) < 0 or max(rows.tokens) >= self.vocabulary:
-                raise ValueError(f"a token of place {rows.slot} is not in the vocabulary of {self.vocabulary}")
+                raise ValueError(f"a token of slot {rows.slot} is not in the vocabulary of {self.vocabulary}")
             if len(rows.targets) > len(rows.tokens):
-                raise ValueError(f"place {rows.slot} has more targets than rows")
+                raise ValueError(f"slot {rows.slot} has more targets than rows")
         for copy in step.copies:
             inside = 0 <= copy.source < self.slots and 0 <= copy.target < self.slots
             if not (inside and 0 <= copy.count <= self.length):
-                raise ValueError(f"{copy}: no such place or position")
+                raise ValueError(f"{copy}: no such slot or position")
         if len({rows.slot for rows in step.rows}) < len(step.rows):
-            raise ValueError("a step has a place twice")
+            raise ValueError("a step has a slot twice")

@@ -192,7 +192,7 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
         network, why = choose_network(module, device, slots, length, wanted.fallback == "interleaved", graphs)
     limits = GenerationLimits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
-        "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
+        "%s: %s in %s, weights of %d MiB, cache of %d slots of %d tokens, %d MiB; %s",
         request.id,
         type(module).__name__,
         dtype,

@@ -22,7 +22,7 @@ from tfs_lite.adapters.inspect.archive import changed_meanwhile, damaged
 from tfs_lite.adapters.language.family import network_class
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
 from tfs_lite.adapters.opening import VersionFiles
-from tfs_lite.adapters.pytorch.weight_file import TensorHeader, WeightFile, open_weights
+from tfs_lite.adapters.pytorch.weight_file import WeightFile, WeightHeader, open_weights
 from tfs_lite.core.loader import LoadMeter, LoadPhase
 from tfs_lite.core.status import ServingError, failed_precondition
 
@@ -38,10 +38,10 @@ _transformers_lock = threading.Lock()
 threads at once would not restore them."""
 
 
-def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
+def read_headers(files: VersionFiles) -> dict[str, WeightHeader]:
     """Reads the tensors of all files of weights, by name. DATA_LOSS for a damaged file or a tensor in two of them;
     errors of :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
-    found: dict[str, TensorHeader] = {}
+    found: dict[str, WeightHeader] = {}
     for name in weight_files(files):
         with open_weights(files.directory, name) as file:
             _add(found, file.headers)
@@ -50,7 +50,7 @@ def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
     return found
 
 
-def _add(found: dict[str, TensorHeader], headers: Mapping[str, TensorHeader]) -> None:
+def _add(found: dict[str, WeightHeader], headers: Mapping[str, WeightHeader]) -> None:
     for name, header in headers.items():
         if name in found:
             raise damaged(f"tensor {name} is in {found[name].file} and in {header.file}")
@@ -98,7 +98,7 @@ def _load_weights(
     made: Any,
     config: PreTrainedConfig,
     files: VersionFiles,
-    headers: Mapping[str, TensorHeader],
+    headers: Mapping[str, WeightHeader],
     meter: LoadMeter,
     arguments: Mapping[str, object],
 ) -> tuple[PreTrainedModel, Report] | ServingError:
@@ -188,7 +188,7 @@ class _Stored:
 
 def _tensors(
     files: VersionFiles,
-    headers: Mapping[str, TensorHeader],
+    headers: Mapping[str, WeightHeader],
     meter: LoadMeter,
     failures: list[ServingError],
     stack: ExitStack,
@@ -204,7 +204,7 @@ def _tensors(
     return {name: _Stored(opened[header.file], name, failures) for name, header in headers.items()}
 
 
-def _check_report(report: Report, headers: Mapping[str, TensorHeader]) -> None:
+def _check_report(report: Report, headers: Mapping[str, WeightHeader]) -> None:
     where = INDEX if len({each.file for each in headers.values()}) > 1 else next(iter(headers.values())).file
     if report["mismatched_keys"]:
         name, stored, wanted = min(report["mismatched_keys"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from tfs_lite.adapters.onnx.model_file import INT64, ITEM_BYTES, MAX_RANK, Node, TensorHeader
+from tfs_lite.adapters.onnx.model_file import INT64, ITEM_BYTES, MAX_RANK, OnnxNode, TensorHeader
 
 _FLOAT = 1
 _SAME = frozenset({"Abs", "Cast", "Ceil", "Clip", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "Relu"})
@@ -19,7 +19,7 @@ _ELEMENTWISE |= {"LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow",
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class KnownTensor:
     """A tensor that is known at load. ``integers``: its values, if they are few integers. ``alias``: it is another one
     under a further name, and takes memory of its own only as an output of its graph."""
 
@@ -29,11 +29,11 @@ class Constant:
     alias: bool = False
 
 
-def constant(header: TensorHeader) -> Constant:
-    return Constant(header.dims, header.dtype, header.integers)
+def constant(header: TensorHeader) -> KnownTensor:
+    return KnownTensor(header.dims, header.dtype, header.integers)
 
 
-def result_of(node: Node, known: dict[str, Constant]) -> Constant | None:
+def result_of(node: OnnxNode, known: dict[str, KnownTensor]) -> KnownTensor | None:
     """The first output of the node if it depends on constants only, and its size is followed; otherwise None."""
     if node.op == "Constant":
         return _literal(node)
@@ -47,41 +47,41 @@ def result_of(node: Node, known: dict[str, Constant]) -> Constant | None:
         return replace(first, alias=True)
     if node.op in _SAME:
         dims = tuple(reversed(first.dims)) if node.op == "Transpose" else first.dims
-        return Constant(dims, first.dtype, first.integers if node.op == "Cast" else None)
+        return KnownTensor(dims, first.dtype, first.integers if node.op == "Cast" else None)
     if node.op in _ELEMENTWISE:
-        return Constant(_broadcast(*(found.dims for found in inputs)), max(inputs, key=_item_bytes).dtype)
+        return KnownTensor(_broadcast(*(found.dims for found in inputs)), max(inputs, key=_item_bytes).dtype)
     return _made(node, inputs)
 
 
-def _made(node: Node, inputs: list[Constant]) -> Constant | None:
+def _made(node: OnnxNode, inputs: list[KnownTensor]) -> KnownTensor | None:
     """The result of an operator that takes a size as a value."""
     first, values = inputs[0], inputs[-1].integers
     if node.op == "ConstantOfShape" and first.integers is not None:
         fill = node.attribute("value").tensors
-        return Constant(first.integers, fill[0].dtype if fill else _FLOAT)
+        return KnownTensor(first.integers, fill[0].dtype if fill else _FLOAT)
     if node.op == "Range" and len(inputs) == 3:
         start, limit, delta = (found.integers or (0,) for found in inputs)
-        return Constant((max(0, -(-(limit[0] - start[0]) // delta[0])) if delta and delta[0] else 0,), first.dtype)
+        return KnownTensor((max(0, -(-(limit[0] - start[0]) // delta[0])) if delta and delta[0] else 0,), first.dtype)
     if values is None or len(inputs) != 2:
         return None
     if node.op == "Expand":
-        return Constant(_broadcast(first.dims, values), first.dtype)
+        return KnownTensor(_broadcast(first.dims, values), first.dtype)
     if node.op == "Tile":
-        return Constant(tuple(a * max(0, b) for a, b in zip(first.dims, values, strict=False)), first.dtype)
+        return KnownTensor(tuple(a * max(0, b) for a, b in zip(first.dims, values, strict=False)), first.dtype)
     if node.op == "Reshape":
-        return Constant(_reshaped(first.dims, values), first.dtype)
+        return KnownTensor(_reshaped(first.dims, values), first.dtype)
     if node.op == "Unsqueeze":
-        return Constant(_unsqueezed(first.dims, values), first.dtype)
+        return KnownTensor(_unsqueezed(first.dims, values), first.dtype)
     return None
 
 
-def _literal(node: Node) -> Constant | None:
+def _literal(node: OnnxNode) -> KnownTensor | None:
     for attribute in node.attributes:
         for header in (*attribute.dense, *attribute.tensors):
             return constant(header)
         if attribute.name in ("value_int", "value_ints"):
-            return Constant((len(attribute.integers),), INT64, attribute.integers)
-    return Constant((1,))
+            return KnownTensor((len(attribute.integers),), INT64, attribute.integers)
+    return KnownTensor((1,))
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,5 +103,5 @@ def _unsqueezed(dims: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
     return tuple(1 if at in places else next(sizes, 1) for at in range(rank))
 
 
-def _item_bytes(found: Constant) -> int:
+def _item_bytes(found: KnownTensor) -> int:
     return ITEM_BYTES.get(found.dtype, 1)

@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 
 from tfs_lite.adapters.inspect.archive import damaged, unsafe
-from tfs_lite.adapters.onnx.constants import Constant, constant, result_of
+from tfs_lite.adapters.onnx.constants import KnownTensor, constant, result_of
 from tfs_lite.adapters.onnx.model_file import (
     ARTEFACT,
     Function,
     ModelFile,
-    Node,
+    OnnxNode,
     TensorHeader,
     function_nodes,
     initializers,
@@ -77,14 +77,14 @@ class _Inspection:
         self._directory = os.path.realpath(directory)
         self._trusted = trusted
         self._functions = {(function.domain, function.name): function for function in model.functions}
-        self._bodies = dict[tuple[str, str], list[Node]]()
+        self._bodies = dict[tuple[str, str], list[OnnxNode]]()
         self._folded = 0
         self._nodes = 0
         self._places = set[str]()
         self._yield = Yielder()
         self.weights = 0
 
-    def graph(self, graph: memoryview, known: dict[str, Constant], depth: int) -> None:
+    def graph(self, graph: memoryview, known: dict[str, KnownTensor], depth: int) -> None:
         """A graph whose names ``known`` are constants of the graphs around it."""
         if depth > MAX_DEPTH:
             raise damaged(f"{ARTEFACT} has graphs within graphs, more than {MAX_DEPTH} deep")
@@ -102,7 +102,7 @@ class _Inspection:
             if name in known and known[name].alias:
                 self._fold(known[name])
 
-    def nodes(self, found: Iterable[Node], known: dict[str, Constant], depth: int) -> None:
+    def nodes(self, found: Iterable[OnnxNode], known: dict[str, KnownTensor], depth: int) -> None:
         for node in found:
             self._yield()
             self._count()
@@ -130,13 +130,13 @@ class _Inspection:
             if key not in self._bodies:
                 self.nodes(self._body(function), {}, 0)
 
-    def _body(self, function: Function) -> list[Node]:
+    def _body(self, function: Function) -> list[OnnxNode]:
         key = (function.domain, function.name)
         if key not in self._bodies:
             self._bodies[key] = list(function_nodes(function))
         return self._bodies[key]
 
-    def _call(self, node: Node, function: Function, known: dict[str, Constant], depth: int) -> None:
+    def _call(self, node: OnnxNode, function: Function, known: dict[str, KnownTensor], depth: int) -> None:
         """A call is replaced by the function's nodes, so constants go in and come out."""
         given = zip(function.inputs, node.inputs, strict=False)
         inside = {name: known[argument] for name, argument in given if argument in known}
@@ -149,7 +149,7 @@ class _Inspection:
         if self._nodes > MAX_NODES:
             raise failed_precondition(f"{ARTEFACT} has more than {MAX_NODES} operators")
 
-    def _operator(self, node: Node) -> None:
+    def _operator(self, node: OnnxNode) -> None:
         if (node.domain, node.op) in self._functions:
             return
         if node.op == "EPContext" and not self._trusted:
@@ -161,7 +161,7 @@ class _Inspection:
                 'name the library that has it, a file of the version: parameters { key: "custom_ops" }'
             )
 
-    def _fold(self, result: Constant) -> None:
+    def _fold(self, result: KnownTensor) -> None:
         self._folded += size_of(result.dims, result.dtype)
         if self._folded > self.most_folded and not self._trusted:
             raise unsafe(
@@ -221,7 +221,7 @@ def _check_calls(functions: tuple[Function, ...]) -> None:
         size(key, 0)
 
 
-def _all_nodes(found: Iterable[Node], depth: int) -> Iterator[Node]:
+def _all_nodes(found: Iterable[OnnxNode], depth: int) -> Iterator[OnnxNode]:
     """Yields all nodes, those of subgraphs as well."""
     if depth > MAX_DEPTH:
         raise damaged(f"{ARTEFACT} has graphs within graphs, more than {MAX_DEPTH} deep")

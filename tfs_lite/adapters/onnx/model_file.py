@@ -76,7 +76,7 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """A call of the operator or function ``op`` of ``domain``."""
 
     op: str
@@ -156,13 +156,13 @@ def _read(view: memoryview) -> ModelFile:
     )
 
 
-def nodes(graph: memoryview) -> Iterator[Node]:
+def nodes(graph: memoryview) -> Iterator[OnnxNode]:
     """The nodes of a graph, in its order."""
     for message in messages(graph, _NODES):
         yield _node(message)
 
 
-def function_nodes(function: Function) -> Iterator[Node]:
+def function_nodes(function: Function) -> Iterator[OnnxNode]:
     for message in messages(function.body, 7):
         yield _node(message)
 
@@ -188,7 +188,7 @@ def _function(body: memoryview) -> Function:
     return Function(last_text(body, 10), last_text(body, 1), tuple(texts(body, 4)), tuple(texts(body, 5)), body)
 
 
-def _node(message: memoryview) -> Node:
+def _node(message: memoryview) -> OnnxNode:
     op, domain, inputs, outputs, attributes = "", "", list[str](), list[str](), list[Attribute]()
     for number, value in fields(message):
         if number == 1:
@@ -201,7 +201,7 @@ def _node(message: memoryview) -> Node:
             attributes.append(_attribute(as_bytes(value)))
         elif number == 7:
             domain = text(as_bytes(value))
-    return Node(op, domain, tuple(inputs), tuple(outputs), tuple(attributes))
+    return OnnxNode(op, domain, tuple(inputs), tuple(outputs), tuple(attributes))
 
 
 def _attribute(message: memoryview) -> Attribute:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tfs_lite.adapters.aoti.machine import cpu_flags
-from tfs_lite.adapters.exported.document import Document
+from tfs_lite.adapters.exported.document import ProgramDocument
 from tfs_lite.adapters.exported.layout import AUTO, CHANNELS_LAST, PACKED, PLAIN, choose_layout
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import Program, build_program
@@ -70,7 +70,7 @@ def wanted_form(parameters: Mapping[str, str]) -> CpuForm:
 
 
 def build_in_form(
-    archive: Archive, document: Document, signature: Signature, wanted: CpuForm, servable_id: ServableId
+    archive: Archive, document: ProgramDocument, signature: Signature, wanted: CpuForm, servable_id: ServableId
 ) -> Program:
     """The program as ``wanted``, or plain if that does not fit it. Only one of both is in memory at a time. Errors as
     those of ``build_program``."""

@@ -16,9 +16,9 @@ from dataclasses import replace
 import torch
 
 from tfs_lite.adapters.cuda.graphs import MEMORY, graph_shapes, wants_graphs, why_no_graph
-from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.cuda.memory import MemoryPool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
-from tfs_lite.adapters.exported.document import COMPILED, Document, read_document
+from tfs_lite.adapters.exported.document import COMPILED, ProgramDocument, read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import MISREAD, Program, build_program
 from tfs_lite.adapters.exported.signature import signature_of
@@ -51,7 +51,7 @@ class ExportedModel(DeviceModel):
         request: OpenRequest,
         signature: Signature,
         program: Program,
-        pool: Pool | None = None,
+        pool: MemoryPool | None = None,
         sharing: list[ExportedModel] | None = None,
     ) -> None:
         """``sharing``: the open instances with this program, of which the first counts its weights."""
@@ -144,7 +144,7 @@ def open_exported(request: OpenRequest) -> ExportedModel:
     wanted = wanted_form(request.settings.parameters)
 
     def build(
-        archive: Archive, document: Document, signature: Signature, device: torch.device, pool: Pool | None
+        archive: Archive, document: ProgramDocument, signature: Signature, device: torch.device, pool: MemoryPool | None
     ) -> Program:
         if not _is_complete(signature):
             raise UnsupportedProgram("it has guards that are no plain arithmetic on sizes")
@@ -163,7 +163,7 @@ def open_by_torch(request: OpenRequest) -> ExportedModel:
     from tfs_lite.adapters.exported.torch_loader import load_program
 
     def build(
-        archive: Archive, document: Document, signature: Signature, device: torch.device, pool: Pool | None
+        archive: Archive, document: ProgramDocument, signature: Signature, device: torch.device, pool: MemoryPool | None
     ) -> Program:
         return load_program(archive, document, device, pool, guards=not _is_complete(signature))
 
@@ -180,7 +180,7 @@ def check_config(directory: str, settings: ModelSettings) -> Signature:
 
 def _open(
     request: OpenRequest,
-    build: Callable[[Archive, Document, Signature, torch.device, Pool | None], Program],
+    build: Callable[[Archive, ProgramDocument, Signature, torch.device, MemoryPool | None], Program],
     by_torch: bool = False,
 ) -> ExportedModel:
     """``by_torch``: it may have operators of other libraries, which say themselves what torch's trace has noted."""
@@ -199,7 +199,7 @@ def _open(
             raise
 
 
-def _described(document: Document, settings: ModelSettings, trusted: bool) -> Signature:
+def _described(document: ProgramDocument, settings: ModelSettings, trusted: bool) -> Signature:
     """The signature. PERMISSION_DENIED for guards that cannot be read, unless the file is trusted."""
     try:
         signature = signature_of(document)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.cuda.memory import MemoryPool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.failures import RefusedInputs
 from tfs_lite.adapters.inspect.script import inspect_script
@@ -56,7 +56,7 @@ class Argument:
 class ScriptModel(DeviceModel):
     """A script, called with its arguments by name; by one thread at a time, because it may keep state."""
 
-    def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule, pool: Pool | None = None) -> None:
+    def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule, pool: MemoryPool | None = None) -> None:
         arguments = arguments_of(module)
         signature = _signature(request.settings, arguments, module)
         super().__init__(
@@ -140,7 +140,7 @@ def open_script(request: OpenRequest) -> ScriptModel:
         raise
 
 
-def _load(path: str, device: torch.device, pool: Pool | None) -> torch.jit.ScriptModule:
+def _load(path: str, device: torch.device, pool: MemoryPool | None) -> torch.jit.ScriptModule:
     def load() -> Any:
         return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
 

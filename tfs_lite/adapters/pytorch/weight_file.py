@@ -58,7 +58,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorHeader:
+class WeightHeader:
     """A tensor in a file of weights. ``dtype`` in the file's words: F32, BF16, ... ``offset``: where it begins, in
     bytes from the begin of the file."""
 
@@ -83,7 +83,7 @@ class TensorHeader:
 class WeightFile:
     """An open file whose header is sound. Any number of threads may read; ``meter`` counts what they read."""
 
-    def __init__(self, descriptor: int, headers: Mapping[str, TensorHeader], meter: LoadMeter) -> None:
+    def __init__(self, descriptor: int, headers: Mapping[str, WeightHeader], meter: LoadMeter) -> None:
         self.headers = headers
         self._descriptor = descriptor
         self._meter = meter
@@ -117,7 +117,7 @@ class WeightFile:
             self._meter.add(count)
             yielder()
 
-    def _read_piece(self, header: TensorHeader, piece: memoryview, offset: int) -> int:
+    def _read_piece(self, header: WeightHeader, piece: memoryview, offset: int) -> int:
         with self._quiet:
             if self._closed:
                 raise ServingError(StatusCode.CANCELLED, f"{header.file} is closed")
@@ -161,7 +161,7 @@ def open_weights(directory: str, name: str, meter: LoadMeter | None = None) -> I
         file.close()
 
 
-def _empty(header: TensorHeader) -> torch.Tensor:
+def _empty(header: WeightHeader) -> torch.Tensor:
     """A large tensor has a mapping of its own, which is given back when it is dropped. Freed pieces of the heap, of
     which each thread that reads has one, would stay with the process."""
     if header.nbytes < _OWN_MAPPING:
@@ -170,7 +170,7 @@ def _empty(header: TensorHeader) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=header.torch_dtype).view(header.shape)
 
 
-def _read_headers(descriptor: int, name: str) -> dict[str, TensorHeader]:
+def _read_headers(descriptor: int, name: str) -> dict[str, WeightHeader]:
     try:
         size = os.fstat(descriptor).st_size
         (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
@@ -185,18 +185,18 @@ def _read_headers(descriptor: int, name: str) -> dict[str, TensorHeader]:
     raise damaged(f"{name} is truncated or damaged: {reason}")
 
 
-def _headers(name: str, found: Any, start: int, size: int) -> dict[str, TensorHeader]:
+def _headers(name: str, found: Any, start: int, size: int) -> dict[str, WeightHeader]:
     """The headers in the order of the file. ValueError and the like unless the tensors fill the file from ``start`` to
     its end."""
     entries = [
         (key, entry, *map(_size, entry["data_offsets"])) for key, entry in found.items() if key != "__metadata__"
     ]
-    headers, at = dict[str, TensorHeader](), 0
+    headers, at = dict[str, WeightHeader](), 0
     for key, entry, begin, end in sorted(entries, key=lambda each: each[2:]):
         shape = tuple(map(_size, entry["shape"]))
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"tensor {key!r:.80} has the type {entry['dtype']!r:.20}, which is not known")
-        header = TensorHeader(name, entry["dtype"], shape, start + begin)
+        header = WeightHeader(name, entry["dtype"], shape, start + begin)
         if begin != at or end - begin != header.nbytes or math.prod(max(each, 1) for each in shape) >= _MAX_SIZE:
             raise ValueError(f"tensor {key!r:.80} is not where its header says")
         headers[key], at = header, end

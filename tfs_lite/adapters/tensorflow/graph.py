@@ -31,7 +31,7 @@ class Operation:
 
 
 @dataclass(slots=True)
-class Function:
+class LibraryFunction:
     """A function of the library. ``also`` are the functions that may run in its place."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Graph:
     """A graph's operations by name, and the library of functions. Of several with one name, all are kept."""
 
     nodes: dict[str, list[Operation]] = field(default_factory=dict)
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, LibraryFunction] = field(default_factory=dict)
     _count: int = 0
     _interfaces: dict[bytes, set[str]] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Graph:
         for key, value in entries(definition, 5):
             if key == SWAPPED:
                 interfaces += [bytes(interface) for interface in messages(value, 2)]
-        function = self.functions.setdefault(names[-1], Function())
+        function = self.functions.setdefault(names[-1], LibraryFunction())
         function.operations += operations
         for interface in interfaces:
             alike = self._interfaces.setdefault(interface, set())

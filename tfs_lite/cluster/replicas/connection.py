@@ -76,7 +76,7 @@ class Credentials:
     tls: Tls | None = None
 
 
-class Refused(ConnectionClosed):
+class GreetingRefused(ConnectionClosed):
     """The other end closed in the greeting, or did not know the secret."""
 
 
@@ -92,7 +92,7 @@ def dial(
 ) -> TensorChannel:
     """A connection to the replica at ``address``. It uses ``lane``'s memory, or, without, memory of its own, of at most
     ``limit`` bytes each way; ``what`` names the tensors that are sent. ``shared``: shares the memory with a replica of
-    this host. Raises OSError if nothing listens there; Refused; ProtocolError."""
+    this host. Raises OSError if nothing listens there; GreetingRefused; ProtocolError."""
     sock = _connect(address, credentials.tls)
     if not shared or isinstance(sock, TlsSocket) or sock.family != socket.AF_UNIX:
         return _greet_for_frames(sock, address, credentials, limit, what)
@@ -154,7 +154,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def greet(sock: Stream, credentials: Credentials, name: str, carrier: int) -> None:
-    """The front end's part of the greeting. Raises Refused, ProtocolError."""
+    """The front end's part of the greeting. Raises GreetingRefused, ProtocolError."""
     ours = secrets.token_bytes(_NONCE)
     _send(sock, _MAGIC + ours)
     theirs = _read_nonce(sock)
@@ -162,11 +162,11 @@ def greet(sock: Stream, credentials: Credentials, name: str, carrier: int) -> No
     proofs = [_proof(credentials.secret, role, ours + theirs, name, claim) for role in (b"front end", b"replica")]
     _send(sock, claim + proofs[0])
     if not hmac.compare_digest(_receive(sock, _PROOF), proofs[1]):
-        raise Refused
+        raise GreetingRefused
 
 
 def welcome(sock: Stream, secret: bytes, name: str) -> tuple[int, int]:
-    """The replica's part: the epoch and the carrier of a front end that knows the secret. Raises Refused,
+    """The replica's part: the epoch and the carrier of a front end that knows the secret. Raises GreetingRefused,
     ProtocolError."""
     theirs = _read_nonce(sock)
     ours = secrets.token_bytes(_NONCE)
@@ -174,7 +174,7 @@ def welcome(sock: Stream, secret: bytes, name: str) -> tuple[int, int]:
     claim = _receive(sock, _CLAIM.size)
     proofs = [_proof(secret, role, theirs + ours, name, claim) for role in (b"front end", b"replica")]
     if not hmac.compare_digest(_receive(sock, _PROOF), proofs[0]):
-        raise Refused
+        raise GreetingRefused
     _send(sock, proofs[1])
     epoch, carrier = _CLAIM.unpack(claim)
     if carrier not in (FRAMES, MEMORY) or (carrier == MEMORY and sock.family != socket.AF_UNIX):
@@ -197,7 +197,7 @@ def _send(sock: Stream, message: bytes) -> None:
     try:
         sock.sendall(message)
     except OSError:
-        raise Refused from None
+        raise GreetingRefused from None
 
 
 def _receive(sock: Stream, size: int) -> bytes:
@@ -206,7 +206,7 @@ def _receive(sock: Stream, size: int) -> bytes:
     try:
         receive_into(sock, memoryview(found), GREETING_SECONDS)
     except ConnectionClosed:
-        raise Refused from None
+        raise GreetingRefused from None
     return bytes(found)
 
 

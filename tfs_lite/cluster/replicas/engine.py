@@ -40,7 +40,7 @@ VersionKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Slot:
+class ReplicaSlot:
     """One of the replicas that a version wants, in words ``MODEL/VERSION/GENERATION/INDEX``.
 
     ``generation`` is a digest over the version's files and settings, so that a repaired version has other replicas.
@@ -65,7 +65,7 @@ class ReplicaName:
     """The name of one process, in words ``MODEL/VERSION/GENERATION/INDEX#LIFE``. ``life`` grows from one process to the
     next in a slot, so that no two have the same name."""
 
-    slot: Slot
+    slot: ReplicaSlot
     life: int
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class ReplicaName:
         if found is None:
             raise invalid_argument(f"{text!r} is no replica's name, which is MODEL/VERSION/GENERATION/INDEX#LIFE")
         model, version, generation, index, life = found.groups()
-        return ReplicaName(Slot(model, int(version), generation, int(index)), int(life))
+        return ReplicaName(ReplicaSlot(model, int(version), generation, int(index)), int(life))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class ReplicaAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """One node as the engine sees it now. ``id`` changes when the node starts again, ``host`` is for people.
 
     ``free`` is of ``total`` what no process has been given; it may be behind by a moment. A node that is ``draining``
@@ -243,7 +243,7 @@ class ClusterEngine(Protocol):
     def secret(self) -> bytes:
         """The cluster name's, by which replicas and near ends know one another. Every engine has the same."""
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[ClusterNode]:
         """All nodes, those without room too. A node that was lost may be missing."""
 
     def list(self) -> Sequence[PlacedReplica]:

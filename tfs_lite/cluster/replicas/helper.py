@@ -27,8 +27,8 @@ from tfs_lite.cluster.replicas.connection import boot_id
 from tfs_lite.cluster.replicas.engine import (
     Changed,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
-    Node,
     PlacedReplica,
     ReplicaEnded,
     Superseded,
@@ -155,7 +155,7 @@ class HelperEngine(ClusterEngine):
 
     # The contract.
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[ClusterNode]:
         return [read_node(raw) for raw in self._ask("nodes")]
 
     def list(self) -> Sequence[PlacedReplica]:

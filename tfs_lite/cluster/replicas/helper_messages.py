@@ -21,7 +21,7 @@ from typing import Any
 
 import ormsgpack
 
-from tfs_lite.cluster.replicas.engine import Node, PlacedReplica, ReplicaAddress, ReplicaName, Strategy, Wish
+from tfs_lite.cluster.replicas.engine import ClusterNode, PlacedReplica, ReplicaAddress, ReplicaName, Strategy, Wish
 from tfs_lite.workers.channel import MAX_MESSAGE, ConnectionClosed, ProtocolError
 
 _LENGTH = struct.Struct("<I")
@@ -81,7 +81,7 @@ class MessageStream:
         return found
 
 
-def plain_node(node: Node) -> list[object]:
+def plain_node(node: ClusterNode) -> list[object]:
     return [
         node.id,
         node.host,
@@ -94,9 +94,9 @@ def plain_node(node: Node) -> list[object]:
     ]
 
 
-def read_node(raw: Any) -> Node:
+def read_node(raw: Any) -> ClusterNode:
     id, host, total, free, labels, alive, draining, drain_seconds = raw
-    return Node(id, host, total, free, labels, alive, draining, drain_seconds)
+    return ClusterNode(id, host, total, free, labels, alive, draining, drain_seconds)
 
 
 def plain_replica(replica: PlacedReplica) -> list[object]:

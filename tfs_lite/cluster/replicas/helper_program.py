@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfs_lite.cluster.replicas.engine import Node, PlacedReplica, Superseded
+from tfs_lite.cluster.replicas.engine import ClusterNode, PlacedReplica, Superseded
 from tfs_lite.cluster.replicas.helper_messages import MessageStream, plain_node, plain_replica, read_wish
 from tfs_lite.cluster.replicas.registrar import LEASE_SECONDS, RENEW_SECONDS, Leader
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HelperCall:
     number: int
     what: str
     until: float
@@ -58,7 +58,7 @@ class Helper:
 
     def __init__(self, stream: MessageStream, ray: RayConnection, settings: dict[str, Any]) -> None:
         self._stream, self._ray, self._settings = stream, ray, settings
-        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._calls: SimpleQueue[HelperCall] = SimpleQueue()
         self._leader: Leader | None = None
         self._successor = 0
         self._looked = time.monotonic()
@@ -72,7 +72,7 @@ class Helper:
             self._stream.send("up", self._ray.host)
             while True:
                 number, what, seconds, argument = self._stream.receive()
-                self._calls.put(Call(number, what, time.monotonic() + seconds, argument))
+                self._calls.put(HelperCall(number, what, time.monotonic() + seconds, argument))
         self._is_over = True
 
     # Calls.
@@ -94,7 +94,7 @@ class Helper:
                 logger.exception("a call of the cluster failed")
                 self._stream.send("error", call.number, int(StatusCode.INTERNAL), f"{type(error).__name__}: {error}")
 
-    def _make(self, call: Call) -> object:
+    def _make(self, call: HelperCall) -> object:
         if call.what == "lead":
             return self._lead(Leader.read(call.argument), call)
         if call.what == "nodes":
@@ -109,7 +109,7 @@ class Helper:
         argument = read_wish(call.argument) if call.what == "place" else call.argument
         return self._ray.call(call.what, call.left, argument)
 
-    def _check_lead(self, call: Call) -> None:
+    def _check_lead(self, call: HelperCall) -> None:
         """Raises Superseded; UNAVAILABLE if the registrar does not know. From then on no other server gets the lead for
         the time of a lease, unless this one ends."""
         assert self._leader is not None
@@ -126,7 +126,7 @@ class Helper:
 
     # The lead.
 
-    def _lead(self, wanted: Leader, call: Call) -> object:
+    def _lead(self, wanted: Leader, call: HelperCall) -> object:
         """Takes the lead, or takes it up again after an earlier helper."""
         leader = wanted if wanted.epoch else self._claim(wanted, call)
         self._ray.begin(leader.secret, self._settings)
@@ -138,7 +138,7 @@ class Helper:
         self._start("lease", self._keep_lead)
         return [leader.epoch, leader.secret]
 
-    def _claim(self, wanted: Leader, call: Call) -> Leader:
+    def _claim(self, wanted: Leader, call: HelperCall) -> Leader:
         """Claims the lead. FAILED_PRECONDITION if another server leads."""
         over = ""
         while True:
@@ -186,7 +186,7 @@ class Helper:
             except Exception:
                 logger.exception("a look at the cluster failed")
 
-    def _look(self) -> tuple[list[PlacedReplica], list[Node]]:
+    def _look(self) -> tuple[list[PlacedReplica], list[ClusterNode]]:
         seconds = SILENT_SECONDS
         replicas, nodes = self._ray.call("list", seconds), self._ray.call("nodes", seconds)
         for event in self._ray.call("take_ended", seconds):

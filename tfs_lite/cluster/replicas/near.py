@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.cluster.replicas.connection import Credentials, FrameChannel, Refused, dial, dial_frames
+from tfs_lite.cluster.replicas.connection import Credentials, FrameChannel, GreetingRefused, dial, dial_frames
 from tfs_lite.cluster.replicas.engine import GpuUse, Place, ReplicaAddress
 from tfs_lite.cluster.replicas.tls import Tls
 from tfs_lite.core.callbacks import ignore
@@ -27,7 +27,7 @@ from tfs_lite.core.model import WorkerBusy, WorkerStatus
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
-from tfs_lite.workers.connection import Connection, Lane, RemoteModel
+from tfs_lite.workers.connection import Lane, RemoteModel, WorkerConnection
 from tfs_lite.workers.reconnecting import ReconnectingModel, Words
 from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.supervisor import Backoff
@@ -170,7 +170,7 @@ def tell(address: ReplicaAddress, credentials: Credentials, what: str) -> None:
         channel.close()
 
 
-class _ReplicaConnection(Connection):
+class _ReplicaConnection(WorkerConnection):
     """A replica with the model open."""
 
     def __init__(
@@ -196,7 +196,7 @@ class _ReplicaConnection(Connection):
     def verdict(self) -> str:
         return self._watch.cause
 
-    def is_same_process(self, other: Connection) -> bool:
+    def is_same_process(self, other: WorkerConnection) -> bool:
         return isinstance(other, _ReplicaConnection) and other.address == self.address
 
     def on_end(self, call: Callable[[], None]) -> None:
@@ -307,7 +307,7 @@ class _PlaceConnector:
         self._last: _ReplicaConnection | None = None
         self._waits = waits
 
-    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> Connection:
+    def connect(self, lanes: tuple[Lane, ...], check: Callable[[Description], None]) -> WorkerConnection:
         last, self._last = self._last, None
         connection = None if last is None else self._connect_again(last, lanes, check)
         if connection is None:
@@ -353,7 +353,7 @@ class _PlaceConnector:
             except ProtocolError as error:
                 logger.error("replica %s sent %s; it is given up", address.name, error)
                 cause = GARBAGE
-            except Refused:
+            except GreetingRefused:
                 cause = "it refused the greeting"
             except ConnectionClosed:
                 cause = self._cause()

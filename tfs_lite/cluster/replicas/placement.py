@@ -19,12 +19,12 @@ from tfs_lite.cluster.replicas.engine import (
     CPUS,
     GPUS,
     MEMORY,
+    ClusterNode,
     GpuUse,
-    Node,
     PlacedReplica,
     ReplicaName,
+    ReplicaSlot,
     Resources,
-    Slot,
     Strategy,
     VersionKey,
     Wish,
@@ -33,18 +33,18 @@ from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.status import invalid_argument, listed
 
 MAX_REPLICAS = 1000
-"""Replicas of one cluster name."""
+"""The most replicas of one cluster name."""
 MAX_PLACING = 64
-"""Replicas that have been placed and do not listen yet."""
+"""The most replicas that have been placed and do not listen yet."""
 LEAVE_SECONDS = 2.0
-"""A replica leaves a draining node so long before it must, with a successor or without."""
+"""The seconds by which a replica leaves a draining node before it must, with a successor or without."""
 LEAST_FRACTION = 0.05
-"""Of a GPU, for one replica."""
+"""The least part of a GPU for one replica."""
 BASE_MEMORY = 512 * 2**20
 """Bytes of main memory that a replica takes before it has any weights."""
 MAX_HOSTS_NAMED = 8
 NO_NODE = "no node"
-"""In the words about a wish that none of the nodes could ever fulfil."""
+"""The words about a wish that no node could ever fulfil contain this."""
 TOLERANCE = 1e-6
 """Amounts that differ by less are equal: fractions are sums of floating-point numbers."""
 
@@ -65,7 +65,7 @@ class Requirements:
 
     @property
     def most(self) -> float:
-        """How many replicas of the version one node may have."""
+        """The most replicas of the version that one node may have."""
         return 1 if self.strategy is Strategy.STRICT_SPREAD else self.max_per_node or math.inf
 
 
@@ -85,7 +85,7 @@ class WantedPlace:
     """
 
     number: int
-    slot: Slot
+    slot: ReplicaSlot
     requirements: Requirements
     held: str | None = None
     wish: Wish | None = None
@@ -101,7 +101,7 @@ class WantedPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlaceReplica:
-    """Ask the engine for it. ``waits``: what it waits for, in words; empty if it has a node."""
+    """Ask the engine for a replica. ``waits``: what it waits for, in words; empty if it has a node."""
 
     place: WantedPlace
     wish: Wish
@@ -157,7 +157,7 @@ Action = PlaceReplica | KeepReplica | AdoptReplica | MoveReplica | AwaitRoom | E
 
 def plan(
     wanted: Sequence[WantedPlace],
-    nodes: Sequence[Node],
+    nodes: Sequence[ClusterNode],
     replicas: Sequence[PlacedReplica],
     known: Collection[tuple[str, int]] | None = None,
 ) -> list[Action]:
@@ -177,7 +177,9 @@ def plan(
 class _Planner:
     """One run of :func:`plan`, in steps."""
 
-    def __init__(self, wanted: Sequence[WantedPlace], nodes: Sequence[Node], replicas: Sequence[PlacedReplica]) -> None:
+    def __init__(
+        self, wanted: Sequence[WantedPlace], nodes: Sequence[ClusterNode], replicas: Sequence[PlacedReplica]
+    ) -> None:
         self.actions: list[Action] = []
         self._wanted = wanted
         self._replicas = replicas
@@ -189,7 +191,7 @@ class _Planner:
         self._empty: list[WantedPlace] = []
         self._pending: list[tuple[WantedPlace, PlacedReplica]] = []
         self._placing = 0
-        self._lives: dict[Slot, int] = defaultdict(int)
+        self._lives: dict[ReplicaSlot, int] = defaultdict(int)
         for replica in replicas:
             slot = replica.name.slot
             self._lives[slot] = max(self._lives[slot], replica.name.life + 1)
@@ -217,7 +219,7 @@ class _Planner:
     def adopt(self) -> None:
         """Replicas whose name fits an empty place. Of several, one that listens is better, then one of a later life.
         Places with a choice come last, because each node may have so many of the version only."""
-        found: dict[Slot, list[PlacedReplica]] = defaultdict(list)
+        found: dict[ReplicaSlot, list[PlacedReplica]] = defaultdict(list)
         for replica in self._replicas:
             node = self._nodes.get(replica.node or "")
             if replica.id not in self._claimed and node is not None and node.alive:
@@ -357,7 +359,7 @@ class _Planner:
 class Room:
     """What the nodes have left while places are given away. Not thread-safe; made anew for each plan."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[ClusterNode]) -> None:
         self._all = nodes
         self._usable = sorted((node for node in nodes if _is_usable(node)), key=lambda node: (node.host, node.id))
         self._pending: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -369,7 +371,8 @@ class Room:
         return self._counts[key, node_id]
 
     def take(self, place: WantedPlace, node_id: str, is_pending: bool) -> None:
-        """A replica of this place is on the node, or will be: ``is_pending`` until the engine has deducted it."""
+        """Counts a replica of this place on the node, where it is or will be: ``is_pending`` until the engine has
+        deducted it."""
         self._counts[place.slot.of, node_id] += 1
         for name, amount in place.requirements.needs.items():
             self._charged[node_id][name] += amount
@@ -378,27 +381,28 @@ class Room:
         if node_id in self._gpus:
             self._gpus[node_id].charge(place)
 
-    def free(self, node: Node, name: str) -> float:
-        """What of a resource is left on the node. Never more than the node's own total less all that is known here."""
+    def free(self, node: ClusterNode, name: str) -> float:
+        """The amount of a resource that is left on the node: never more than the node's own total less all that is
+        known here."""
         shown = node.free.get(name, 0.0) - self._pending[node.id][name]
         return max(min(shown, node.total.get(name, 0.0) - self._charged[node.id][name]), 0.0)
 
-    def candidates(self, place: WantedPlace) -> list[Node]:
-        """The nodes with room for it."""
+    def candidates(self, place: WantedPlace) -> list[ClusterNode]:
+        """The nodes with room for the place."""
         return [node for node in self._usable if not self._short(place, node) and not self._obstacle(place, node)]
 
     def excluded(self, place: WantedPlace) -> frozenset[str]:
-        """The nodes where it must not go even if the engine sees room there."""
+        """The nodes where the place must not go even if the engine sees room there."""
         return frozenset(node.id for node in self._all if not _is_usable(node) or self._obstacle(place, node))
 
-    def choose(self, place: WantedPlace) -> Node | None:
-        """The best node for it; None if none has room."""
+    def choose(self, place: WantedPlace) -> ClusterNode | None:
+        """The best node for the place; None if no node has room."""
         candidates = self.candidates(place)
         better = [node for node in candidates if node.id not in place.avoid] or candidates
         return min(better, key=lambda node: self._rank(place, node)) if better else None
 
     def missing(self, place: WantedPlace) -> str:
-        """What it waits for, in words; for a place without candidates."""
+        """What a place without candidates waits for, in words."""
         needs = place.requirements.needs
         matching = [node for node in self._usable if fulfils_labels(node.labels, place.requirements.labels)]
         if not matching:
@@ -414,8 +418,8 @@ class Room:
         words += [listed(blocked, MAX_HOSTS_NAMED)] * bool(blocked)
         return "; ".join([_amounts({name: needs[name] for name in short}) or "room", *words])
 
-    def _hopeless(self, place: WantedPlace, matching: Sequence[Node]) -> str:
-        """Says so if no node could ever fulfil the wish."""
+    def _hopeless(self, place: WantedPlace, matching: Sequence[ClusterNode]) -> str:
+        """Words that say that no node could ever fulfil the wish; empty if one could."""
         asked = place.requirements
         for name, amount in asked.needs.items():
             most = max(node.total.get(name, 0.0) for node in matching)
@@ -427,27 +431,27 @@ class Room:
             return f"{asked.gpu_bytes} bytes on a GPU; {NO_NODE} has more than {max(known)}"
         return ""
 
-    def _free_words(self, place: WantedPlace, node: Node, short: Sequence[str]) -> str:
+    def _free_words(self, place: WantedPlace, node: ClusterNode, short: Sequence[str]) -> str:
         """``0.5 on gpu-a``, with the names of the resources if several are short."""
         if len(short) == 1:
             return f"{_number(self.free(node, short[0]))} on {node.host}"
         lacking = [_amount(name, self.free(node, name)) for name in short if self._lacks(place, node, name)]
         return f"{' and '.join(lacking)} on {node.host}"
 
-    def _rank(self, place: WantedPlace, node: Node) -> tuple[object, ...]:
+    def _rank(self, place: WantedPlace, node: ClusterNode) -> tuple[object, ...]:
         count = self._counts[place.slot.of, node.id]
         wasted = place.requirements.needs.get(GPUS, 0) == 0 and node.total.get(GPUS, 0) > 0
         if place.requirements.strategy is Strategy.PACK:
             return (-count, wasted, self.free(node, CPUS), node.host, node.id)
         return (count, wasted, -self.free(node, CPUS), node.host, node.id)
 
-    def _short(self, place: WantedPlace, node: Node) -> bool:
+    def _short(self, place: WantedPlace, node: ClusterNode) -> bool:
         return any(self._lacks(place, node, name) for name in place.requirements.needs)
 
-    def _lacks(self, place: WantedPlace, node: Node, name: str) -> bool:
+    def _lacks(self, place: WantedPlace, node: ClusterNode, name: str) -> bool:
         return place.requirements.needs[name] > self.free(node, name) + TOLERANCE
 
-    def _obstacle(self, place: WantedPlace, node: Node) -> str:
+    def _obstacle(self, place: WantedPlace, node: ClusterNode) -> str:
         """Why the place may not be on this node, whatever is free there; empty if it may."""
         asked = place.requirements
         if not fulfils_labels(node.labels, asked.labels):
@@ -465,7 +469,7 @@ class _GpuAccount:
     said so; until then it is taken to be on the emptiest one. Memory does not count where no label says how much a GPU
     has."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ClusterNode) -> None:
         self.bytes = node.gpu_bytes
         self._devices = int(node.total.get(GPUS, 0.0))
         self._known: dict[str, list[float]] = {}
@@ -499,13 +503,13 @@ def gpu_fraction(estimate: int, device_bytes: int) -> float:
     return min(max(math.ceil(100 * estimate / device_bytes) / 100, LEAST_FRACTION), 1.0)
 
 
-def smallest_gpu(nodes: Iterable[Node]) -> int | None:
-    """Bytes of the smallest GPU; None if no node says."""
+def smallest_gpu(nodes: Iterable[ClusterNode]) -> int | None:
+    """The bytes of the smallest GPU; None if no node says."""
     return min((size for node in nodes if (size := node.gpu_bytes) is not None), default=None)
 
 
 def replica_needs(
-    options: Resources, file_bytes: int, gpu_bytes: int, on_gpu: bool, nodes: Iterable[Node]
+    options: Resources, file_bytes: int, gpu_bytes: int, on_gpu: bool, nodes: Iterable[ClusterNode]
 ) -> Resources:
     """The needs of a replica: what its config's ``options`` say, and estimates for what they do not.
 
@@ -525,7 +529,7 @@ def replica_needs(
 
 
 def requirements_of(
-    options: ReplicaOptions, file_bytes: int, gpu_bytes: int, nodes: Sequence[Node]
+    options: ReplicaOptions, file_bytes: int, gpu_bytes: int, nodes: Sequence[ClusterNode]
 ) -> tuple[Requirements, bool]:
     """What each replica asks of its node, and whether it has a GPU. ``file_bytes`` are those of the version's files,
     ``gpu_bytes`` estimates what a replica would take of a GPU. INVALID_ARGUMENT as :func:`replica_needs` says.
@@ -545,12 +549,12 @@ def requirements_of(
     return Requirements(needs, options.labels, strategy, options.max_per_node, estimate), on_gpu
 
 
-def _is_usable(node: Node) -> bool:
-    """Whether new replicas may go there at all."""
+def _is_usable(node: ClusterNode) -> bool:
+    """Whether new replicas may go to the node at all."""
     return node.alive and not node.draining
 
 
-def _why_not(node: Node | None) -> str:
+def _why_not(node: ClusterNode | None) -> str:
     """Why a replica cannot stay on this node."""
     if node is None:
         return "its node is lost"

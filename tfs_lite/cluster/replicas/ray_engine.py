@@ -33,7 +33,7 @@ from tfs_lite.cluster.replicas.engine import (
     GPUS,
     MEMORY,
     TOLD_TO_END,
-    Node,
+    ClusterNode,
     PlacedReplica,
     ReplicaAddress,
     ReplicaEnded,
@@ -64,7 +64,7 @@ _LISTED = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaOptions:
+class ReplicaStartOptions:
     """The options that every replica of a cluster name gets at its start.
 
     It listens on ``host`` if that is the loopback address or the one that means all, else on its node's; on a port of
@@ -84,7 +84,7 @@ class ReplicaActor:
     """The process of a replica. Its address is asked for once; everything else is said over the replica's own
     connections."""
 
-    def __init__(self, name: str, options: ReplicaOptions) -> None:
+    def __init__(self, name: str, options: ReplicaStartOptions) -> None:
         logging.basicConfig(level=options.log_level)
         node = ray.util.get_node_ip_address()
         is_bound = options.host in _ANYWHERE or options.host.startswith("127.") or options.host == "::1"
@@ -159,7 +159,7 @@ class _Private:
 class RayEngine:
     """Nodes and replicas of a cluster name, as a process within the cluster sees them. Threads: any."""
 
-    def __init__(self, namespace: str, options: ReplicaOptions) -> None:
+    def __init__(self, namespace: str, options: ReplicaStartOptions) -> None:
         self._namespace, self._options = namespace, options
         self._lock = threading.Lock()  # guards what follows
         self._known: set[str] = set()
@@ -167,7 +167,7 @@ class RayEngine:
         self._asked: dict[str, Any] = {}
         self._addresses: dict[str, ReplicaAddress] = {}
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """The nodes that live."""
         free, draining, now = _Private.free(), _Private.draining(), time.time()
         found = []
@@ -176,7 +176,7 @@ class RayEngine:
             if node["Alive"]:
                 until = draining.get(id)
                 found.append(
-                    Node(
+                    ClusterNode(
                         id,
                         node["NodeManagerHostname"],
                         _resources(node["Resources"]),
@@ -305,8 +305,8 @@ class RayConnection:
         self._ask_registrar("release", seconds, leader.id)
 
     def begin(self, secret: bytes, settings: Mapping[str, Any]) -> None:
-        """Begins, before any :meth:`call`. ``settings``: the fields of :class:`ReplicaOptions`, and others."""
-        options = ReplicaOptions(
+        """Begins, before any :meth:`call`. ``settings``: the fields of :class:`ReplicaStartOptions`, and others."""
+        options = ReplicaStartOptions(
             secret,
             settings["host"],
             settings["ports"],

@@ -29,15 +29,15 @@ from tfs_lite.cluster.replicas import placement
 from tfs_lite.cluster.replicas.engine import (
     TOLD_TO_END,
     ClusterEngine,
+    ClusterNode,
     EngineEvent,
     GpuUse,
-    Node,
     Place,
     PlacedReplica,
     ReplicaAddress,
     ReplicaEnded,
     ReplicaName,
-    Slot,
+    ReplicaSlot,
     Superseded,
     Unreachable,
     VersionKey,
@@ -59,15 +59,15 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, faile
 from tfs_lite.workers.supervisor import Backoff
 
 LOOK_SECONDS = 5.0
-"""The engine is asked at least so often: an event may have been lost."""
+"""The longest time between two looks at the engine: an event may have been lost."""
 RETRY_SECONDS = 1.0
-"""A cluster that cannot be reached is tried again after so long."""
+"""The pause before the next try to reach the cluster."""
 START_SECONDS = 60.0
-"""A replica that has a node and does not listen after so long is given up."""
+"""The time after which a replica that has a node and does not listen is given up."""
 MAX_OPENING_LOSSES = 3
-"""So many replicas that were lost while they opened are replaced at once; with the next one the load fails."""
+"""The number of replicas lost while they opened that are replaced at once; with the next one the load fails."""
 POLL_SECONDS = 0.05
-"""How often ``give_up`` is checked."""
+"""The seconds between two checks of ``give_up``."""
 MAX_LIVES = 10_000
 """Slots of closed places whose last life is remembered."""
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ReplicaPlace(Place):
     """One place. The reconciler's lock guards its fields, and only the reconciler changes them; the methods that
     :class:`~tfs_lite.cluster.replicas.engine.Place` has are for any thread."""
 
-    def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: Slot, life: int) -> None:
+    def __init__(self, owner: Reconciler, group: ReplicaSet, number: int, slot: ReplicaSlot, life: int) -> None:
         self.owner, self.group, self.number, self.slot, self.life = owner, group, number, slot, life
         self.oldest = life
         self.state = _S.PLACING
@@ -189,12 +189,12 @@ class ReplicaSet:
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
-        """Those that are not closed, in the order in which they were made."""
+        """The places that are not closed, in the order in which they were made."""
         with self._owner._changed:
             return tuple(self.members)
 
     def grow(self, count: int) -> tuple[ReplicaPlace, ...]:
-        """Wants ``count`` more replicas; returns their places. To want fewer, close places. FAILED_PRECONDITION once
+        """Asks for ``count`` more replicas; returns their places. To want fewer, close places. FAILED_PRECONDITION once
         all are closed."""
         return self._owner._grow(self, count)
 
@@ -225,9 +225,9 @@ class Reconciler:
         self._changed = threading.Condition()  # guards what follows, and the fields of places
         self._sets: dict[VersionKey, ReplicaSet] = {}
         self._numbers = 0
-        self._lives: dict[Slot, int] = {}
+        self._lives: dict[ReplicaSlot, int] = {}
         self._known: set[tuple[str, int]] | None = set()
-        self._nodes: tuple[Node, ...] = ()
+        self._nodes: tuple[ClusterNode, ...] = ()
         self._told_to_end: set[str] = set()
         self._trouble = ""
         self._trouble_since = 0.0
@@ -377,7 +377,7 @@ class Reconciler:
             yield from group.members
 
     def _add_place(self, group: ReplicaSet, index: int, cause: str) -> ReplicaPlace:
-        slot = Slot(*group.key, index)
+        slot = ReplicaSlot(*group.key, index)
         self._numbers += 1
         place = ReplicaPlace(self, group, self._numbers, slot, self._lives.get(slot, 0))
         place.since, place.cause = self._clock.time(), cause
@@ -560,7 +560,7 @@ class Reconciler:
                 self._cut_off(str(error))
         self._deliver()
 
-    def _decide(self, replicas: Sequence[PlacedReplica], nodes: Sequence[Node]) -> list[Callable[[], None]]:
+    def _decide(self, replicas: Sequence[PlacedReplica], nodes: Sequence[ClusterNode]) -> list[Callable[[], None]]:
         """The calls of the engine that follow from what it has listed."""
         with self._changed:
             if self._trouble:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tfs_lite.cluster.metrics import ClusterReport, ReplicaMetrics
-from tfs_lite.cluster.replicas.engine import ReplicaName, Slot
+from tfs_lite.cluster.replicas.engine import ReplicaName, ReplicaSlot
 from tfs_lite.cluster.replicas.states import ClusterStatus, PlaceStatus, ReplicaEvent, ReplicaState, SetStatus
 from tfs_lite.core.replicas import ReplicaReport, ReplicaStatus
 from tfs_lite.core.servable import ServableId
@@ -75,7 +75,7 @@ class ReplicaCounter:
     def __init__(self, metrics: ReplicaMetrics) -> None:
         self._metrics = metrics
         self._lock = threading.Lock()  # guards _wanted
-        self._wanted: dict[Slot, float] = {}
+        self._wanted: dict[ReplicaSlot, float] = {}
 
     def __call__(self, event: ReplicaEvent) -> None:
         slot = event.name.slot
@@ -93,13 +93,13 @@ class ReplicaCounter:
         elif event.after is _S.ENDED:
             self._forget(slot)
 
-    def _note(self, slot: Slot, time: float) -> None:
+    def _note(self, slot: ReplicaSlot, time: float) -> None:
         with self._lock:
             self._wanted[slot] = time
             while len(self._wanted) > MAX_STARTING:
                 del self._wanted[next(iter(self._wanted))]
 
-    def _forget(self, slot: Slot) -> float | None:
+    def _forget(self, slot: ReplicaSlot) -> float | None:
         with self._lock:
             return self._wanted.pop(slot, None)
 

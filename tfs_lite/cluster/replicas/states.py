@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tfs_lite.cluster.replicas.engine import GpuUse, Node, ReplicaName, VersionKey
+from tfs_lite.cluster.replicas.engine import ClusterNode, GpuUse, ReplicaName, VersionKey
 from tfs_lite.cluster.replicas.placement import Requirements
 
 
@@ -17,11 +17,12 @@ class ReplicaState(enum.Enum):
     OPENING = "opening"
     """There is a process that listens; a near end opens the version in it."""
     READY = "ready"
-    """It has opened the version and answers requests."""
+    """The replica has opened the version and answers requests."""
     DRAINING = "draining"
-    """It answers requests, and will leave its node when another replica has taken over."""
+    """The replica answers requests, and will leave its node when another one has taken over."""
     LOST = "lost"
-    """The server cannot ask it any more; another one is placed after the back-off, unless a successor takes over."""
+    """The server cannot ask the replica any more; another one is placed after the back-off, unless a successor takes
+    over."""
     ENDED = "ended"
     """The place was closed."""
 
@@ -38,8 +39,8 @@ ARROWS: dict[ReplicaState, frozenset[ReplicaState]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEvent:
-    """One arrow. ``before`` is None for a place that is new; ``time`` is in seconds since the epoch, ``cause`` in
-    words. ``name`` is that of the replica in the place, or of the one that was lost."""
+    """One change of a place's state. ``before`` is None for a place that is new; ``time`` is in seconds since the
+    epoch, ``cause`` in words. ``name`` is that of the replica in the place, or of the one that was lost."""
 
     time: float
     name: ReplicaName
@@ -77,12 +78,12 @@ class SetStatus:
 
     @property
     def wanted(self) -> int:
-        """How many replicas the version wants: one that moves to another node counts once."""
+        """The number of replicas that the version wants: one that moves to another node counts once."""
         return len({place.name.slot for place in self.places})
 
     @property
     def up(self) -> int:
-        """How many can be asked."""
+        """The number of replicas that can be asked."""
         answering = (ReplicaState.READY, ReplicaState.DRAINING)
         return len({place.name.slot for place in self.places if place.state in answering})
 
@@ -105,7 +106,7 @@ class ClusterStatus:
 
     epoch: int
     trouble: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     gpus: dict[tuple[str, str], GpuUse]
 
 

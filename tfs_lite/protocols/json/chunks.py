@@ -17,7 +17,7 @@ import orjson
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.dense_numbers import LEAST_BYTES, large_arrays
 from tfs_lite.protocols.json.scan import SLICE_BYTES, SPACE, Slice, end_of_run, slices, string_end
-from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, Refused, StandIns, TooMany, new_stand_in, read
+from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, JsonRefused, StandIns, TooMany, new_stand_in, read
 
 _SHORT_PART = 64
 """The part of a chunk that is looked at first, a 64th: many containers end soon after the long item in them."""
@@ -76,11 +76,11 @@ class PieceReader:
 
     @property
     def position(self) -> Position:
-        """The place up to which the text is known to be right, after :class:`Refused`; the fault is behind it."""
+        """The place up to which the text is known to be right, after :class:`JsonRefused`; the fault is behind it."""
         return Position(self._at, tuple(self._open), self._fresh, self._after)
 
     def whole(self) -> Json:
-        """The value of the text; None if values are not kept. Raises :class:`Refused`, or :class:`TooMany` if they
+        """The value of the text; None if values are not kept. Raises :class:`JsonRefused`, or :class:`TooMany` if they
         are."""
         root: list[Any] = []
         start = self._skip(0)
@@ -93,7 +93,7 @@ class PieceReader:
             elif self._long_items or not self._run_of_items():
                 self._long_item()
         if self._skip(self._at) != len(self._text):
-            raise Refused
+            raise JsonRefused
         return root[0] if self._keep else None
 
     def _skip(self, at: int) -> int:
@@ -112,12 +112,12 @@ class PieceReader:
             opening + self._text[self._at : stop] + closing, above=len(self._open) - 1, stand_ins=self._stand_ins
         )
         if closes and self._text[stop : stop + 1] != closing:
-            raise Refused
+            raise JsonRefused
         if not items and not (closes and self._fresh):
-            raise Refused
+            raise JsonRefused
         if type(container) is dict:
             if not container.keys().isdisjoint(items):
-                raise Refused
+                raise JsonRefused
             container.update(items if self._keep else dict.fromkeys(items))
         elif self._keep:
             container.extend(items)
@@ -149,7 +149,7 @@ class PieceReader:
         for chunk in slices(self._text, self._at, size):
             brackets, steps = chunk.brackets()
             return chunk, brackets, steps, np.cumsum(steps)
-        raise Refused
+        raise JsonRefused
 
     def _long_item(self) -> None:
         """Reads one item that does not end within a chunk, or enters it."""
@@ -163,7 +163,7 @@ class PieceReader:
         if type(container) is dict:
             name, start = self._name(start)
             if name in container:
-                raise Refused
+                raise JsonRefused
         first = self._text[start : start + 1]
         if first in (b"[", b"{"):
             self._enter(container, start, name)
@@ -179,7 +179,7 @@ class PieceReader:
 
     def _enter(self, container: Any, at: int, name: str | None = None) -> None:
         if len(self._open) == MAX_DEPTH:
-            raise Refused
+            raise JsonRefused
         inner: list[Any] | dict[str, Any] = [] if self._text[at : at + 1] == b"[" else {}
         self._put(container, name, inner)
         self._open.append(inner)
@@ -199,17 +199,17 @@ class PieceReader:
         elif byte == _BRACKETS[type(self._open[-1])][1]:
             self._open.pop()
         else:
-            raise Refused
+            raise JsonRefused
         self._at = at + 1
 
     def _name(self, start: int) -> tuple[str, int]:
         """The name that begins at ``start``, and where its value begins."""
         if self._text[start : start + 1] != b'"':
-            raise Refused
+            raise JsonRefused
         end = string_end(self._text, start, self._piece_bytes)
         colon = self._skip(end)
         if self._text[colon : colon + 1] != b":":
-            raise Refused
+            raise JsonRefused
         return _string(self._text[start:end]), self._skip(colon + 1)
 
 
@@ -217,4 +217,4 @@ def _string(token: bytes) -> str:
     try:
         return orjson.loads(token)  # type: ignore[no-any-return]
     except orjson.JSONDecodeError:
-        raise Refused from None
+        raise JsonRefused from None

@@ -15,7 +15,7 @@ import orjson
 
 from tfs_lite.protocols.json.chunks import PieceReader, Position
 from tfs_lite.protocols.json.scan import SLICE_BYTES, SPACE, end_of_run, string_end
-from tfs_lite.protocols.json.tree import MAX_DEPTH, Refused
+from tfs_lite.protocols.json.tree import MAX_DEPTH, JsonRefused
 
 _SHOWN_NAME = 64
 """Characters of a name that a message shows."""
@@ -58,7 +58,7 @@ def find_fault(text: bytes, chunk_bytes: int = SLICE_BYTES) -> Fault | None:
         reader = PieceReader(text, keep=False, chunk_bytes=chunk_bytes)
         try:
             reader.whole()
-        except Refused:
+        except JsonRefused:
             position = reader.position
     try:
         _Walk(text, position).to_the_end()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.json.chunks import read_large
 from tfs_lite.protocols.json.diagnosis import Fault, find_fault
-from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, Refused, TooMany, read
+from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, JsonRefused, TooMany, read
 from tfs_lite.protocols.json.writer import dumps
 
 __all__ = ["COMFORTABLE_BYTES", "MAX_DEPTH", "Json", "dumps", "loads"]
@@ -43,7 +43,7 @@ def loads(data: bytes) -> Json:
     try:
         text = data.removeprefix(_BYTE_ORDER_MARK)
         return read(text) if len(text) <= COMFORTABLE_BYTES else read_large(text)
-    except Refused:
+    except JsonRefused:
         raise _refusal(data) from None
     except TooMany:
         raise invalid_argument(

@@ -43,7 +43,7 @@ _MARK = b"e+301"
 _SPECIAL_WORDS = (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")
 
 
-class Refused(Exception):
+class JsonRefused(Exception):
     """The text is not acceptable JSON; ``diagnosis`` finds the reason."""
 
 
@@ -52,7 +52,7 @@ class TooMany(Exception):
 
 
 def read(text: bytes, above: int = 0, stand_ins: StandIns | None = None) -> Json:
-    """The value of ``text``, which is inside ``above`` other containers. Raises :class:`Refused`, nothing else.
+    """The value of ``text``, which is inside ``above`` other containers. Raises :class:`JsonRefused`, nothing else.
 
     Refused are bad syntax, a name twice in one object, and more than ``MAX_DEPTH`` levels with those above.
     Integers beyond 64 bits become floats. The tree has no arrays but those of ``stand_ins``.
@@ -64,13 +64,13 @@ def read(text: bytes, above: int = 0, stand_ins: StandIns | None = None) -> Json
         try:
             tree = orjson.loads(text)
         except orjson.JSONDecodeError:
-            raise Refused from None
+            raise JsonRefused from None
     levels = MAX_DEPTH - above
     colons = few_colons(text) if levels >= FEW else -1
     if colons < 0 or _members(tree, colons) < colons:
         colons, brackets = colons_and_brackets(text)
         if is_deeper(brackets, levels) or _members(tree, colons) < colons:
-            raise Refused
+            raise JsonRefused
     return _replace(tree, above, stand_ins) if stand_ins and _MARK in text else tree  # type: ignore[no-any-return]
 
 
@@ -130,7 +130,7 @@ def of_kind(kind: type, values: Sequence[Any], kinds: set[type]) -> Sequence[Any
 
 
 def _replace(tree: Any, above: int, stand_ins: StandIns) -> Any:
-    """The tree with values in place of their stand-ins. Refused if an array makes it too deep."""
+    """The tree with values in place of their stand-ins. JsonRefused if an array makes it too deep."""
     root = [tree]
     level: list[Any] = [root]
     while level:
@@ -148,5 +148,5 @@ def _replace(tree: Any, above: int, stand_ins: StandIns) -> Any:
 
 def _fitting(value: Any, above: int) -> Any:
     if isinstance(value, np.ndarray) and above + value.ndim > MAX_DEPTH:
-        raise Refused
+        raise JsonRefused
     return value

@@ -77,7 +77,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Common(BaseModel):
+class CommonFields(BaseModel):
     """The fields of both requests; None means that the field was not sent. The second half are vLLM's extensions, and
     ``timeout``, in seconds."""
 
@@ -109,7 +109,7 @@ class Common(BaseModel):
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
 
 
-class Completion(Common):
+class Completion(CommonFields):
     """The body of a completion. ``prompt`` may be large, and is checked in ``request``."""
 
     prompt: Any
@@ -117,7 +117,7 @@ class Completion(Common):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-class Chat(Common):
+class Chat(CommonFields):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -138,7 +138,7 @@ def read_fields(kind: type[M], body: bytes) -> M:
         fields = kind.model_validate(tree)
     except ValidationError as error:
         raise _first_of(error) from None
-    if isinstance(fields, Common) and fields.stream_options is not None and not fields.stream:
+    if isinstance(fields, CommonFields) and fields.stream_options is not None and not fields.stream:
         raise FieldError("stream_options", "stream_options is only of use with stream set to true")
     return fields
 

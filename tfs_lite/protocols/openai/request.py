@@ -20,7 +20,7 @@ from tfs_lite.protocols.openai.fields import (
     MAX_TEXTS,
     REFUSED_IN_MESSAGES,
     Chat,
-    Common,
+    CommonFields,
     Completion,
     FieldError,
     is_nothing,
@@ -82,7 +82,7 @@ def read_chat(body: bytes) -> OpenAiRequest:
 
 
 def _request(
-    sent: Common,
+    sent: CommonFields,
     prompts: Sequence[Prompt],
     rest: Mapping[str, Any],
     top: int | None,
@@ -110,7 +110,7 @@ def _request(
     )
 
 
-def _max_tokens(sent: Common) -> int | None:
+def _max_tokens(sent: CommonFields) -> int | None:
     older, newer = sent.max_tokens, sent.max_completion_tokens
     if older is not None and newer is not None and older != newer:
         message = f"max_tokens is {older} and max_completion_tokens is {newer}; they are the same, give one of them"
@@ -118,7 +118,7 @@ def _max_tokens(sent: Common) -> int | None:
     return older if newer is None else newer
 
 
-def _rest(sent: Common, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
+def _rest(sent: CommonFields, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
     """All fields of a Generation but those of its prompt."""
     return {
         "max_tokens": max_tokens,
@@ -133,7 +133,7 @@ def _rest(sent: Common, max_tokens: int | None, logprobs: int | None) -> dict[st
     }
 
 
-def _sampling(sent: Common, logprobs: int | None) -> Sampling:
+def _sampling(sent: CommonFields, logprobs: int | None) -> Sampling:
     said = {
         "temperature": sent.temperature,
         "top_k": 0 if sent.top_k == -1 else sent.top_k,

@@ -131,7 +131,7 @@ REGRESS = Kind(REGRESS_METHOD, "regression_result", check_regress_signature, reg
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MultiInferenceTask:
     """One question of a MultiInference request: a signature by its key, and which of its outputs are wanted."""
 
     key: str
@@ -149,10 +149,10 @@ def first_model_spec(request: Message) -> ModelRef:
 
 def read_tasks(
     request: Message, signatures: Mapping[str, Signature], check_method_names: bool = False
-) -> tuple[Task, ...]:
+) -> tuple[MultiInferenceTask, ...]:
     """The tasks of a MultiInferenceRequest, in order: one model, each signature once. UNIMPLEMENTED for a method other
     than classify and regress. Versions and labels of later tasks are not looked at."""
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, MultiInferenceTask] = {}
     for task in request.tasks:
         _check_model(task.model_spec.name, request.tasks[0].model_spec.name)
         key = task.model_spec.signature_name or DEFAULT_SIGNATURE
@@ -163,7 +163,7 @@ def read_tasks(
                 f"Requested signature not found in model graph: {key}. {known_signatures(signatures)}"
             )
         kind = _kind(task.method_name)
-        tasks[key] = Task(key, kind, signatures[key], kind.check(signatures[key], check_method_names))
+        tasks[key] = MultiInferenceTask(key, kind, signatures[key], kind.check(signatures[key], check_method_names))
     return tuple(tasks.values())
 
 

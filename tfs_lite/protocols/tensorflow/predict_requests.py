@@ -43,7 +43,7 @@ _TYPED: Mapping[DataType, tuple[Field, ...]] = {
 
 
 @dataclass(slots=True)
-class Layout(WireLayout):
+class PredictLayout(WireLayout):
     """The layout of PredictRequests. The caller sets ``fits`` to the signature that names, dtypes and shapes were last
     checked against."""
 
@@ -52,10 +52,12 @@ class Layout(WireLayout):
     fits: Signature | None = field(default=None)
 
 
-class Layouts(LayoutCache[Layout]):
+class Layouts(LayoutCache[PredictLayout]):
     """The layouts seen last. One thread."""
 
-    def learn(self, data: bytes, request: Message, model: ModelRef, inputs: Mapping[str, Array]) -> Layout | None:
+    def learn(
+        self, data: bytes, request: Message, model: ModelRef, inputs: Mapping[str, Array]
+    ) -> PredictLayout | None:
         """Caches the layout of a parsed request with its decoded ``inputs``, and returns it. None for a message without
         runs of numbers, or with an unusual encoding."""
         try:
@@ -64,7 +66,7 @@ class Layouts(LayoutCache[Layout]):
             return None
         if found is None:
             return None
-        layout = Layout(found.known, found.numbers, model, tuple(request.output_filter))
+        layout = PredictLayout(found.known, found.numbers, model, tuple(request.output_filter))
         self.add(len(data), layout)
         return layout
 

@@ -24,7 +24,7 @@ MAX_LOG_BYTES = 512 << 20
 """The most bytes of one log: a request and an answer of the default limits, and some more."""
 
 
-class Method(enum.Enum):
+class LoggedMethod(enum.Enum):
     """The methods that are logged with one request. The value is the field of the log."""
 
     PREDICT = "predict_log"
@@ -37,7 +37,7 @@ class Method(enum.Enum):
 class LoggedRequest:
     """A request and the method that it was sent to. ``message`` is that method's request."""
 
-    method: Method
+    method: LoggedMethod
     message: Message
 
     @property
@@ -45,7 +45,7 @@ class LoggedRequest:
         """The models that it names: one, if it makes sense; none, if it names none."""
         specs = (
             [task.model_spec for task in self.message.tasks]
-            if self.method is Method.MULTI_INFERENCE
+            if self.method is LoggedMethod.MULTI_INFERENCE
             else [self.message.model_spec]
         )
         return frozenset(spec.name for spec in specs if spec.name)
@@ -67,16 +67,16 @@ def logged_request(log: Message) -> LoggedRequest | None:
     if field is None:
         return None
     try:
-        method = Method(field)
+        method = LoggedMethod(field)
     except ValueError:
+        known = ", ".join(method.value for method in LoggedMethod)
         raise ServingError(
-            StatusCode.UNIMPLEMENTED,
-            f"Unsupported log_type for warmup: {field}; expected one of {', '.join(known.value for known in Method)}",
+            StatusCode.UNIMPLEMENTED, f"Unsupported log_type for warmup: {field}; expected one of {known}"
         ) from None
     return LoggedRequest(method, getattr(log, field).request)
 
 
-def make_log(method: Method, request: Message, response: Message) -> Message:
+def make_log(method: LoggedMethod, request: Message, response: Message) -> Message:
     """The log of a request and its answer, messages of ``method``, without metadata."""
     log = PredictionLog()
     entry = getattr(log, method.value)

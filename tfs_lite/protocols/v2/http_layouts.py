@@ -26,7 +26,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, loads
-from tfs_lite.protocols.json.tree import Refused, read
+from tfs_lite.protocols.json.tree import JsonRefused, read
 from tfs_lite.protocols.v2.json_values import read_data
 from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
@@ -177,7 +177,7 @@ def _numbers(text: bytes, dtype: DataType) -> Array | None:
         pass
     try:
         return read_data(read(text, above=_LEVELS), dtype, "")
-    except (Refused, ServingError):
+    except (JsonRefused, ServingError):
         return None
 
 

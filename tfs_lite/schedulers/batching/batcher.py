@@ -23,7 +23,7 @@ from tfs_lite.core.status import Status, StatusCode, queue_full
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.retries import Loss, Retries
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
@@ -126,7 +126,7 @@ class BatchingServable:
         with self._lock:
             for key, queue in self._queues.items():
                 least = PredictCall(key, {}, (), deadline, ignore)
-                job = Job(least, 1, None, now, expires=inf if deadline is None else deadline)
+                job = BatchJob(least, 1, None, now, expires=inf if deadline is None else deadline)
                 refusal = self._check_capacity(queue, job)
                 if refusal is None:
                     return None
@@ -151,7 +151,7 @@ class BatchingServable:
         elif worker is not None:
             worker.wake()
 
-    def _submit_unusual(self, queue: SignatureQueue, call: PredictCall, job: Job) -> None:
+    def _submit_unusual(self, queue: SignatureQueue, call: PredictCall, job: BatchJob) -> None:
         """Refuses a call that cannot be queued whatever waits there, and splits one that is larger than a run."""
         refusal: Status | None
         if job.expires <= job.enqueued:
@@ -167,7 +167,7 @@ class BatchingServable:
         if isinstance(ticket, SplitCall):
             self._cancel_all(ticket.unanswered())
             return
-        if not isinstance(ticket, Job):
+        if not isinstance(ticket, BatchJob):
             return
         queue = self._queues[call.signature]
         with self._lock:
@@ -222,17 +222,17 @@ class BatchingServable:
         for model in self.models:
             model.close()
 
-    def _clear(self) -> list[Job]:
+    def _clear(self) -> list[BatchJob]:
         """Takes out all that waits. With the lock held."""
         return [job for queue in self._queues.values() for job in queue.clear()]
 
-    def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
+    def _refuse(self, jobs: Sequence[BatchJob], reason: str) -> None:
         for job in jobs:
             self._finish(job.call, self._unavailable(reason))
 
     # Admission.
 
-    def _check_capacity(self, queue: SignatureQueue, job: Job) -> Status | None:
+    def _check_capacity(self, queue: SignatureQueue, job: BatchJob) -> Status | None:
         """The refusal of a job that there is no room for, or None. With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
@@ -248,14 +248,14 @@ class BatchingServable:
         settings = self._settings
         return ANSWERS_HELD * settings.max_queued_calls + len(self._workers) * max(settings.max_batch_size, 1)
 
-    def _add(self, queue: SignatureQueue, job: Job) -> WorkerThread | None:
+    def _add(self, queue: SignatureQueue, job: BatchJob) -> WorkerThread | None:
         """Queues a job with the lock held. Returns the worker to wake, if the job makes a decision worth while."""
         worth_while = queue.admit(job)
         if queue.next_expiry < self._timer_due:
             self._arm(queue.next_expiry)
         return self._workers.pop_idle() if worth_while else None
 
-    def _submit_large(self, queue: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
+    def _submit_large(self, queue: SignatureQueue, call: PredictCall, job: BatchJob) -> Status | None:
         """Splits a call: all splits are queued, or none is."""
         rule, workers, now = queue.rule, list[WorkerThread](), job.enqueued
         largest = queue.settings.max_batch_size if rule is None else rule.part_rows(call.inputs, job.rows)
@@ -311,7 +311,7 @@ class BatchingServable:
             worker.wake()  # other calls may have come to the head
         self._drop(dropped, now)
 
-    def _drop(self, dropped: Sequence[tuple[Job, Status]], now: float) -> None:
+    def _drop(self, dropped: Sequence[tuple[BatchJob, Status]], now: float) -> None:
         for job, status in dropped:
             job.call.queue_seconds = now - job.enqueued
             self._finish(job.call, status)
@@ -342,10 +342,10 @@ class BatchingServable:
             except Exception:
                 logger.exception("closing an instance of %s failed", self._name)
 
-    def _next(self, worker: WorkerThread) -> tuple[SignatureQueue | None, list[Job]]:
+    def _next(self, worker: WorkerThread) -> tuple[SignatureQueue | None, list[BatchJob]]:
         """The worker's next batch; blocks. Without a queue the worker has to end."""
         while True:
-            dropped: list[tuple[Job, Status]] = []
+            dropped: list[tuple[BatchJob, Status]] = []
             with self._lock:
                 if self._closed or worker.ending.is_set():
                     return None, []
@@ -375,7 +375,9 @@ class BatchingServable:
                 return True
         return False
 
-    def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[SignatureQueue | None, list[Job], float]:
+    def _choose(
+        self, now: float, dropped: list[tuple[BatchJob, Status]]
+    ) -> tuple[SignatureQueue | None, list[BatchJob], float]:
         """Chooses, with the lock held, the batch of the queue that has waited longest, or the time until which there is
         none."""
         until = inf
@@ -395,7 +397,7 @@ class BatchingServable:
             until = min(until, decision.wait_until)
         return None, [], until
 
-    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[Job]) -> None:
+    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[BatchJob]) -> None:
         now = self._clock.monotonic()
         for job in jobs:
             job.call.queue_seconds = now - job.enqueued
@@ -444,7 +446,7 @@ class BatchingServable:
             self._workers.mark_recovered(worker)
             self._look_for_losses()
 
-    def _look_for_losses(self) -> list[Job]:
+    def _look_for_losses(self) -> list[BatchJob]:
         """Called with the lock held when workers have lost their processes or have got others. Returns the jobs to
         refuse: all that waits, if every worker is lost and patience is over."""
         if not self._workers.is_lost:

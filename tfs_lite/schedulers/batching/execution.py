@@ -18,7 +18,7 @@ from tfs_lite.core.model import BatchReport, BatchTrace, Model, OnBatch, Predict
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs, wanted_outputs
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
@@ -44,7 +44,7 @@ class Execution:
         self._on_batch = on_batch
         self._ended = ended
 
-    def run(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+    def run(self, model: Model, queue: SignatureQueue, jobs: Sequence[BatchJob]) -> Loss | None:
         """Answers the call of every job but those of the loss, which comes if the model could not run them. After a
         WorkerLost it has to recover."""
         calls, sizes = [job.call for job in jobs], [job.size for job in jobs]
@@ -113,21 +113,21 @@ class Execution:
 
     def _apart(
         self, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
-    ) -> Callable[[Model, SignatureQueue, Sequence[Job]], Loss | None] | None:
+    ) -> Callable[[Model, SignatureQueue, Sequence[BatchJob]], Loss | None] | None:
         """How calls run that may not share a run; None if they may."""
         sharing, rows = queue.sharing, sum(sizes)
         if not sharing.shows_rows(wanted_outputs(calls), rows):
             return self._run_alone
         return None if sharing.takes([call.inputs for call in calls], rows) else self._run_halves
 
-    def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+    def _run_halves(self, model: Model, queue: SignatureQueue, jobs: Sequence[BatchJob]) -> Loss | None:
         middle = len(jobs) // 2
         loss = self.run(model, queue, jobs[:middle])
         if loss is not None:
             return replace(loss, behind=[*loss.behind, *jobs[middle:]])
         return self.run(model, queue, jobs[middle:])
 
-    def _run_alone(self, model: Model, queue: SignatureQueue, jobs: Sequence[Job]) -> Loss | None:
+    def _run_alone(self, model: Model, queue: SignatureQueue, jobs: Sequence[BatchJob]) -> Loss | None:
         for index, job in enumerate(jobs, 1):
             loss = self.run(model, queue, [job])
             if loss is not None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import inf
 
 from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, BatchDelay
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, TimeoutAction
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BatchDecision:
     """``take`` is how many jobs leave from the head now. With 0, ask again at ``wait_until``, or earlier when
     ``wake_rows`` rows wait in all, when a job with another key arrives, or when one has left the queue or moved."""
 
@@ -26,11 +26,13 @@ class Decision:
     wake_rows: int = 1
 
 
-NOTHING = Decision()
-ONE = Decision(take=1)
+NOTHING = BatchDecision()
+ONE = BatchDecision(take=1)
 
 
-def form_batch(queue: Iterable[Job], now: float, settings: BatchSettings, delay: BatchDelay = NO_DELAY) -> Decision:
+def form_batch(
+    queue: Iterable[BatchJob], now: float, settings: BatchSettings, delay: BatchDelay = NO_DELAY
+) -> BatchDecision:
     """``queue``: the jobs in order of service, none expired at ``now`` (the queue's ``sweep`` comes first). ``delay``
     counts for settings that send by expectation. Any thread.
 
@@ -49,18 +51,18 @@ def form_batch(queue: Iterable[Job], now: float, settings: BatchSettings, delay:
     max_delay = settings.max_delay
     late = max_delay > 0 and now >= oldest + max_delay
     if best and not late:
-        return Decision(best)
+        return BatchDecision(best)
     if closed or late or rows >= largest:
-        return Decision(taken)
+        return BatchDecision(taken)
     if max_delay > 0:
-        return Decision(0, oldest + max_delay, _next_size(rows, settings))
+        return BatchDecision(0, oldest + max_delay, _next_size(rows, settings))
     if settings.send is SendWhen.EXPECT and rows < delay.rows and now < delay.until:
-        return Decision(0, delay.until, min(_next_size(rows, settings), delay.rows))
-    return Decision(taken)
+        return BatchDecision(0, delay.until, min(_next_size(rows, settings), delay.rows))
+    return BatchDecision(taken)
 
 
 def _walk(
-    queue: Iterable[Job], maximum: int, preferred: Collection[int], largest: int
+    queue: Iterable[BatchJob], maximum: int, preferred: Collection[int], largest: int
 ) -> tuple[int, int, int, bool, float]:
     """Finds what fits into one batch, from the head: how many jobs, with how many rows; how many of them are the best
     batch (0: none is); whether no more jobs could be added; when the oldest was queued."""

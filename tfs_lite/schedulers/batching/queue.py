@@ -26,7 +26,7 @@ EMPTY_LEVELS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class BatchJob:
     """One call while it waits. Jobs share a run only if their ``key`` is equal. ``rows`` is what the job adds to a
     batch, at least 1 also for a call without rows. Times are those of the servable's clock.
 
@@ -80,14 +80,14 @@ class JobQueue:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[BatchJob]:
         """Yields the jobs in order of service. The queue must not change meanwhile."""
         if len(self._levels) == 1 and not self._levels[0].delayed.live:
             return iter(self._levels[0].fresh)
         return chain.from_iterable(fifo for level in self._levels for fifo in level.fifos)
 
     @property
-    def head(self) -> Job | None:
+    def head(self) -> BatchJob | None:
         """The job to be served next."""
         for level in self._levels:
             for fifo in level.fifos:
@@ -102,7 +102,7 @@ class JobQueue:
         heads = (fifo.head for level in self._levels for fifo in level.fifos)
         return min((job.enqueued for job in heads if job), default=inf)
 
-    def refusal(self, job: Job) -> Status | None:
+    def refusal(self, job: BatchJob) -> Status | None:
         """Returns UNAVAILABLE if the job cannot wait here. Adds nothing. Sets ``level`` and ``times_out`` of the job by
         its call and the settings; ``enqueued`` and ``rows`` have to be right."""
         settings = self.settings
@@ -124,7 +124,7 @@ class JobQueue:
             return self._full(f"{text}: {self.count} requests with {self.rows} rows wait for {self._name}")
         return None
 
-    def add(self, job: Job) -> None:
+    def add(self, job: BatchJob) -> None:
         """Appends the job to its level; one that is ``delayed`` to those that are delayed too."""
         level = self._by_number.get(job.level)
         if level is None:
@@ -136,7 +136,7 @@ class JobQueue:
         self.rows += job.rows
         self.youngest = job.enqueued
 
-    def put_back(self, jobs: Sequence[Job]) -> None:
+    def put_back(self, jobs: Sequence[BatchJob]) -> None:
         """Puts jobs that were taken before all others of their levels, in this order. Only their deadlines end their
         wait now: the queue's timeout is for the wait before the first run."""
         for job in reversed(jobs):
@@ -148,7 +148,7 @@ class JobQueue:
             self.rows += job.rows
             self.wake_rows = 1
 
-    def remove(self, job: Job) -> bool:
+    def remove(self, job: BatchJob) -> bool:
         """Takes out a job that was added. Returns False if it had left already."""
         if job.gone:
             return False
@@ -158,13 +158,13 @@ class JobQueue:
         self._left(level, 1, job.rows)
         return True
 
-    def sweep(self, now: float) -> list[tuple[Job, Status]]:
+    def sweep(self, now: float) -> list[tuple[BatchJob, Status]]:
         """Takes out the jobs whose deadline has passed (DEADLINE_EXCEEDED) or that have timed out where the policy says
         REJECT (UNAVAILABLE). Moves those that have timed out where it says DELAY; those do not time out again. In order
         of service."""
         if now < self.next_expiry:
             return []
-        out: list[tuple[Job, Status]] = []
+        out: list[tuple[BatchJob, Status]] = []
         for level in self._levels[:]:
             before = len(out)
             for fifo in level.fifos:
@@ -180,9 +180,9 @@ class JobQueue:
         self.next_expiry = min((fifo.bound for level in self._levels for fifo in level.fifos), default=inf)
         return out
 
-    def take(self, count: int) -> list[Job]:
+    def take(self, count: int) -> list[BatchJob]:
         """Takes out the next ``count`` jobs, or all, in order of service."""
-        taken: list[Job] = []
+        taken: list[BatchJob] = []
         index = 0
         while len(taken) < count and index < len(self._levels):
             level = self._levels[index]
@@ -192,7 +192,7 @@ class JobQueue:
                 index += 1
         return taken
 
-    def clear(self) -> list[Job]:
+    def clear(self) -> list[BatchJob]:
         """Takes out all jobs, in order of service."""
         return self.take(self.count)
 
@@ -214,7 +214,7 @@ class JobQueue:
         self._levels.insert(bisect_left(self._levels, number, key=_number), level)
         return level
 
-    def _end(self, job: Job, level: _Level, now: float) -> Status | None:
+    def _end(self, job: BatchJob, level: _Level, now: float) -> Status | None:
         """The status of a job that has waited too long; None if it is to be delayed."""
         if job.expires <= now:
             return Status(
@@ -255,25 +255,25 @@ class _Fifo:
     __slots__ = ("_ascending", "_jobs", "_last", "bound", "live")
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[BatchJob] = deque()
         self._last = -inf  # when the job added last ends
         self._ascending = True  # no job ends before one that came earlier
         self.bound = inf
         self.live = 0
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[BatchJob]:
         if len(self._jobs) == self.live:
             return iter(self._jobs)
         return (job for job in self._jobs if not job.gone)
 
     @property
-    def head(self) -> Job | None:
+    def head(self) -> BatchJob | None:
         jobs = self._jobs
         while jobs and jobs[0].gone:
             jobs.popleft()
         return jobs[0] if jobs else None
 
-    def append(self, job: Job) -> float:
+    def append(self, job: BatchJob) -> float:
         """Returns when the job ends."""
         end = _end(job)
         if end < self._last:
@@ -285,7 +285,7 @@ class _Fifo:
         self.live += 1
         return end
 
-    def prepend(self, job: Job) -> float:
+    def prepend(self, job: BatchJob) -> float:
         """Returns when the job ends."""
         end, head = _end(job), self.head
         if head is None:
@@ -297,7 +297,7 @@ class _Fifo:
         self.live += 1
         return end
 
-    def take(self, count: int, into: list[Job]) -> int:
+    def take(self, count: int, into: list[BatchJob]) -> int:
         """Appends the next ``count`` jobs, or all, to ``into``; returns their rows."""
         jobs, rows, left = self._jobs, 0, count
         while left and jobs:
@@ -310,12 +310,12 @@ class _Fifo:
         self.left(count - left)
         return rows
 
-    def pop_ended(self, now: float) -> list[Job]:
+    def pop_ended(self, now: float) -> list[BatchJob]:
         """Takes out, in order, the jobs that end by ``now``. As long as jobs end in the order in which they came, it
         looks at no others."""
         if now < self.bound:
             return []
-        ended: list[Job] = []
+        ended: list[BatchJob] = []
         if not self._ascending:
             ended = [job for job in self if _end(job) <= now]
             self._refill([job for job in self if _end(job) > now])
@@ -335,7 +335,7 @@ class _Fifo:
         elif not self.live:
             self._reset()
 
-    def _refill(self, jobs: list[Job]) -> None:
+    def _refill(self, jobs: list[BatchJob]) -> None:
         self._reset()
         for job in jobs:
             self.append(job)
@@ -348,7 +348,7 @@ class _Fifo:
         self.live = 0
 
 
-def _end(job: Job) -> float:
+def _end(job: BatchJob) -> float:
     return job.expires if job.expires < job.times_out else job.times_out
 
 

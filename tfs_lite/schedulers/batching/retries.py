@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 
 from tfs_lite.core.model import WorkerBusy, WorkerLost
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 
 POISON_SECONDS = 60.0
 """Seconds: two batches that were lost twice within this time switch retries off for as long."""
@@ -28,8 +28,8 @@ class Loss:
     is answered. ``inside`` were in the run; ``behind`` were to run after it."""
 
     error: WorkerLost | WorkerBusy
-    inside: Sequence[Job]
-    behind: Sequence[Job] = ()
+    inside: Sequence[BatchJob]
+    behind: Sequence[BatchJob] = ()
 
     @property
     def unread(self) -> bool:
@@ -45,7 +45,7 @@ class Retries:
         self._poisoned = -inf  # when a batch was last lost for the second time
         self._off_until = -inf
 
-    def choose(self, loss: Loss, now: float) -> list[Job]:
+    def choose(self, loss: Loss, now: float) -> list[BatchJob]:
         """The jobs that are to be queued again, in order. ``now`` and the deadlines are of one clock."""
         if loss.unread:
             return [*loss.inside, *loss.behind]
@@ -58,7 +58,7 @@ class Retries:
             job.lost = True
         return [*again, *loss.behind]
 
-    def _is_safe(self, job: Job, now: float) -> bool:
+    def _is_safe(self, job: BatchJob, now: float) -> bool:
         if job.lost or job.call.sequence is not None or job.expires <= now:
             return False
         return self._allowed and now >= self._off_until

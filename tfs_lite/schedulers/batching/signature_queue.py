@@ -10,8 +10,8 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.batch_delay import AdaptiveDelay
-from tfs_lite.schedulers.batching.forming import NOTHING, ONE, Decision, form_batch
-from tfs_lite.schedulers.batching.queue import Job, JobQueue
+from tfs_lite.schedulers.batching.forming import NOTHING, ONE, BatchDecision, form_batch
+from tfs_lite.schedulers.batching.queue import BatchJob, JobQueue
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.schedulers.batching.sharing import Sharing
@@ -50,18 +50,18 @@ class SignatureQueue(JobQueue):
         self._has_rows = signature.max_rows > 0
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
-    def job(self, call: PredictCall, now: float) -> Job:
+    def job(self, call: PredictCall, now: float) -> BatchJob:
         """Makes the job of a call. Adds nothing."""
         expires, rule = call.deadline, self.rule
         if expires is None:
             expires = inf
         if rule is None or (self.sharing.unchecked is not None and self.sharing.is_alone(call.inputs)):
             size, key = rows_of(call.inputs) if self._has_rows else 1, None if rule is None else object()
-            return Job(call, 1, key, now, size, expires=expires, alone=True)
+            return BatchJob(call, 1, key, now, size, expires=expires, alone=True)
         size = rule.rows(call.inputs)
         lengths = self.sharing.lengths
         key = rule.key(call.inputs) if lengths is None else rule.key(call.inputs, exact=not lengths.may_fill)
-        return Job(call, size or 1, key, now, size, expires=expires)
+        return BatchJob(call, size or 1, key, now, size, expires=expires)
 
     def room(self, call: PredictCall, rows: int, largest: int) -> int:
         """The rows of a call of so many that fill a batch which waits already, if it is split into parts of at most
@@ -71,11 +71,11 @@ class SignatureQueue(JobQueue):
             return 0 if rows % largest else largest - 1
         return -self.rows % largest if self.rule is None or self.rule.conditions is None else 0
 
-    def misfit(self, job: Job) -> Status | None:
+    def misfit(self, job: BatchJob) -> Status | None:
         """Returns INVALID_ARGUMENT for a call that no batch can take."""
         return None if job.alone or self.rule is None else self.rule.refusal(job.size, self._name)
 
-    def admit(self, job: Job) -> bool:
+    def admit(self, job: BatchJob) -> bool:
         """Adds a job. Returns whether a worker should decide again."""
         head = self.head if self.count else None  # jobs that an idle worker has left waiting have one key
         self.add(job)
@@ -86,7 +86,7 @@ class SignatureQueue(JobQueue):
         self._run_seconds += (seconds - self._run_seconds) * (NEWEST if self._run_seconds else 1.0)
         self.delay.ended(now, rows + self.rows, saturated)
 
-    def overload(self, job: Job, workers: int) -> Status | None:
+    def overload(self, job: BatchJob, workers: int) -> Status | None:
         """UNAVAILABLE for a job that would only be answered after its deadline, judged by the latest run times: to let
         it wait would cost the jobs behind it their time, too. Judged only where full batches wait."""
         if job.expires == inf:
@@ -97,10 +97,10 @@ class SignatureQueue(JobQueue):
         wait = (ahead / workers + 1) * self._run_seconds
         return None if job.enqueued + wait * MARGIN <= job.expires else self._overloaded()
 
-    def shed(self, now: float) -> list[tuple[Job, Status]]:
+    def shed(self, now: float) -> list[tuple[BatchJob, Status]]:
         """Takes out the jobs at the head that a run would answer after their deadline, with the status UNAVAILABLE,
         while what is left fills a run: their run would be lost, and make those behind them late too."""
-        late = list[tuple[Job, Status]]()
+        late = list[tuple[BatchJob, Status]]()
         ends, full = now + self._run_seconds, self.settings.max_batch_size
         while full and self.rows > full and (head := self.head) is not None and head.expires < ends:
             self.remove(head)
@@ -114,7 +114,7 @@ class SignatureQueue(JobQueue):
             "its deadline; try again later",
         )
 
-    def decide(self, now: float) -> Decision:
+    def decide(self, now: float) -> BatchDecision:
         if self.evidence is not None and not self.evidence.may_share:
             return ONE if self.count else NOTHING
         if self.settings.send is SendWhen.EXPECT:

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfs_lite.core.signature import DataType, TensorSpec, format_shape
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, consistent
+from tfs_lite.schedulers.ensemble.types import EnsembleGraph, Interface, ModelStep, consistent
 
 
-def check_steps(graph: Graph, interfaces: Sequence[Interface]) -> None:
+def check_steps(graph: EnsembleGraph, interfaces: Sequence[Interface]) -> None:
     """Checks the steps against their models. ``interfaces`` are those of the steps' models, in the order of the steps.
     INVALID_ARGUMENT names the step, its model and the tensor of the first problem."""
     for problem in _problems(graph, interfaces):
         raise invalid_argument(problem)
 
 
-def _problems(graph: Graph, interfaces: Sequence[Interface]) -> Iterator[str]:
+def _problems(graph: EnsembleGraph, interfaces: Sequence[Interface]) -> Iterator[str]:
     for step, model in zip(graph.steps, interfaces, strict=True):
         yield from _names(step, model)
         if model.max_rows is not None and model.max_rows < graph.max_batch_size:
@@ -37,7 +37,7 @@ def _problems(graph: Graph, interfaces: Sequence[Interface]) -> Iterator[str]:
         yield from _edge(name, maker, made, whose, graph.interface, spec, f'the ensemble\'s output "{name}"')
 
 
-def _names(step: Step, model: Interface) -> Iterator[str]:
+def _names(step: ModelStep, model: Interface) -> Iterator[str]:
     for name, tensor in step.inputs.items():
         if name not in model.inputs:
             yield f'{step}: ensemble tensor "{tensor}" is mapping to non-existing input "{name}"{_known(model.inputs)}'
@@ -50,7 +50,7 @@ def _names(step: Step, model: Interface) -> Iterator[str]:
             yield f'{step}: input "{name}" is not mapped to any ensemble tensors'
 
 
-def _maker(graph: Graph, interfaces: Sequence[Interface], tensor: str) -> tuple[Interface, TensorSpec, str]:
+def _maker(graph: EnsembleGraph, interfaces: Sequence[Interface], tensor: str) -> tuple[Interface, TensorSpec, str]:
     """The interface that makes a tensor, its declaration there, and a name for it in messages."""
     made = graph.makers.get(tensor)
     if made is not None:

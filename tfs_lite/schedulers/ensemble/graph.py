@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tfs_lite.schedulers.ensemble.types import Graph, Step
+from tfs_lite.schedulers.ensemble.types import EnsembleGraph, ModelStep
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnsemblePlan:
     """The steps that the wanted outputs need. ``steps`` are in the order of the config. ``asked`` maps a step to the
     outputs that its model is asked for, ``after`` to the steps whose tensors it needs, ``before`` to those that need
     its own."""
 
     outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ModelStep, ...]
     asked: Mapping[int, tuple[str, ...]]
     after: Mapping[int, frozenset[int]]
     before: Mapping[int, tuple[int, ...]]
 
 
-def plan_for(graph: Graph, wanted: tuple[str, ...]) -> Plan:
+def plan_for(graph: EnsembleGraph, wanted: tuple[str, ...]) -> EnsemblePlan:
     """Plans the steps for ``wanted``, outputs of the ensemble; empty means all of them."""
     outputs = wanted or graph.signature.output_names
     needed: set[int] = set()
@@ -39,7 +39,7 @@ def plan_for(graph: Graph, wanted: tuple[str, ...]) -> Plan:
         open_tensors.extend(made[0].inputs.values())
     steps = tuple(step for step in graph.steps if step.index in needed)
     after = {step.index: _makers_of(graph, step.inputs.values()) for step in steps}
-    return Plan(
+    return EnsemblePlan(
         outputs,
         steps,
         {step.index: tuple(name for name, tensor in step.outputs.items() if tensor in used) for step in steps},
@@ -48,7 +48,7 @@ def plan_for(graph: Graph, wanted: tuple[str, ...]) -> Plan:
     )
 
 
-def _makers_of(graph: Graph, tensors: Iterable[str]) -> frozenset[int]:
+def _makers_of(graph: EnsembleGraph, tensors: Iterable[str]) -> frozenset[int]:
     return frozenset(graph.makers[tensor][0].index for tensor in tensors if tensor in graph.makers)
 
 
@@ -61,7 +61,7 @@ class Progress:
 
     __slots__ = ("_left", "_missing", "_plan", "in_flight", "over")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EnsemblePlan) -> None:
         self._plan = plan
         self._missing = {index: set(after) for index, after in plan.after.items()}
         self._left = len(plan.steps)

@@ -13,14 +13,14 @@ from tfs_lite.core.model import ModelAndVersion
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.run import pin
-from tfs_lite.schedulers.ensemble.types import Graph, Step, interface_of
+from tfs_lite.schedulers.ensemble.types import EnsembleGraph, ModelStep, interface_of
 
 Resolve = Callable[[str, int | None], ServableHandle]
 """Returns a handle for a model's name and version (None means the newest); NOT_FOUND if it is not available."""
 Wanted = ModelAndVersion
 
 
-def check_models(graph: Graph, resolve: Resolve) -> None:
+def check_models(graph: EnsembleGraph, resolve: Resolve) -> None:
     """Raises unless the models of all steps are available, and fit. The newest version of each is checked, whichever a
     step names."""
     with ExitStack() as handles:
@@ -43,7 +43,7 @@ def check_models(graph: Graph, resolve: Resolve) -> None:
         check_steps(graph, [pin(newest[step.model], interface_of).interface for step in graph.steps])
 
 
-def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
+def _waits_for(graph: EnsembleGraph, missing: Sequence[Wanted]) -> ServingError:
     """The error names the steps whose models are missing."""
     steps = [step for step in graph.steps if wanted_by(step) in missing or (step.model, None) in missing]
     message = f"it contains models that are not available: waits for {', '.join(map(str, steps))}"
@@ -51,7 +51,7 @@ def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
     return ServingError(StatusCode.UNAVAILABLE, message, Reason.WAITS_FOR_MODELS, models)
 
 
-def wanted_by(step: Step) -> Wanted:
+def wanted_by(step: ModelStep) -> Wanted:
     """The model of a step."""
     return step.model, step.version
 

@@ -26,8 +26,8 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
-from tfs_lite.schedulers.ensemble.graph import Plan, Progress
-from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, adapt_batch_dimension
+from tfs_lite.schedulers.ensemble.graph import EnsemblePlan, Progress
+from tfs_lite.schedulers.ensemble.types import EnsembleGraph, Interface, ModelStep, adapt_batch_dimension
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ class EnsembleRun:
 
     def __init__(
         self,
-        graph: Graph,
-        plan: Plan,
+        graph: EnsembleGraph,
+        plan: EnsemblePlan,
         call: PredictCall,
         pins: Mapping[int, Pin],
         *,
@@ -147,7 +147,7 @@ class EnsembleRun:
         while (step := self._next()) is not None:
             self._submit(step, self._pins[step.index])
 
-    def _next(self) -> Step | None:
+    def _next(self) -> ModelStep | None:
         """The next step to queue; None if there is none; then this thread queues no more."""
         with self._lock:
             if not self._ready:
@@ -157,7 +157,7 @@ class EnsembleRun:
             self._inside[index] = None
             return self._graph.steps[index]
 
-    def _submit(self, step: Step, pin: Pin) -> None:
+    def _submit(self, step: ModelStep, pin: Pin) -> None:
         try:
             call = self._step_call(step, pin)
             with self._lock:
@@ -175,7 +175,7 @@ class EnsembleRun:
         if unwanted:
             pin.servable.cancel(call)  # the answer came before it could be cancelled
 
-    def _step_call(self, step: Step, pin: Pin) -> StepCall:
+    def _step_call(self, step: ModelStep, pin: Pin) -> StepCall:
         """Raises ServingError if the tensors do not fit the model."""
         outer, asked = self._call, self._plan.asked[step.index]
         sent = self._inputs(step, pin.interface)
@@ -199,7 +199,7 @@ class EnsembleRun:
             trace=None if outer.trace is None else CallTrace(),
         )
 
-    def _inputs(self, step: Step, interface: Interface) -> dict[str, Array]:
+    def _inputs(self, step: ModelStep, interface: Interface) -> dict[str, Array]:
         """The inputs that there are, in the shapes that the model takes."""
         with self._lock:
             sent = {name: self._tensors[tensor] for name, tensor in step.inputs.items() if tensor in self._tensors}
@@ -216,7 +216,7 @@ class EnsembleRun:
 
     # Steps that have ended.
 
-    def _step_done(self, step: Step, result: Answer) -> None:
+    def _step_done(self, step: ModelStep, result: Answer) -> None:
         """A step's ``on_done``: any thread."""
         with self._lock:
             call = self._inside[step.index]
@@ -243,7 +243,7 @@ class EnsembleRun:
         before, behind = step_call.copy_seconds
         call.copy_seconds = (call.copy_seconds[0] + before, call.copy_seconds[1] + behind)
 
-    def _end(self, step: Step, result: Answer) -> None:
+    def _end(self, step: ModelStep, result: Answer) -> None:
         with self._lock:
             del self._inside[step.index]
             if isinstance(result, Status):
@@ -301,7 +301,7 @@ _DEADLOCK = Status(
 )
 
 
-def in_ensemble(name: str, status: Status, step: Step | None = None) -> Status:
+def in_ensemble(name: str, status: Status, step: ModelStep | None = None) -> Status:
     """The failure of a step as the ensemble's own, which names the step."""
     where = f"{step}: " if step is not None else ""
     return replace(status, message=f"in ensemble '{name}', {where}{status.message}")

@@ -19,7 +19,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, served
 from tfs_lite.core.status import ServingError, Status, StatusCode, queue_full
 from tfs_lite.schedulers.calls import finish
-from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
+from tfs_lite.schedulers.ensemble.graph import EnsemblePlan, plan_for
 from tfs_lite.schedulers.ensemble.models import (
     Resolve,
     Wanted,
@@ -30,7 +30,7 @@ from tfs_lite.schedulers.ensemble.models import (
     wanted_by,
 )
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
-from tfs_lite.schedulers.ensemble.types import Interface, Step, graph_of, interface_of
+from tfs_lite.schedulers.ensemble.types import Interface, ModelStep, graph_of, interface_of
 
 __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 
@@ -95,7 +95,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             loads=partial(loads_of, composing, resolve),
         )
         self._interfaces: dict[Wanted, tuple[Signature, Interface]] = {}  # by the last version seen; a write is atomic
-        self._plans: dict[tuple[str, ...], Plan] = {}  # like it
+        self._plans: dict[tuple[str, ...], EnsemblePlan] = {}  # like it
         self._lock = threading.Lock()  # guards the two below
         self._inside = 0
         self._closed = False
@@ -185,7 +185,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             self._inside += 1
             return None
 
-    def _plan(self, outputs: tuple[str, ...]) -> Plan:
+    def _plan(self, outputs: tuple[str, ...]) -> EnsemblePlan:
         known = self._plans.get(outputs)
         if known is not None:
             return known
@@ -194,7 +194,9 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             self._plans[outputs] = plan
         return plan
 
-    def _pin(self, plan: Plan, handles: dict[Wanted, ServableHandle], sequence: SequenceFlags | None) -> dict[int, Pin]:
+    def _pin(
+        self, plan: EnsemblePlan, handles: dict[Wanted, ServableHandle], sequence: SequenceFlags | None
+    ) -> dict[int, Pin]:
         """The versions of all steps that are needed, by step. Adds to ``handles`` what is to be released, also when it
         raises: UNAVAILABLE if a model is not available."""
         pins = {}
@@ -205,7 +207,7 @@ class EnsembleServable(FixedInstances, JudgesCalls):
             pins[step.index] = pin(handles[wanted], partial(self._interface, wanted))
         return pins
 
-    def _find(self, step: Step, sequence: SequenceFlags | None) -> ServableHandle:
+    def _find(self, step: ModelStep, sequence: SequenceFlags | None) -> ServableHandle:
         wanted = self._wanted[step.index]
         try:
             if sequence is not None and self._resolve_sequence is not None:

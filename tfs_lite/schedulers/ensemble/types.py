@@ -55,7 +55,7 @@ def interface_of(signature: Signature) -> Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ModelStep:
     """One model of an ensemble. ``version`` None means the newest. ``inputs`` and ``outputs`` map the model's names to
     tensors."""
 
@@ -71,7 +71,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class EnsembleGraph:
     """A whole ensemble. ``makers`` maps a tensor to the step that makes it and that model's name for it; all other
     tensors are inputs of the ensemble."""
 
@@ -79,17 +79,17 @@ class Graph:
     signature: Signature
     interface: Interface
     max_batch_size: int
-    steps: tuple[Step, ...]
-    makers: Mapping[str, tuple[Step, str]]
+    steps: tuple[ModelStep, ...]
+    makers: Mapping[str, tuple[ModelStep, str]]
 
 
-def graph_of(name: str, settings: ModelSettings) -> Graph:
+def graph_of(name: str, settings: ModelSettings) -> EnsembleGraph:
     """The ensemble that a config describes. INVALID_ARGUMENT if it describes none."""
     signature = signature_of(settings)
     if settings.ensemble_scheduling is None or signature is None or not signature.inputs or not signature.outputs:
         raise invalid_argument("platform ensemble needs ensemble_scheduling, input and output in the config")
     steps = tuple(
-        Step(
+        ModelStep(
             index,
             step.model_name,
             None if step.model_version == -1 else step.model_version,
@@ -99,7 +99,7 @@ def graph_of(name: str, settings: ModelSettings) -> Graph:
         for index, step in enumerate(settings.ensemble_scheduling.step)
     )
     makers = {tensor: (step, output) for step in steps for output, tensor in step.outputs.items()}
-    return Graph(name, signature, interface_of(signature), settings.max_batch_size, steps, makers)
+    return EnsembleGraph(name, signature, interface_of(signature), settings.max_batch_size, steps, makers)
 
 
 def adapt_batch_dimension(tensor: Tensor, batched: bool, to: Interface, spec: TensorSpec) -> Tensor:

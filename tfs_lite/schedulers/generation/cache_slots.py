@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 LEAST_REUSE = 16
-"""Shorter common prefixes are not reused."""
+"""The tokens of the shortest common prefix that is reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class CacheSlots:
         self._held[assignment.slot] = assignment.count if assignment.source is None else 0
 
     def mark_computed(self, slot: int, held: int) -> None:
-        """After a step: the slot holds the first ``held`` tokens of its text."""
+        """Notes after a step that the slot holds the first ``held`` tokens of its text."""
         self._held[slot] = held
 
     def release(self, slot: int, valid: bool = True) -> None:
-        """``valid`` False: the contents of the slot are never reused."""
+        """Frees the slot. ``valid`` False: the contents of the slot are never reused."""
         insort(self._free, slot)
         self._clock += 1
         self._released_at[slot] = self._clock

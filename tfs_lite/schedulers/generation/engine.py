@@ -30,7 +30,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.detokenizer import Detokenizer
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.planner import Plan
+from tfs_lite.schedulers.generation.planner import StepPlan
 from tfs_lite.schedulers.generation.prefill_budget import PrefillBudget
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Gets its turns from ``loop`` until ``close``. It does not close the model.
+    """Runs texts in the turns that it gets from ``loop``, until ``close``. It does not close the model.
 
     Each text that was accepted gets exactly one event that ends it: a last piece, or a status, which is CANCELLED,
     DEADLINE_EXCEEDED, UNAVAILABLE (it waited too long, or the engine was closed) or INTERNAL (the model fails on this
@@ -108,7 +108,7 @@ class Engine:
             self._loop.wake()
 
     def state(self) -> EngineState:
-        """Any thread."""
+        """The state of the engine now. Any thread."""
         with self._lock:
             return self._scheduler.state()
 
@@ -133,7 +133,7 @@ class Engine:
     def _receive(self, text: Text) -> None:
         length, limit = text.prompt_length, text.limit
         if not length or limit < 0 or length + limit > self._settings.length:
-            raise ValueError(f"{length} + {limit} tokens do not fit into a place of {self._settings.length}")
+            raise ValueError(f"{length} + {limit} tokens do not fit into a slot of {self._settings.length}")
         text.arrived = self._clock.monotonic()
         text.detokenizer = Detokenizer(text.wanted, text.tokens, limit, self._eos, self._codec)
 
@@ -168,7 +168,7 @@ class Engine:
                 ended.append(StepOutput(text, None, status))
         return ended
 
-    def _step(self, plan: Plan) -> None:
+    def _step(self, plan: StepPlan) -> None:
         failures = self._step_runner.failures
         began = self._clock.monotonic()
         rows = [scheduled.text.rows(scheduled) for scheduled in plan.schedule]
@@ -184,7 +184,7 @@ class Engine:
         self._report_step(report)
         self._deliver(outputs, now)
 
-    def _update_budget(self, plan: Plan, seconds: float) -> None:
+    def _update_budget(self, plan: StepPlan, seconds: float) -> None:
         decoding = sum(scheduled.text.phase is Phase.DECODE for scheduled in plan.schedule)
         self._prefill_budget.record(decoding, sum(scheduled.count for scheduled in plan.schedule) - decoding, seconds)
 
@@ -203,7 +203,7 @@ class Engine:
     def _failure(self, text: Text, what: str) -> StepOutput:
         return StepOutput(text, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
 
-    def _apply(self, plan: Plan, outputs: Sequence[StepOutput]) -> None:
+    def _apply(self, plan: StepPlan, outputs: Sequence[StepOutput]) -> None:
         """Updates the scheduler; the caller holds the lock. Slots of failed texts hold unknown rows. Texts are
         forgotten last, so that all of them are still known if something raises."""
         for one in outputs:
@@ -254,7 +254,7 @@ class Engine:
             logger.exception("the end of a text of %s could not be counted", self._name)
 
 
-def step_report(servable_id: ServableId, plan: Plan, began: float, now: float, ok: bool) -> StepReport:
+def step_report(servable_id: ServableId, plan: StepPlan, began: float, now: float, ok: bool) -> StepReport:
     """The report of a step, to be made before its output is processed: phases and times must be those before it."""
     decoding = sum(scheduled.text.phase is Phase.DECODE for scheduled in plan.schedule)
     mixed = "mixed" if decoding else "prefill"
@@ -275,7 +275,7 @@ def step_report(servable_id: ServableId, plan: Plan, began: float, now: float, o
 
 
 def text_report(servable_id: ServableId, text: Text, event: Piece | Status, now: float) -> TextReport:
-    """``event`` is the one that ended the text."""
+    """The report of a text that has ended. ``event`` is the one that ended it."""
     arrived = text.arrived
     return TextReport(
         id=servable_id,

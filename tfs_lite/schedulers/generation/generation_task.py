@@ -67,7 +67,7 @@ class GenerationTask:
 
     @property
     def started(self) -> float | None:
-        """When its first text got a slot."""
+        """The time when its first text got a slot."""
         with self._lock:
             return self._started
 

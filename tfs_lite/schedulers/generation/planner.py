@@ -27,11 +27,11 @@ LEVEL_SECONDS = 60.0
 first."""
 
 Rank = tuple[float, ...]
-"""Lower is sooner; no two texts have the same."""
+"""The order of texts: a lower rank is sooner, and no two texts have the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """One step; nothing is to be done if ``schedule`` is empty. The ``preempted`` texts wait again.
 
     Copies come before the rows and read nothing that the step writes, so all or some of them can be repeated.
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SlotDecision:
     """``preempted`` texts give up their slots first, then ``admitted`` texts get theirs, in order. Each admitted text
     is in the schedule."""
 
@@ -73,7 +73,7 @@ def ranking(policy: str) -> Callable[[Text], Rank]:
     return lambda text: (text.arrived + LEVEL_SECONDS * text.wanted.priority, text.number)
 
 
-def decide(now: Snapshot) -> Decision:
+def decide(now: Snapshot) -> SlotDecision:
     schedule: list[ScheduledTokens] = []
     prompts: list[Text] = []
     decoding = Phase.DECODE
@@ -83,7 +83,7 @@ def decide(now: Snapshot) -> Decision:
         else:
             prompts.append(text)
     if not prompts and not now.waiting:
-        return Decision(schedule)
+        return SlotDecision(schedule)
     return _Draft(now, schedule, _prefill_rows(now, len(schedule), len(prompts))).complete(prompts)
 
 
@@ -111,7 +111,7 @@ class _Draft:
         self._preempted: list[Text] = []
         self._admitted: list[tuple[Text, SlotAssignment]] = []
 
-    def complete(self, prompts: list[Text]) -> Decision:
+    def complete(self, prompts: list[Text]) -> SlotDecision:
         if len(prompts) > 1:
             prompts.sort(key=self._rank)
         for text in prompts:
@@ -119,7 +119,7 @@ class _Draft:
             if text not in self._preempted:
                 self._schedule_rows(text, text.done, 0)
         self._admit()
-        return Decision(self._schedule, self._preempted, self._admitted)
+        return SlotDecision(self._schedule, self._preempted, self._admitted)
 
     def _schedule_rows(self, text: Text, start: int, least: int) -> None:
         """``least``: rows that the text gets beyond the limit for long prompts."""

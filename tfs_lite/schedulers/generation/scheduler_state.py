@@ -15,11 +15,11 @@ from itertools import islice
 from tfs_lite.core.generation import Copy, EngineState
 from tfs_lite.core.status import Reason, Status, StatusCode, queue_full
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
-from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
+from tfs_lite.schedulers.generation.planner import Rank, Snapshot, StepPlan, decide, ranking
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text, change_phase
 
-__all__ = ["Plan", "SchedulerState"]
+__all__ = ["SchedulerState", "StepPlan"]
 
 
 class _WaitingQueue:
@@ -92,19 +92,19 @@ class _Timeouts:
 
 def _past_deadline(text: Text) -> Status:
     if text.started is None:
-        message = "the deadline passed while the text waited for a place"
+        message = "the deadline passed while the text waited for a slot"
     else:
         message = f"the deadline passed after {text.output} of at most {text.limit} tokens"
     return Status(StatusCode.DEADLINE_EXCEEDED, message)
 
 
 def _waited(seconds: float) -> Status:
-    message = f"the text waited {seconds:g} s for a place, as long as it may (queue_timeout)"
+    message = f"the text waited {seconds:g} s for a slot, as long as it may (queue_timeout)"
     return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
 
 
 class SchedulerState:
-    """No method blocks or calls back."""
+    """The texts that wait and run, and what they do next. No method blocks or calls back."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -155,24 +155,24 @@ class SchedulerState:
         too long for their start. They are not removed."""
         return self._timeouts.due(now)
 
-    def plan(self, now: float, prefill_rows: int | None = None) -> Plan:
+    def plan(self, now: float, prefill_rows: int | None = None) -> StepPlan:
         """Plans the next step, with at most ``prefill_rows`` rows of long prompts if texts decode in it.
 
         Admissions and preemptions take effect at once; computed rows count after ``complete``. An admitted text that
         takes no part in the step after all has to be removed, because its copies are in no later plan."""
         decision = decide(Snapshot(self._settings, self._running, self._waiting.texts, self._slots, prefill_rows))
         if not decision.admitted:
-            return Plan(tuple(decision.schedule))
+            return StepPlan(tuple(decision.schedule))
         for text in decision.preempted:
             self._preempt(text)
         copies = [copy for text, assignment in decision.admitted if (copy := self._admit(text, assignment, now))]
         admitted = tuple(text for text, _ in decision.admitted)
         for text in decision.preempted:
             self._waiting.add(text)
-        return Plan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
+        return StepPlan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
 
-    def complete(self, plan: Plan) -> None:
-        """The step has run, for those of its texts that have not been removed since."""
+    def complete(self, plan: StepPlan) -> None:
+        """Notes that the step has run, for those of its texts that have not been removed since."""
         prefill, ended = Phase.PREFILL, Phase.ENDED
         for scheduled in plan.schedule:
             text = scheduled.text

@@ -9,12 +9,12 @@ POLICIES = ("fifo", "longest_first", "shortest_first")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """ValueError for numbers that contradict one another."""
+    """The settings of one engine. Raises ValueError for numbers that contradict one another."""
 
     slots: int
-    """Texts that run at once."""
+    """The most texts that run at once."""
     length: int
-    """Tokens of one text, prompt and output together."""
+    """The most tokens of one text, prompt and output together."""
     rows: int
     """The most rows of one step; at least ``slots``, so that every running text gets a row in every step."""
     chunk: int
@@ -37,7 +37,7 @@ class EngineSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.rows < self.slots:
-            raise ValueError(f"rows is {self.rows}, less than the {self.slots} places")
+            raise ValueError(f"rows is {self.rows}, less than the {self.slots} slots")
         if self.max_queue < 0 or self.max_queued_tokens < 0 or not self.queue_timeout > 0:
             raise ValueError("max_queue and max_queued_tokens are at least 0, queue_timeout is more")
         if not self.slowdown > 1:

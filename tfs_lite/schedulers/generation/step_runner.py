@@ -13,13 +13,13 @@ from types import TracebackType
 from tfs_lite.core.generation import LanguageModel, Rows, SampledToken, Step
 
 MAX_CAUSES = 100
-"""Different causes that are logged."""
+"""The most different causes of failure that are logged."""
 
 logger = logging.getLogger(__name__)
 
 
 class StepRunner:
-    """``name`` is that of the model in log lines. One thread."""
+    """Runs the steps of a model. ``name`` is the model's, in log lines. One thread."""
 
     def __init__(self, model: LanguageModel, name: str) -> None:
         self._model = model

@@ -22,10 +22,10 @@ from tfs_lite.schedulers.generation.detokenizer import Detokenizer, DetokenizerO
 class Phase(enum.Enum):
     """The phase of a text."""
 
-    WAITING = "it has no place: it has not started, or a more urgent one took its place"
-    PREFILL = "it has a place, which does not hold all of its tokens yet"
-    DECODE = "its place holds all tokens but the last one drawn"
-    ENDED = "it is out of the roster, and its place is free"
+    WAITING = "it has no slot: it has not started, or a more urgent text took its slot"
+    PREFILL = "it has a slot, which does not hold all of its tokens yet"
+    DECODE = "its slot holds all tokens but the last one drawn"
+    ENDED = "it is out of the running batch, and its slot is free"
 
 
 _NEXT = {
@@ -50,20 +50,20 @@ class Text:
 
     wanted: Generation
     tokens: list[int]
-    """Prompt, then output, which is of the second region."""
+    """The tokens of the prompt, then those of the output, which are of the second region."""
     limit: int
     """The most output tokens. With 0 the prompt is only scored, and the text ends when ``done == len(tokens)``."""
     seed: int
-    """Counts instead of that in ``wanted``."""
+    """The seed that counts instead of that in ``wanted``."""
     deadline: float | None
     index: int
-    """That of its pieces."""
+    """The index of its pieces."""
     deliver: Callable[[Text, Piece | Status], None]
-    """Gets the pieces in order, the last one with ``finish``, or a status instead of that; on the engine's thread, or
-    on the one that closes the engine. It must be short, not block and not raise."""
+    """The function that gets the pieces in order, the last one with ``finish``, or a status instead of that; on the
+    engine's thread, or on the one that closes the engine. It must be short, not block and not raise."""
 
     number: int = -1
-    """Order of arrival; no two have the same."""
+    """The number of its arrival; no two texts have the same."""
     arrived: float = 0.0
     detokenizer: Detokenizer = field(init=False, repr=False)
     prompt_length: int = field(init=False)
@@ -77,12 +77,12 @@ class Text:
     """Prompt tokens that were looked up then."""
     preemptions: int = 0
     started: float | None = None
-    """When it got a slot for the first time."""
+    """The time when the text got a slot for the first time."""
     first_token_at: float | None = None
-    """When the first token came, and the last one so far."""
+    """The times when the first token came, and the last one so far."""
     last_token_at: float | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of the tokens of the prompt that were computed, if they are wanted."""
+    """The log probabilities of the prompt's computed tokens, if they are wanted."""
 
     def __post_init__(self) -> None:
         self.tokens, self.prompt_length = list(self.tokens), len(self.tokens)
@@ -102,7 +102,7 @@ class Text:
         """The scheduled rows, as the model takes them."""
         sampling, start = self.wanted.sampling, scheduled.start
         if self.slot is None:
-            raise ValueError(f"text {self.number} has no place, and cannot be in a step")
+            raise ValueError(f"text {self.number} has no slot, and cannot be in a step")
         tokens, end = self.tokens, start + scheduled.count
         draw = None
         if scheduled.draws:
@@ -167,7 +167,7 @@ class StepOutput(NamedTuple):
 
 
 def change_phase(text: Text, phase: Phase) -> None:
-    """RuntimeError for a change that is not allowed."""
+    """Changes the phase. Raises RuntimeError for a change that is not allowed."""
     if phase not in _NEXT[text.phase]:
         raise RuntimeError(f"text {text.number} cannot go from {text.phase.name} to {phase.name}")
     text.phase = phase

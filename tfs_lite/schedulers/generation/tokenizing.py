@@ -121,7 +121,7 @@ def _check_length(count: int, limits: GenerationLimits) -> None:
 
 
 def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: GenerationLimits) -> int:
-    """The most output tokens."""
+    """The most output tokens for which the context has room."""
     if wanted.echo and codec is None and not wanted.score_prompt:
         raise invalid_argument("echo: the model has no tokenizer, and cannot give the prompt back as a text")
     if wanted.max_tokens is not None:

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from math import inf
 from typing import Generic
 
-from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.request import OneSequence, Request, T
+from tfs_lite.schedulers.sequence.deadlines import KeyDeadlines
+from tfs_lite.schedulers.sequence.request import OneSequence, SequenceItem, T
 
 
-class Backlog(Generic[T]):
+class SequenceBacklog(Generic[T]):
     """An entry has all requests of its sequence so far. It ends when the first of their timeouts does. Every call is
     O(1) or, with timeouts, amortised O(log n) in the number of entries."""
 
@@ -18,14 +18,14 @@ class Backlog(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: OrderedDict[OneSequence[T], None] = OrderedDict()
-        self._ends: Deadlines[OneSequence[T]] = Deadlines()
+        self._ends: KeyDeadlines[OneSequence[T]] = KeyDeadlines()
         self.requests = 0
         """How many requests all entries have."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, sequence: OneSequence[T], request: Request[T], timeout: float) -> None:
+    def add(self, sequence: OneSequence[T], request: SequenceItem[T], timeout: float) -> None:
         """Appends the request to its sequence; a new sequence comes last. ``timeout`` 0 means none."""
         self._entries.setdefault(sequence)
         sequence.waiting.append(request)

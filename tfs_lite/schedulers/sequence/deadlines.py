@@ -14,7 +14,7 @@ SPARE = 16
 """How many outdated entries are kept in any case."""
 
 
-class Deadlines(Generic[K]):
+class KeyDeadlines(Generic[K]):
     """The deadlines of keys, at most one time per key. Amortised O(log n) per call. Not for several threads at once.
 
     A heap of (time, serial, key) has, for every key, an entry that is not later than the key's time; entries of other

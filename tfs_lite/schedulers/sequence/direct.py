@@ -21,8 +21,8 @@ from tfs_lite.core.model import RUNNING, BatchReport, Model, OnBatch, WorkerLost
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of
-from tfs_lite.schedulers.sequence.request import Request, Slot, T
-from tfs_lite.schedulers.sequence.sequence_manager import Entry, SequenceManager, Taken
+from tfs_lite.schedulers.sequence.request import SequenceItem, SequenceSlot, T
+from tfs_lite.schedulers.sequence.sequence_manager import SequenceEntry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.settings import DirectSettings
 from tfs_lite.schedulers.sequence.states import Values
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
@@ -68,20 +68,20 @@ class DirectWorkers:
         for worker in self._workers:
             worker.thread.start()
 
-    def wake(self, slots: Collection[Slot]) -> None:
+    def wake(self, slots: Collection[SequenceSlot]) -> None:
         instances = {slot.instance for slot in slots}
         with self._manager.lock:
             workers = [self._workers[instance] for instance in instances if self._mark_awake(instance)]
         for worker in workers:
             worker.wake()
 
-    def cancel(self, entry: Entry) -> None:
+    def cancel(self, entry: SequenceEntry) -> None:
         self._manager.cancel(entry)
 
     def close(self) -> None:
         """Lets running batches finish, ends the threads, closes the models."""
         self._closing.set()
-        self.wake([Slot(0, instance) for instance in range(len(self._workers))])
+        self.wake([SequenceSlot(0, instance) for instance in range(len(self._workers))])
         for worker in self._workers:
             worker.thread.join()
         for worker in self._workers:
@@ -122,14 +122,16 @@ class DirectWorkers:
         worker.idle = True
         if until < inf:
             delay = until - self._manager.clock.monotonic()
-            self._timers[instance] = self._manager.clock.call_later(delay, partial(self.wake, [Slot(0, instance)]))
+            self._timers[instance] = self._manager.clock.call_later(
+                delay, partial(self.wake, [SequenceSlot(0, instance)])
+            )
 
     def _form(self, instance: int) -> tuple[Batch, float]:
         """Forms the next batch, with the lock held, or gives the time until which there is none."""
         heads = self._manager.sequences.heads(instance)
-        keys = {head.item: self._key(Slot(number, instance), head) for number, head in enumerate(heads) if head}
+        keys = {head.item: self._key(SequenceSlot(number, instance), head) for number, head in enumerate(heads) if head}
         decision = form_direct(heads, keys.__getitem__, self._settings, self._manager.clock.monotonic())
-        slots = [None if row is None else Slot(number, instance) for number, row in enumerate(decision.rows)]
+        slots = [None if row is None else SequenceSlot(number, instance) for number, row in enumerate(decision.rows)]
         if slots and not self._fits(slots, decision.rows):
             slots = self._alone(slots, decision.rows)
         batch = [None if slot is None else self._manager.take(slot) for slot in slots]
@@ -138,7 +140,7 @@ class DirectWorkers:
                 taken.call.ticket = RUNNING  # and cannot be cancelled any more
         return batch, decision.wait_until
 
-    def _fits(self, slots: Sequence[Slot | None], rows: Sequence[Request[Entry] | None]) -> bool:
+    def _fits(self, slots: Sequence[SequenceSlot | None], rows: Sequence[SequenceItem[SequenceEntry] | None]) -> bool:
         """With the lock held: whether these requests share a run."""
         plan = next(row.item.plan for row in rows if row is not None)
         found = [
@@ -147,14 +149,16 @@ class DirectWorkers:
         ]
         return plan.fits(found)
 
-    def _alone(self, slots: Sequence[Slot | None], rows: Sequence[Request[Entry] | None]) -> list[Slot | None]:
+    def _alone(
+        self, slots: Sequence[SequenceSlot | None], rows: Sequence[SequenceItem[SequenceEntry] | None]
+    ) -> list[SequenceSlot | None]:
         """The slots of a run of the oldest of these requests: without null rows, unless the model finds its sequence by
         the row."""
         ready = [(row.arrived, number, row) for number, row in enumerate(rows) if row is not None]
         _, number, first = min(ready, key=itemgetter(0))
         return [slots[number]] if first.item.plan.movable else [*[None] * number, slots[number]]
 
-    def _key(self, slot: Slot, request: Request[Entry]) -> Hashable:
+    def _key(self, slot: SequenceSlot, request: SequenceItem[SequenceEntry]) -> Hashable:
         """Requests with equal keys can share a run. States count: their sizes may change."""
         entry = request.item
         state = self._manager.state(slot, request)
@@ -224,12 +228,12 @@ class DirectDecision(Generic[T]):
     """``rows`` run now, one per slot from slot 0 on; None is a null row. If empty, nothing runs; ask again at
     ``wait_until`` (in ``now``'s clock), or earlier when another request has come."""
 
-    rows: tuple[Request[T] | None, ...] = ()
+    rows: tuple[SequenceItem[T] | None, ...] = ()
     wait_until: float = inf
 
 
 def form_direct(
-    heads: Sequence[Request[T] | None], key_of: Callable[[T], Hashable], settings: DirectSettings, now: float
+    heads: Sequence[SequenceItem[T] | None], key_of: Callable[[T], Hashable], settings: DirectSettings, now: float
 ) -> DirectDecision[T]:
     """Decides which requests of an idle instance run now. ``heads``: the next request of each slot, None where there is
     none. ``key_of``: what has to be equal in a batch, such as the shapes that may not differ and which inputs there

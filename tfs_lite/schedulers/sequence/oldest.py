@@ -18,13 +18,13 @@ from tfs_lite.core.signature import ShapeContract, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.calls import Answer
-from tfs_lite.schedulers.sequence.request import Slot
-from tfs_lite.schedulers.sequence.sequence_manager import PREDECESSOR_DROPPED, Entry, SequenceManager, Taken
+from tfs_lite.schedulers.sequence.request import SequenceSlot
+from tfs_lite.schedulers.sequence.sequence_manager import PREDECESSOR_DROPPED, SequenceEntry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
 
 NEVER_RAN = (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED)
@@ -66,7 +66,9 @@ class OldestBatchers:
             for i, model in enumerate(models)
         ]
         self._batchers: list[_Batcher] = []
-        self._due: list[deque[Slot]] = [deque() for _ in models]  # may have a head; guarded by the manager's lock
+        self._due: list[deque[SequenceSlot]] = [
+            deque() for _ in models
+        ]  # may have a head; guarded by the manager's lock
         self._submitting = [False for _ in models]  # whether a thread submits; likewise
 
     @property
@@ -80,7 +82,7 @@ class OldestBatchers:
                 _Batcher(model, self._manager, self._settings, partial(self._manager.worker_recovered, instance))
             )
 
-    def wake(self, slots: Collection[Slot]) -> None:
+    def wake(self, slots: Collection[SequenceSlot]) -> None:
         instances = dict.fromkeys(slot.instance for slot in slots)
         with self._manager.lock:
             for slot in slots:
@@ -88,7 +90,7 @@ class OldestBatchers:
         for instance in instances:
             self._submit_next(instance)
 
-    def cancel(self, entry: Entry) -> None:
+    def cancel(self, entry: SequenceEntry) -> None:
         if not self._manager.cancel(entry):
             self._cancel_inner(entry)
 
@@ -97,7 +99,7 @@ class OldestBatchers:
         for batcher in self._batchers:
             batcher.close()
 
-    def _cancel_inner(self, entry: Entry) -> None:
+    def _cancel_inner(self, entry: SequenceEntry) -> None:
         with self._manager.lock:
             inner, slot = entry.inner, entry.slot
         if inner is not None and slot is not None:
@@ -171,7 +173,7 @@ class _Batcher(BatchingServable):
         self._recovered = recovered
         super().__init__([model], manager.id, settings, clock=manager.clock, on_batch=model.report)
 
-    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[Job]) -> None:
+    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[BatchJob]) -> None:
         self._model.begin()
         super()._run(worker, queue, jobs)
 

@@ -27,9 +27,9 @@ T = TypeVar("T", bound=Hashable)
 SequenceId: TypeAlias = int | str
 
 
-class Slot(NamedTuple):
-    """The slot of one sequence: its place on an instance. Slots are given away in ascending order: the lowest number
-    first, on any instance."""
+class SequenceSlot(NamedTuple):
+    """The slot of one sequence: its index in the state of an instance. Slots are given away in ascending order:
+    the lowest number first, on any instance."""
 
     number: int
     """The row in Direct batches; 0 to ``slots_per_instance`` - 1."""
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Generic[T]):
+class SequenceItem(Generic[T]):
     """An item, and where it stands in its sequence."""
 
     item: T
@@ -53,7 +53,7 @@ class Admitted:
     """The request waits, in ``slot`` or, with None, in the backlog. ``restarted`` says that it is a START although the
     sequence had not ended; the sequence goes on in its slot."""
 
-    slot: Slot | None
+    slot: SequenceSlot | None
     restarted: bool = False
 
 
@@ -63,8 +63,8 @@ class OneSequence(Generic[T]):
     sequence."""
 
     id: SequenceId
-    waiting: deque[Request[T]] = field(default_factory=deque)
-    slot: Slot | None = None
+    waiting: deque[SequenceItem[T]] = field(default_factory=deque)
+    slot: SequenceSlot | None = None
     """The sequence's slot; None while it is in the backlog."""
     seen: float = -inf
     """The time when its last request came."""

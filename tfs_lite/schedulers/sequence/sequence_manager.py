@@ -3,8 +3,8 @@
     admit -> (Direct's workers or Oldest's batchers: take -> run -> answered) -> done
           -> cancel | sweep | worker_lost | close: answered without having run
 
-Decisions are those of :class:`~tfs_lite.schedulers.sequence.slots.Sequences`, made under the lock; what follows from
-them (answers, forgotten ids, who may have work now) happens outside it.
+Decisions are those of :class:`~tfs_lite.schedulers.sequence.slots.SequenceTable`, made under the lock; what follows
+from them (answers, forgotten ids, who may have work now) happens outside it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
-from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.request import STOPPING, Request, SequenceId, Slot
+from tfs_lite.schedulers.sequence.deadlines import KeyDeadlines
+from tfs_lite.schedulers.sequence.request import STOPPING, SequenceId, SequenceItem, SequenceSlot
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 from tfs_lite.schedulers.sequence.states import Memory, Values
 from tfs_lite.schedulers.sequence.worker_generation import LOST
 
@@ -38,7 +38,7 @@ OnForgotten = Callable[[ServableId, SequenceId], None]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class SequenceEntry:
     """A call while it waits or runs; ``shapes`` as :meth:`RowPlan.shape_key` says. The rest is guarded by the manager's
     lock.
 
@@ -50,7 +50,7 @@ class Entry:
     plan: RowPlan
     shapes: Hashable
     enqueued: float = field(default=0.0)
-    slot: Slot | None = field(default=None)
+    slot: SequenceSlot | None = field(default=None)
     cancelled: bool = field(default=False)
     inner: PredictCall | None = field(default=None)
 
@@ -59,8 +59,8 @@ class Entry:
 class Taken:
     """A request that was taken to run. ``state`` is that of its sequence before it."""
 
-    slot: Slot
-    request: Request[Entry]
+    slot: SequenceSlot
+    request: SequenceItem[SequenceEntry]
     state: Values
 
     @property
@@ -79,9 +79,9 @@ class Effects:
     """The effects of a decision, to be performed without the lock. ``ready`` are slots that may have a request to
     run."""
 
-    dropped: list[tuple[Entry, Status]] = field(default_factory=list)
+    dropped: list[tuple[SequenceEntry, Status]] = field(default_factory=list)
     forgotten: list[SequenceId] = field(default_factory=list)
-    ready: list[Slot] = field(default_factory=list)
+    ready: list[SequenceSlot] = field(default_factory=list)
 
 
 class SequenceManager:
@@ -98,19 +98,19 @@ class SequenceManager:
         servable_id: ServableId,
         clock: Clock,
         on_forgotten: OnForgotten | None,
-        wake: Callable[[Collection[Slot]], None],
+        wake: Callable[[Collection[SequenceSlot]], None],
     ) -> None:
         self.id = servable_id
         self.name = f"{servable_id.name}-{servable_id.version}"
         self.clock = clock
         self.lock = threading.Lock()  # guards all below, entries' ``inner``, and what its users put under it
-        self.sequences: Sequences[Entry] = Sequences(settings, instances, servable_id.name)
+        self.sequences: SequenceTable[SequenceEntry] = SequenceTable(settings, instances, servable_id.name)
         self.closed = False
         self._instances = instances
         self._on_forgotten = on_forgotten
         self._wake = wake
         self._memory = Memory()
-        self._deadlines: Deadlines[Entry] = Deadlines()  # of calls that wait
+        self._deadlines: KeyDeadlines[SequenceEntry] = KeyDeadlines()  # of calls that wait
         self._lost: set[int] = set()
         self._lost_sequences: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
         self._timer: Timer | None = None
@@ -118,7 +118,7 @@ class SequenceManager:
 
     # What callers do.
 
-    def admit(self, entry: Entry, rows: int) -> None:
+    def admit(self, entry: SequenceEntry, rows: int) -> None:
         """Queues the call, or answers it with the reason why not."""
         call = entry.call
         with self.lock:
@@ -130,7 +130,7 @@ class SequenceManager:
         if refusal is not None:
             finish(call, refusal, self.name)
 
-    def cancel(self, entry: Entry) -> bool:
+    def cancel(self, entry: SequenceEntry) -> bool:
         """Cancels a call: if it waits, it is answered; its sequence ends, and all calls that wait there are answered
         too. Returns False if it was taken already."""
         effects = Effects()
@@ -179,19 +179,19 @@ class SequenceManager:
         now = self.clock.monotonic()
         return self._expire(now) if self._next_end() <= now else Effects()
 
-    def take(self, slot: Slot) -> Taken:
+    def take(self, slot: SequenceSlot) -> Taken:
         """Takes the slot's next request, which runs from now on, with the lock held. LookupError if there is none."""
         request = self.sequences.take(slot)
         request.item.slot = slot
         self._deadlines.drop(request.item)
         return Taken(slot, request, self.state(slot, request))
 
-    def state(self, slot: Slot, request: Request[Entry]) -> Values:
+    def state(self, slot: SequenceSlot, request: SequenceItem[SequenceEntry]) -> Values:
         """The state that the request would find. With the lock held."""
         kept = None if request.start else self._memory.find(slot)
         return request.item.plan.states.initial() if kept is None else kept
 
-    def answer(self, entry: Entry, answer: Answer) -> None:
+    def answer(self, entry: SequenceEntry, answer: Answer) -> None:
         """Answers a call, without the lock."""
         finish(entry.call, answer, self.name)
 
@@ -207,7 +207,7 @@ class SequenceManager:
                     self._memory.keep(slot, request.id, state)
             self._arm()  # a sequence that has come from the backlog may expire before all others
 
-    def end(self, entry: Entry, status: Status) -> None:
+    def end(self, entry: SequenceEntry, status: Status) -> None:
         """The call was taken but will never run: its sequence ends, and its waiting calls are answered with
         ``status``."""
         effects = Effects()
@@ -259,7 +259,7 @@ class SequenceManager:
             return self.unavailable("has lost its worker process, which is being started again; try again later")
         return None
 
-    def _admit(self, entry: Entry, rows: int, now: float, effects: Effects) -> Status | None:
+    def _admit(self, entry: SequenceEntry, rows: int, now: float, effects: Effects) -> Status | None:
         call = entry.call
         admitted = self.sequences.admit(entry, call.sequence, rows, call.timeout, now)
         flags = call.sequence
@@ -284,7 +284,7 @@ class SequenceManager:
         self._settle(effects)
         return effects
 
-    def _end(self, entry: Entry, status: Status, others: Status, effects: Effects) -> None:
+    def _end(self, entry: SequenceEntry, status: Status, others: Status, effects: Effects) -> None:
         for item in self.sequences.cancel(entry):
             effects.dropped.append((item, status if item is entry else others))
 
@@ -298,14 +298,14 @@ class SequenceManager:
             effects.ready += self._ready(range(self._instances))
         self._arm()
 
-    def _waits(self, slot: Slot) -> bool:
+    def _waits(self, slot: SequenceSlot) -> bool:
         """Whether the slot's sequence has a request that goes on from a state."""
         head = self.sequences.heads(slot.instance)[slot.number]
         return head is not None and not head.start
 
-    def _ready(self, instances: Iterable[int]) -> list[Slot]:
+    def _ready(self, instances: Iterable[int]) -> list[SequenceSlot]:
         return [
-            Slot(number, instance)
+            SequenceSlot(number, instance)
             for instance in instances
             for number, head in enumerate(self.sequences.heads(instance))
             if head is not None

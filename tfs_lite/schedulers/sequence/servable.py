@@ -23,9 +23,9 @@ from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.direct import DirectWorkers
 from tfs_lite.schedulers.sequence.oldest import OldestBatchers
-from tfs_lite.schedulers.sequence.request import SequenceId, Slot
+from tfs_lite.schedulers.sequence.request import SequenceId, SequenceSlot
 from tfs_lite.schedulers.sequence.rows import RowPlan
-from tfs_lite.schedulers.sequence.sequence_manager import Entry, OnForgotten, SequenceManager
+from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten, SequenceEntry, SequenceManager
 from tfs_lite.schedulers.sequence.settings import (
     MAX_QUEUED,
     DirectSettings,
@@ -145,12 +145,12 @@ class SequenceServable(FixedInstances, JudgesCalls):
         if refusal is not None:
             finish(call, refusal, self._manager.name)
         else:
-            self._manager.admit(Entry(call, plan, plan.shape_key(call.inputs)), rows)
+            self._manager.admit(SequenceEntry(call, plan, plan.shape_key(call.inputs)), rows)
 
     def cancel(self, call: PredictCall) -> None:
         """A call that waits ends its sequence, and all that wait in it are answered CANCELLED."""
         entry = call.ticket
-        if isinstance(entry, Entry):
+        if isinstance(entry, SequenceEntry):
             self._runner.cancel(entry)
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ class SequenceServable(FixedInstances, JudgesCalls):
         together = any(plan.sharing.rule is not None for plan in self._plans.values())
         return settings if together else DirectSettings()
 
-    def _wake(self, slots: Collection[Slot]) -> None:
+    def _wake(self, slots: Collection[SequenceSlot]) -> None:
         self._runner.wake(slots)
 
     def _check_call(self, call: PredictCall, rows: int) -> Status | None:

@@ -14,9 +14,18 @@ from typing import Generic
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.sequence.backlog import Backlog
-from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.request import Admitted, OneSequence, Request, SequenceId, Slot, T, checked, full
+from tfs_lite.schedulers.sequence.backlog import SequenceBacklog
+from tfs_lite.schedulers.sequence.deadlines import KeyDeadlines
+from tfs_lite.schedulers.sequence.request import (
+    Admitted,
+    OneSequence,
+    SequenceId,
+    SequenceItem,
+    SequenceSlot,
+    T,
+    checked,
+    full,
+)
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 
 BACKLOG_EXPIRED = Status(
@@ -24,7 +33,7 @@ BACKLOG_EXPIRED = Status(
 )
 
 
-class Sequences(Generic[T]):
+class SequenceTable(Generic[T]):
     """The sequences and their slots, not for several threads at once. Calls cost O(1) or amortised O(log n), but for
     what they return.
 
@@ -44,12 +53,12 @@ class Sequences(Generic[T]):
         self._stopping = False
         self._ids: dict[SequenceId, OneSequence[T]] = {}
         self._of: dict[T, OneSequence[T]] = {}  # of every item that waits or runs
-        self._backlog: Backlog[T] = Backlog()
-        self._idle: Deadlines[OneSequence[T]] = Deadlines()  # of sequences in slots whose id is known
-        slots = [Slot(number, i) for number in range(settings.slots_per_instance) for i in range(instances)]
+        self._backlog: SequenceBacklog[T] = SequenceBacklog()
+        self._idle: KeyDeadlines[OneSequence[T]] = KeyDeadlines()  # of sequences in slots whose id is known
+        slots = [SequenceSlot(number, i) for number in range(settings.slots_per_instance) for i in range(instances)]
         self._free = slots  # ascending, so it is a heap
-        self._in: dict[Slot, OneSequence[T] | None] = dict.fromkeys(slots)
-        self._running: dict[Slot, T] = {}
+        self._in: dict[SequenceSlot, OneSequence[T] | None] = dict.fromkeys(slots)
+        self._running: dict[SequenceSlot, T] = {}
         self._pending = 0
         self._forgotten: dict[SequenceId, None] = {}
 
@@ -96,17 +105,19 @@ class Sequences(Generic[T]):
             raise ValueError(f"{item!r} is inside already")
         sequence = known or self._begin(found.id)
         sequence.seen = now
-        self._add(sequence, Request(item, found.id, found.start, found.end, now), timeout)
+        self._add(sequence, SequenceItem(item, found.id, found.start, found.end, now), timeout)
         if found.end:
             self._forget(sequence)
         return Admitted(sequence.slot, restarted=known is not None and found.start)
 
-    def heads(self, instance: int) -> tuple[Request[T] | None, ...]:
+    def heads(self, instance: int) -> tuple[SequenceItem[T] | None, ...]:
         """The request of each slot of the instance, in order, that may run next; None if there is none, or one of the
         slot runs."""
-        return tuple([self._head(Slot(number, instance)) for number in range(self._settings.slots_per_instance)])
+        return tuple(
+            [self._head(SequenceSlot(number, instance)) for number in range(self._settings.slots_per_instance)]
+        )
 
-    def take(self, slot: Slot) -> Request[T]:
+    def take(self, slot: SequenceSlot) -> SequenceItem[T]:
         """The slot's head, which runs from now on, until ``done``. An END leaves the slot to the next sequence.
         LookupError if it has no head."""
         head, sequence = self._head(slot), self._in[slot]
@@ -119,7 +130,7 @@ class Sequences(Generic[T]):
             self._release(slot)
         return head
 
-    def done(self, slot: Slot) -> None:
+    def done(self, slot: SequenceSlot) -> None:
         """Records that the request taken from the slot is answered; its next request may run. LookupError if nothing
         was."""
         del self._of[self._running.pop(slot)]
@@ -155,7 +166,7 @@ class Sequences(Generic[T]):
     def drop_instance(self, instance: int) -> list[T]:
         """The instance has lost its state: its sequences end. What waits of them is returned, by slots and in order;
         what runs still needs its ``done``. The slots are free."""
-        kept = [self._in[Slot(number, instance)] for number in range(self._settings.slots_per_instance)]
+        kept = [self._in[SequenceSlot(number, instance)] for number in range(self._settings.slots_per_instance)]
         return [item for sequence in kept if sequence is not None for item in self._drop(sequence)]
 
     def clear(self) -> list[T]:
@@ -191,7 +202,7 @@ class Sequences(Generic[T]):
             self._in[sequence.slot] = sequence
         return sequence
 
-    def _add(self, sequence: OneSequence[T], request: Request[T], timeout: float) -> None:
+    def _add(self, sequence: OneSequence[T], request: SequenceItem[T], timeout: float) -> None:
         self._of[request.item] = sequence
         self._pending += 1
         if sequence.slot is None:
@@ -200,13 +211,13 @@ class Sequences(Generic[T]):
             sequence.waiting.append(request)
             self._idle.set(sequence, sequence.seen + self._settings.max_idle)
 
-    def _head(self, slot: Slot) -> Request[T] | None:
+    def _head(self, slot: SequenceSlot) -> SequenceItem[T] | None:
         sequence = self._in[slot]
         if sequence is None or not sequence.waiting or slot in self._running:
             return None
         return sequence.waiting[0]
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: SequenceSlot) -> None:
         """The slot is the next sequence's, if one waits. That one has been idle since its last request came."""
         sequence = self._in[slot] = self._backlog.next()
         if sequence is None:
@@ -216,7 +227,7 @@ class Sequences(Generic[T]):
         if self._ids.get(sequence.id) is sequence:
             self._idle.set(sequence, sequence.seen + self._settings.max_idle)
 
-    def _expire(self, sequence: OneSequence[T]) -> Slot | None:
+    def _expire(self, sequence: OneSequence[T]) -> SequenceSlot | None:
         """The slot, if the sequence does not need it any more."""
         self._forget(sequence)
         sequence.expired = True

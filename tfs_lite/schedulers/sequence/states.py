@@ -24,7 +24,7 @@ from tfs_lite.core.signature import DataType, Signature, Tensor, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.schedulers.sequence.controls import missing_input
-from tfs_lite.schedulers.sequence.request import SequenceId, Slot
+from tfs_lite.schedulers.sequence.request import SequenceId, SequenceSlot
 
 DIRECTORY = "initial_state"
 """The directory next to the versions of a model with the files that ``initial_state`` may name."""
@@ -170,23 +170,23 @@ class Memory:
     a sequence whose id was started again before its last request ran may be kept until then."""
 
     def __init__(self) -> None:
-        self._kept: dict[Slot, tuple[SequenceId, Values]] = {}
+        self._kept: dict[SequenceSlot, tuple[SequenceId, Values]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, slot: Slot) -> Values | None:
+    def find(self, slot: SequenceSlot) -> Values | None:
         kept = self._kept.get(slot)
         return None if kept is None else kept[1]
 
-    def keep(self, slot: Slot, id: SequenceId, values: Values) -> None:
+    def keep(self, slot: SequenceSlot, id: SequenceId, values: Values) -> None:
         self._kept[slot] = id, values
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: SequenceSlot) -> None:
         """Forgets the slot's state; does nothing if there is none."""
         self._kept.pop(slot, None)
 
-    def forget(self, ids: Collection[SequenceId], needed: Callable[[Slot], bool]) -> None:
+    def forget(self, ids: Collection[SequenceId], needed: Callable[[SequenceSlot], bool]) -> None:
         """Drops the states of these sequences, unless a request will ask for one."""
         for slot in [slot for slot, (id, _) in self._kept.items() if id in ids and not needed(slot)]:
             del self._kept[slot]

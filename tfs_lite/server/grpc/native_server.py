@@ -19,7 +19,7 @@ from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, UnixListener
 from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.room import ConnectionShare
-from tfs_lite.transport.server import Hooks, Server
+from tfs_lite.transport.server import Hooks, TransportServer
 from tfs_lite.transport.table import Method
 
 
@@ -49,7 +49,7 @@ class NativeGrpcServer:
         hooks = Hooks(admission.acquire, admission.release, explain, on_unread)
         self._tls = tls
         limits = read_limits(arguments, max_message_bytes)
-        self._server = Server(methods, limits, hooks, tls=tls, backlog=backlog, share=share)
+        self._server = TransportServer(methods, limits, hooks, tls=tls, backlog=backlog, share=share)
         self._shares_port = shares_port(arguments)
         self._started = False
         self._unix: UnixListener | None = None

@@ -23,7 +23,7 @@ from tfs_lite.protocols.tensorflow.classify_regress import (
     CLASSIFY,
     REGRESS,
     Kind,
-    Task,
+    MultiInferenceTask,
     find_inference_signature,
     first_model_spec,
     read_tasks,
@@ -76,7 +76,7 @@ class Inferences:
     async def multi_inference(self, request: Message, record: RequestRecord, deadline: float | None) -> Message:
         """The MultiInferenceResponse to a request: one version answers every task, in the order of the tasks, or the
         whole request fails."""
-        tasks: list[Task] = []
+        tasks: list[MultiInferenceTask] = []
 
         async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
             tasks.extend(read_tasks(request, signatures, self._check_method_names))
@@ -102,7 +102,7 @@ class Inferences:
         inference = await self._predictor.infer(model, plan, record, deadline)
         return inference, await self._result(inference, kind, inference.output, example_count(input))
 
-    async def _runs(self, tasks: Sequence[Task], input: Message) -> list[Run]:
+    async def _runs(self, tasks: Sequence[MultiInferenceTask], input: Message) -> list[Run]:
         """Tasks whose signatures take the same inputs share the arrays."""
         read: list[tuple[Signature, dict[str, Array]]] = []
         runs = []

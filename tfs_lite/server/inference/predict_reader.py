@@ -17,7 +17,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.runs import Run, run_of_predict
-from tfs_lite.protocols.tensorflow.predict_requests import Layout, Layouts
+from tfs_lite.protocols.tensorflow.predict_requests import Layouts, PredictLayout
 from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 
 
@@ -45,7 +45,7 @@ class ParsedPredict:
     __slots__ = ("_data", "_inputs", "_layout", "_reader", "_request", "_signature", "name")
 
     def __init__(
-        self, reader: PredictReader, data: bytes, layout: Layout | None, request: Message | None, name: str
+        self, reader: PredictReader, data: bytes, layout: PredictLayout | None, request: Message | None, name: str
     ) -> None:
         self._reader = reader
         self._data = data

@@ -46,11 +46,11 @@ class _Method:
 
     name: str
     request: Any
-    log: prediction_log.Method
+    log: prediction_log.LoggedMethod
 
 
-CLASSIFY = _Method("Classify", ClassificationRequest, prediction_log.Method.CLASSIFY)
-REGRESS = _Method("Regress", RegressionRequest, prediction_log.Method.REGRESS)
+CLASSIFY = _Method("Classify", ClassificationRequest, prediction_log.LoggedMethod.CLASSIFY)
+REGRESS = _Method("Regress", RegressionRequest, prediction_log.LoggedMethod.REGRESS)
 
 
 class PredictionService:
@@ -123,7 +123,7 @@ class PredictionService:
             response = await self._inferences.multi_inference(request, record, context.deadline)
             answer = _bytes(response)
         spec, size = response.results[0].model_spec, len(data) + len(answer)
-        self._offer(prediction_log.Method.MULTI_INFERENCE, request, response, spec, size)
+        self._offer(prediction_log.LoggedMethod.MULTI_INFERENCE, request, response, spec, size)
         return answer
 
     async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
@@ -140,7 +140,7 @@ class PredictionService:
             return _bytes(response)
 
     def _offer(
-        self, method: prediction_log.Method, request: Message, response: Message, answered: Message, size: int
+        self, method: prediction_log.LoggedMethod, request: Message, response: Message, answered: Message, size: int
     ) -> None:
         """``answered`` is the model spec of the answer."""
         servable_id = ServableId(answered.name, answered.version.value)
@@ -151,7 +151,7 @@ class PredictionService:
 def _predict_log(data: bytes, answer: bytes) -> Message:
     """Makes the record of a prediction, on the log's thread."""
     request, response = parse(PredictRequest, data), parse(PredictResponse, answer)
-    return prediction_log.make_log(prediction_log.Method.PREDICT, request, response)
+    return prediction_log.make_log(prediction_log.LoggedMethod.PREDICT, request, response)
 
 
 def _check_metadata_fields(fields: Any) -> None:

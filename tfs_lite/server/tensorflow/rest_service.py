@@ -36,7 +36,7 @@ from tfs_lite.protocols.rest.predict import (
 )
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.tensorflow.classify_regress import check_predict_method
-from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
+from tfs_lite.protocols.tensorflow.prediction_log import LoggedMethod, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
@@ -74,12 +74,12 @@ class _Verb:
     """The differences between Classify and Regress. ``tree`` makes the answer of a response's ``result``."""
 
     name: str
-    log: Method
+    log: LoggedMethod
     tree: Callable[[Message], dict[str, Any]]
 
 
-_CLASSIFY = _Verb("Classify", Method.CLASSIFY, classification_tree)
-_REGRESS = _Verb("Regress", Method.REGRESS, regression_tree)
+_CLASSIFY = _Verb("Classify", LoggedMethod.CLASSIFY, classification_tree)
+_REGRESS = _Verb("Regress", LoggedMethod.REGRESS, regression_tree)
 
 
 class RestService:
@@ -249,10 +249,10 @@ def predict_log(ref: ModelRef, inference: Inference) -> Message:
     response = PredictResponse(model_spec=model_spec(answered))
     for name, array in inference.output.items():
         response.outputs[name].CopyFrom(encode(array))
-    return make_log(Method.PREDICT, request, response)
+    return make_log(LoggedMethod.PREDICT, request, response)
 
 
-def example_log(method: Method, ref: ModelRef, input: Message, response: Message) -> Message:
+def example_log(method: LoggedMethod, ref: ModelRef, input: Message, response: Message) -> Message:
     """The same for Classify or Regress. ``input`` is an Input, ``response`` the method's answer."""
-    kind = ClassificationRequest if method is Method.CLASSIFY else RegressionRequest
+    kind = ClassificationRequest if method is LoggedMethod.CLASSIFY else RegressionRequest
     return make_log(method, kind(model_spec=model_spec(ref), input=input), response)

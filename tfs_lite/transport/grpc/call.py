@@ -33,7 +33,7 @@ from tfs_lite.transport.grpc.compression import Inflater
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.grpc.response_headers import OK_TRAILERS, RESPONSE_HEADERS, trailers, trailers_only
-from tfs_lite.transport.http2.connection import Connection
+from tfs_lite.transport.http2.connection import Http2Connection
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
@@ -129,7 +129,7 @@ class CallOwner(Protocol):
     def common(self) -> Common: ...
 
     @property
-    def connection(self) -> Connection[RequestHead]: ...
+    def connection(self) -> Http2Connection[RequestHead]: ...
 
     @property
     def peer(self) -> Peer: ...

@@ -84,7 +84,7 @@ class Events(Protocol[T_contra]):
     def on_ping_ack(self, payload: bytes) -> None: ...
 
 
-class Connection(Generic[T]):
+class Http2Connection(Generic[T]):
     """One HTTP/2 connection without I/O: ``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or
     a fault of the client.
 

@@ -19,7 +19,7 @@ from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.encoders.platform import PLATFORM
 from tfs_lite.adapters.encoders.sentence import Recipe, read_recipe
 from tfs_lite.adapters.encoders.settings import encoder_settings
-from tfs_lite.adapters.encoders.task import Task, read_encoder, read_labels_of, task_of
+from tfs_lite.adapters.encoders.task import EncoderTask, read_encoder, read_labels_of, task_of
 from tfs_lite.adapters.opening import OpenRequest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
@@ -27,14 +27,14 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 
 TASKS = [
-    ("BertForSequenceClassification", (), Task.TEXT_CLASSES),
-    ("DebertaV2ForTokenClassification", (), Task.TOKEN_CLASSES),
-    ("ViTForImageClassification", (), Task.IMAGE_CLASSES),
-    ("BertModel", (), Task.EMBEDDING),
-    ("BertForMaskedLM", (), Task.EMBEDDING),
-    ("T5EncoderModel", (), Task.EMBEDDING),
-    ("BertGenerationEncoder", (), Task.EMBEDDING),
-    ("Qwen3ForCausalLM", ("modules.json",), Task.EMBEDDING),
+    ("BertForSequenceClassification", (), EncoderTask.TEXT_CLASSES),
+    ("DebertaV2ForTokenClassification", (), EncoderTask.TOKEN_CLASSES),
+    ("ViTForImageClassification", (), EncoderTask.IMAGE_CLASSES),
+    ("BertModel", (), EncoderTask.EMBEDDING),
+    ("BertForMaskedLM", (), EncoderTask.EMBEDDING),
+    ("T5EncoderModel", (), EncoderTask.EMBEDDING),
+    ("BertGenerationEncoder", (), EncoderTask.EMBEDDING),
+    ("Qwen3ForCausalLM", ("modules.json",), EncoderTask.EMBEDDING),
     ("Qwen3ForCausalLM", (), None),
     ("GPT2LMHeadModel", (), None),
     ("T5ForConditionalGeneration", (), None),
@@ -42,7 +42,7 @@ TASKS = [
 
 
 @pytest.mark.parametrize(("name", "files", "task"), TASKS)
-def test_the_class_of_the_network_tells_the_task(name: str, files: tuple[str, ...], task: Task | None) -> None:
+def test_the_class_of_the_network_tells_the_task(name: str, files: tuple[str, ...], task: EncoderTask | None) -> None:
     assert task_of({"architectures": [name]}, files) is task
 
 
@@ -84,14 +84,14 @@ def test_embeddings_are_those_of_the_class_that_the_directory_names(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [declared]}))
     for name in files:
         (tmp_path / name).write_text("[]")
-    _, made = read_encoder(read_version(str(tmp_path)), Task.EMBEDDING)
+    _, made = read_encoder(read_version(str(tmp_path)), EncoderTask.EMBEDDING)
     assert made.__name__ == opened
 
 
 def test_number_of_classes_counts_where_a_family_has_a_field_of_its_own_for_it(tmp_path: Path) -> None:
     fields = {"model_type": "pvt", "architectures": ["PvtForImageClassification"], "num_labels": 3}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    config, _ = read_encoder(read_version(str(tmp_path)), Task.IMAGE_CLASSES)
+    config, _ = read_encoder(read_version(str(tmp_path)), EncoderTask.IMAGE_CLASSES)
     assert (config.num_labels, len(config.id2label)) == (3, 3)
 
 
@@ -99,7 +99,7 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     fields = {"model_type": "bert", "architectures": ["BertModel"], "quantization_config": {"bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ServingError, match="quantised weights"):
-        read_encoder(read_version(str(tmp_path)), Task.EMBEDDING)
+        read_encoder(read_version(str(tmp_path)), EncoderTask.EMBEDDING)
 
 
 def test_an_adapter_beside_the_weights_is_refused_in_words_that_help(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_bad_step_changes_nothing() -> None:
     network = fixed_network()
     decoding = attached(network)
     for rows in (Rows(0, LENGTH, [1], DRAW), Rows(4, 0, [1], DRAW), Rows(0, 0, [VOCABULARY], DRAW)):
-        with pytest.raises(ValueError, match=r"place|vocabulary"):
+        with pytest.raises(ValueError, match=r"slot|vocabulary"):
             network.logits(Step([rows]))
     assert decoding.replays == 0
 

@@ -172,7 +172,7 @@ def test_step_that_cannot_be_is_refused_before_anything_changes() -> None:
     network = InterleavedNetwork(module, CPU, 2, 12)
     tokens = list(range(3, 13))
     network.logits(Step([_rows(0, tokens)]))
-    with pytest.raises(ValueError, match="place 1 holds 0 tokens"):
+    with pytest.raises(ValueError, match="slot 1 holds 0 tokens"):
         network.logits(Step([_rows(0, tokens[:3]), _rows(1, tokens, 4)]))
     with pytest.raises(ValueError, match="cannot take those from 10 to 13"):
         network.logits(Step([_rows(0, [*tokens, 1, 2, 3], 10)]))
@@ -297,5 +297,5 @@ def test_the_fallback_passes_its_self_check_and_forgets_the_texts(build: Build) 
     network = InterleavedNetwork(module, CPU, 3, 40)
     result = self_check(network, module)
     assert result.ok, str(result)
-    with pytest.raises(ValueError, match="place 0 holds 0 tokens"):
+    with pytest.raises(ValueError, match="slot 0 holds 0 tokens"):
         network.logits(Step([_rows(0, [1, 2, 3], 2)]))

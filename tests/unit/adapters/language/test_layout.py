@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tfs_lite.adapters.language.layout import Layout, Part, layout_of, parts_of
+from tfs_lite.adapters.language.layout import Part, StepLayout, layout_of, parts_of
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
@@ -15,11 +15,11 @@ def _single(slot: int, end: int) -> Rows:
     return Rows(slot, end - 1, [slot], DRAW)
 
 
-def _layout(*rows: Rows, cost: float = 1000) -> Layout:
+def _layout(*rows: Rows, cost: float = 1000) -> StepLayout:
     return layout_of(Step(rows), torch.device("cpu"), torch.float32, cost)
 
 
-def _seen(layout: Layout, window: int | None = None, masks_only: bool = False) -> dict[tuple[int, int], list[int]]:
+def _seen(layout: StepLayout, window: int | None = None, masks_only: bool = False) -> dict[tuple[int, int], list[int]]:
     """Of each slot and position, the positions of the slot that it sees."""
     seen = {}
     for call in layout.calls(window, masks_only):

@@ -101,7 +101,7 @@ def test_texts_in_batches_are_those_of_the_library(tmp_path, opened, kind, field
     model = opened(tmp_path, max_model_len="64")
     assert model.batches is batches
     assert generate(model, PROMPTS, 12) == [reference(plain, prompt, 12) for prompt in PROMPTS]
-    said = [record.getMessage() for record in caplog.records if "places of" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "slots of" in record.getMessage()]
     assert len(said) == 1
     assert ("share every step" in said[0]) is batches
     assert ("one text at a time" in said[0]) is not batches

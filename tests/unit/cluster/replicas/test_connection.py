@@ -18,7 +18,7 @@ from tfs_lite.cluster.replicas.connection import (
     MEMORY,
     Credentials,
     FrameChannel,
-    Refused,
+    GreetingRefused,
     greet,
     receive_memory,
     welcome,
@@ -67,7 +67,7 @@ def test_another_secret_or_name_is_refused(ends, secret, name):
     found = both(
         ends, lambda end: greet(end, Credentials(secret), name, FRAMES), lambda end: welcome(end, SECRET, NAME)
     )
-    assert found == [Refused, Refused]
+    assert found == [GreetingRefused, GreetingRefused]
 
 
 def test_epoch_and_carrier_cannot_be_changed_on_the_way(ends):
@@ -88,7 +88,7 @@ def test_epoch_and_carrier_cannot_be_changed_on_the_way(ends):
         def __getattr__(self, name):
             return getattr(self._sock, name)
 
-    assert both(ends, meddle, lambda end: welcome(end, SECRET, NAME)) == [Refused, Refused]
+    assert both(ends, meddle, lambda end: welcome(end, SECRET, NAME)) == [GreetingRefused, GreetingRefused]
 
 
 def test_replica_that_only_sends_back_what_it_gets_is_refused(ends):
@@ -98,7 +98,7 @@ def test_replica_that_only_sends_back_what_it_gets_is_refused(ends):
         return "closed"
 
     found = both(ends, lambda end: greet(end, Credentials(SECRET), NAME, FRAMES), echo)
-    assert found == [Refused, "closed"]
+    assert found == [GreetingRefused, "closed"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_stranger_learns_nothing(ends, sent):
     ours, theirs = ends
     theirs.sendall(sent)
     theirs.shutdown(socket.SHUT_WR)
-    with pytest.raises((Refused, ProtocolError)):
+    with pytest.raises((GreetingRefused, ProtocolError)):
         welcome(ours, SECRET, NAME)
     ours.shutdown(socket.SHUT_RDWR)
     answered = theirs.recv(4096)

@@ -8,13 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.errors import refusal
-from tfs_lite.cluster.replicas.engine import GPU_BYTES_LABEL, Node, ReplicaAddress, ReplicaName, Slot, Superseded
+from tfs_lite.cluster.replicas.engine import (
+    GPU_BYTES_LABEL,
+    ClusterNode,
+    ReplicaAddress,
+    ReplicaName,
+    ReplicaSlot,
+    Superseded,
+)
 from tfs_lite.core.status import ServingError, StatusCode
 
 NUMBERS = st.integers(0, 10**12)
 NAMES = st.builds(
     ReplicaName,
-    st.builds(Slot, st.text(min_size=1), NUMBERS, st.text("0123456789abcdef", min_size=1, max_size=8), NUMBERS),
+    st.builds(ReplicaSlot, st.text(min_size=1), NUMBERS, st.text("0123456789abcdef", min_size=1, max_size=8), NUMBERS),
     NUMBERS,
 )
 
@@ -25,7 +32,7 @@ def test_name_is_read_as_it_is_printed(name: ReplicaName) -> None:
 
 
 def test_name_of_a_model_with_slashes_and_hashes() -> None:
-    name = ReplicaName(Slot("team/a#1/3", 2, "0f3c9a1b", 0), 7)
+    name = ReplicaName(ReplicaSlot("team/a#1/3", 2, "0f3c9a1b", 0), 7)
     assert str(name) == "team/a#1/3/2/0f3c9a1b/0#7"
     assert ReplicaName.parse("team/a#1/3/2/0f3c9a1b/0#7") == name
 
@@ -49,8 +56,8 @@ def test_no_text_breaks_the_reader_of_names(text: str) -> None:
 
 @pytest.mark.parametrize(("label", "size"), [("17179869184", 2**34), ("", None), ("16 GiB", None)])
 def test_node_says_how_much_memory_its_gpus_have(label: str, size: int | None) -> None:
-    assert Node("n", "a", {"num_gpus": 1}, {}, {GPU_BYTES_LABEL: label}).gpu_bytes == size
-    assert Node("n", "a", {"num_cpus": 1}, {}, {GPU_BYTES_LABEL: label}).gpu_bytes is None
+    assert ClusterNode("n", "a", {"num_gpus": 1}, {}, {GPU_BYTES_LABEL: label}).gpu_bytes == size
+    assert ClusterNode("n", "a", {"num_cpus": 1}, {}, {GPU_BYTES_LABEL: label}).gpu_bytes is None
 
 
 def test_error_of_a_superseded_server_travels_between_processes() -> None:

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.cluster.replicas.engine import Node, PlacedReplica, ReplicaAddress, ReplicaName, Slot, Strategy, Wish
+from tfs_lite.cluster.replicas.engine import (
+    ClusterNode,
+    PlacedReplica,
+    ReplicaAddress,
+    ReplicaName,
+    ReplicaSlot,
+    Strategy,
+    Wish,
+)
 from tfs_lite.cluster.replicas.helper_messages import (
     MessageStream,
     plain_node,
@@ -21,7 +29,7 @@ from tfs_lite.cluster.replicas.helper_messages import (
 )
 from tfs_lite.workers.channel import MAX_MESSAGE, ConnectionClosed, ProtocolError
 
-NAME = ReplicaName(Slot("folder/model", 3, "0123abcd", 2), 7)
+NAME = ReplicaName(ReplicaSlot("folder/model", 3, "0123abcd", 2), 7)
 ADDRESS = ReplicaAddress(str(NAME), "10.0.0.7", 4711, "boot", "socket", 99)
 
 
@@ -37,11 +45,11 @@ def ends() -> Iterator[tuple[MessageStream, socket.socket]]:
 @pytest.mark.parametrize(
     "node",
     [
-        Node("id", "host", {"num_cpus": 4.0}, {"num_cpus": 0.5}, {"zone": "a"}, True, True, 12.5),
-        Node("id", "host", {}, {}, alive=False),
+        ClusterNode("id", "host", {"num_cpus": 4.0}, {"num_cpus": 0.5}, {"zone": "a"}, True, True, 12.5),
+        ClusterNode("id", "host", {}, {}, alive=False),
     ],
 )
-def test_nodes_arrive_as_they_were_sent(ends: tuple[MessageStream, socket.socket], node: Node) -> None:
+def test_nodes_arrive_as_they_were_sent(ends: tuple[MessageStream, socket.socket], node: ClusterNode) -> None:
     assert read_node(there_and_back(ends, plain_node(node))) == node
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tfs_lite.cluster.replicas import placement
 from tfs_lite.cluster.replicas.engine import (
     GPU_BYTES_LABEL,
+    ClusterNode,
     GpuUse,
-    Node,
     PlacedReplica,
     ReplicaAddress,
     ReplicaName,
+    ReplicaSlot,
     Resources,
-    Slot,
     Strategy,
     Wish,
 )
@@ -45,16 +45,16 @@ GIB = 2**30
 ONE_CPU = Requirements({"num_cpus": 1.0})
 
 
-def node(host: str, free: Resources, total: Resources | None = None, **others: object) -> Node:
-    return Node(host, host, total if total is not None else free, free, **others)  # type: ignore[arg-type]
+def node(host: str, free: Resources, total: Resources | None = None, **others: object) -> ClusterNode:
+    return ClusterNode(host, host, total if total is not None else free, free, **others)  # type: ignore[arg-type]
 
 
-def cpus(**free: float) -> list[Node]:
+def cpus(**free: float) -> list[ClusterNode]:
     return [node(host, {"num_cpus": amount}) for host, amount in free.items()]
 
 
-def slot(index: int = 0, generation: str = "aaaa", model: str = "m") -> Slot:
-    return Slot(model, 1, generation, index)
+def slot(index: int = 0, generation: str = "aaaa", model: str = "m") -> ReplicaSlot:
+    return ReplicaSlot(model, 1, generation, index)
 
 
 def places(count: int, requirements: Requirements = ONE_CPU, **others: object) -> list[WantedPlace]:
@@ -322,7 +322,7 @@ def test_replica_that_came_up_where_there_are_enough_is_placed_elsewhere() -> No
 # GPUs.
 
 
-def gpu_node(host: str, gpus: float = 1.0, free: float | None = None, size: int = 16 * GIB) -> Node:
+def gpu_node(host: str, gpus: float = 1.0, free: float | None = None, size: int = 16 * GIB) -> ClusterNode:
     labels = {GPU_BYTES_LABEL: str(size)} if size else {}
     return node(host, {"num_gpus": gpus if free is None else free}, {"num_gpus": gpus}, labels=labels)
 
@@ -408,12 +408,12 @@ def test_no_plan_gives_away_more_than_there_is(
         for n, (c, g, alive, draining) in enumerate(free)
     ]
     wanted = [
-        WantedPlace(100 * model + index, Slot(str(model), 1, "g", index), Requirements(needs, {}, how, most))
+        WantedPlace(100 * model + index, ReplicaSlot(str(model), 1, "g", index), Requirements(needs, {}, how, most))
         for model, (needs, how, most, count) in enumerate(asked)
         for index in range(count)
     ]
     replicas = [
-        PlacedReplica(f"r{n}", ReplicaName(Slot(str(model), 1, "g", index), n), str(where) if up else None)
+        PlacedReplica(f"r{n}", ReplicaName(ReplicaSlot(str(model), 1, "g", index), n), str(where) if up else None)
         for n, (model, index, where, up) in enumerate(there)
     ]
     actions = plan(wanted, nodes, replicas)
@@ -436,9 +436,9 @@ def test_no_plan_gives_away_more_than_there_is(
 
 
 GPU_NODES = [
-    Node("a", "a", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(16 * GIB), "zone": "x"}),
-    Node("b", "b", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(8 * GIB), "zone": "y"}),
-    Node("c", "c", {"num_cpus": 4}, {}, {"zone": "z"}),
+    ClusterNode("a", "a", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(16 * GIB), "zone": "x"}),
+    ClusterNode("b", "b", {"num_cpus": 4, "num_gpus": 1}, {}, {GPU_BYTES_LABEL: str(8 * GIB), "zone": "y"}),
+    ClusterNode("c", "c", {"num_cpus": 4}, {}, {"zone": "z"}),
 ]
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from tests.support.cluster.pretended_cluster import PretendedCluster, PretendedEngine
-from tfs_lite.cluster.replicas.engine import Node, PlacedReplica, Wish
+from tfs_lite.cluster.replicas.engine import ClusterNode, PlacedReplica, Wish
 from tfs_lite.cluster.replicas.placement import Requirements
 from tfs_lite.cluster.replicas.reconciler import Reconciler, ReplicaPlace
 from tfs_lite.cluster.replicas.states import VersionReplicas
@@ -42,7 +42,7 @@ class LockedEngine(PretendedEngine):
         super().__init__(cluster)
         self.lock = lock
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[ClusterNode]:
         with self.lock:
             return super().nodes()
 

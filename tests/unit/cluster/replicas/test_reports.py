@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.cluster.metrics import ReplicaMetrics
-from tfs_lite.cluster.replicas.engine import Node, ReplicaName, Slot
+from tfs_lite.cluster.replicas.engine import ClusterNode, ReplicaName, ReplicaSlot
 from tfs_lite.cluster.replicas.reports import ReplicaCounter, cause_label, cluster_report, replica_report
 from tfs_lite.cluster.replicas.states import ClusterStatus, PlaceStatus, ReplicaEvent, ReplicaState, SetStatus
 from tfs_lite.core.servable import ServableId
@@ -17,7 +17,7 @@ WAITS = "num_gpus 1; free 0.5 on gpu-a"
 
 
 def name(index: int, life: int = 0) -> ReplicaName:
-    return ReplicaName(Slot(*KEY, index), life)
+    return ReplicaName(ReplicaSlot(*KEY, index), life)
 
 
 def test_report_has_every_place_with_the_reason_that_it_is_not_ready() -> None:
@@ -67,10 +67,10 @@ def test_summary_says_why_the_one_that_starts_was_lost() -> None:
 
 def test_cluster_report_counts_nodes_and_what_those_that_take_replicas_have_left() -> None:
     nodes = (
-        Node("a", "gpu-a", {"num_gpus": 1}, {"num_gpus": 0.5, "num_cpus": 2}),
-        Node("b", "gpu-b", {"num_gpus": 1}, {"num_gpus": 1}),
-        Node("c", "gpu-c", {"num_gpus": 4}, {"num_gpus": 4}, draining=True),
-        Node("d", "gpu-d", {"num_gpus": 4}, {"num_gpus": 4}, alive=False),
+        ClusterNode("a", "gpu-a", {"num_gpus": 1}, {"num_gpus": 0.5, "num_cpus": 2}),
+        ClusterNode("b", "gpu-b", {"num_gpus": 1}, {"num_gpus": 1}),
+        ClusterNode("c", "gpu-c", {"num_gpus": 4}, {"num_gpus": 4}, draining=True),
+        ClusterNode("d", "gpu-d", {"num_gpus": 4}, {"num_gpus": 4}, alive=False),
     )
     report = cluster_report(ClusterStatus(7, "", nodes, {}), helper_restarts=3)
     assert (report.is_up, report.leads, report.epoch, report.helper_restarts) == (True, True, 7, 3)

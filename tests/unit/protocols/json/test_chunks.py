@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfs_lite.protocols.json import chunks as json_chunks
 from tfs_lite.protocols.json.chunks import PieceReader, read_large
 from tfs_lite.protocols.json.diagnosis import find_fault
-from tfs_lite.protocols.json.tree import Refused, TooMany, read
+from tfs_lite.protocols.json.tree import JsonRefused, TooMany, read
 
 PIECES = [1, 64, 200, 1000]
 NO_ARRAYS = 1 << 40
@@ -50,7 +50,7 @@ def outcome(read_text: Any, *arguments: Any) -> str:
     """The tree as text, with lists in place of arrays, or the refusal."""
     try:
         return repr(as_lists(read_text(*arguments)))
-    except Refused:
+    except JsonRefused:
         return "refused"
 
 
@@ -110,7 +110,7 @@ def test_damage_is_found_in_chunks_as_in_the_whole(text: str, data: st.DataObjec
     ids=range(10),
 )
 def test_faults_between_chunks_are_found(text: str, chunk_bytes: int) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(JsonRefused):
         read_large(text.encode(), chunk_bytes, NO_ARRAYS)
     assert find_fault(text.encode(), chunk_bytes) == find_fault(text.encode()) is not None
 
@@ -142,11 +142,11 @@ def test_long_tokens_and_white_space_are_read(text: str, chunk_bytes: int) -> No
 
 def test_nothing_is_kept_if_told_so() -> None:
     reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1}}' + b" " * 100 + b"x", keep=False, chunk_bytes=1)
-    with pytest.raises(Refused):
+    with pytest.raises(JsonRefused):
         reader.whole()
     assert reader.position.open == ()
     reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1,"d":x}}', keep=False, chunk_bytes=1)
-    with pytest.raises(Refused):
+    with pytest.raises(JsonRefused):
         reader.whole()
     assert reader.position.open == ({"a": None, "b": None}, {"c": None})
 

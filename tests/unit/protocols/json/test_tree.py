@@ -6,13 +6,13 @@ import numpy as np
 import orjson
 import pytest
 
-from tfs_lite.protocols.json.tree import MAX_DEPTH, Refused, StandIns, new_stand_in, read
+from tfs_lite.protocols.json.tree import MAX_DEPTH, JsonRefused, StandIns, new_stand_in, read
 
 
 def refused(text: bytes, above: int = 0, stand_ins: StandIns | None = None) -> bool:
     try:
         read(text, above, stand_ins)
-    except Refused:
+    except JsonRefused:
         return True
     return False
 

@@ -18,7 +18,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import TABLE, Array, from_numpy
 from tfs_lite.protocols.messages import Message, PredictRequest, TensorProto
-from tfs_lite.protocols.tensorflow.predict_requests import Layout, Layouts
+from tfs_lite.protocols.tensorflow.predict_requests import Layouts, PredictLayout
 from tfs_lite.protocols.tensorflow.serving import read_model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.varints import encode_varints
@@ -82,13 +82,13 @@ def decoded(request: Message) -> dict[str, Array]:
     return {name: decode(tensor, name) for name, tensor in request.inputs.items()}
 
 
-def learn(layouts: Layouts, data: bytes) -> Layout | None:
+def learn(layouts: Layouts, data: bytes) -> PredictLayout | None:
     request = PredictRequest.FromString(data)
     inputs = decoded(request)
     return layouts.learn(data, request, read_model_spec(request), inputs)
 
 
-def learned(data: bytes) -> tuple[Layouts, Layout]:
+def learned(data: bytes) -> tuple[Layouts, PredictLayout]:
     layouts = Layouts()
     layout = learn(layouts, data)
     assert layout is not None
@@ -102,7 +102,7 @@ def assert_same(got: Mapping[str, Array], expected: Mapping[str, Array]) -> None
         assert got[name].tobytes() == array.tobytes()
 
 
-def assert_told_like_a_parser(layouts: Layouts, data: bytes) -> Layout | None:
+def assert_told_like_a_parser(layouts: Layouts, data: bytes) -> PredictLayout | None:
     """What is recognised is a PredictRequest, and says what a parser finds in it."""
     layout = layouts.find(data)
     if layout is not None:
@@ -181,7 +181,7 @@ def test_only_the_bytes_of_numbers_may_differ(form: str, dtype: np.dtype[Any]) -
                 assert_told_like_a_parser(layouts, changed)
 
 
-def inside(layout: Layout) -> Iterator[int]:
+def inside(layout: PredictLayout) -> Iterator[int]:
     """The offsets of all bytes of numbers."""
     for _, dtype, count, offset, _ in layout.numbers:
         yield from range(offset, offset + count * dtype.itemsize)

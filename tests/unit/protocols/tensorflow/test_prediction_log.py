@@ -18,31 +18,31 @@ from tfs_lite.protocols.messages import (
     RegressionRequest,
     RegressionResponse,
 )
-from tfs_lite.protocols.tensorflow.prediction_log import Method, logged_request, make_log, parse_log
+from tfs_lite.protocols.tensorflow.prediction_log import LoggedMethod, logged_request, make_log, parse_log
 
 SPEC = {"name": "m", "signature_name": "s"}
 LOGS = {
-    Method.PREDICT: (
+    LoggedMethod.PREDICT: (
         PredictRequest(model_spec=SPEC, output_filter=["y"]),
         PredictResponse(model_spec=SPEC, outputs={"y": {"dtype": 1}}),
     ),
-    Method.CLASSIFY: (
+    LoggedMethod.CLASSIFY: (
         ClassificationRequest(model_spec=SPEC, input={"example_list": {"examples": [{}]}}),
         ClassificationResponse(model_spec=SPEC, result={"classifications": [{}]}),
     ),
-    Method.REGRESS: (
+    LoggedMethod.REGRESS: (
         RegressionRequest(model_spec=SPEC, input={"example_list": {"examples": [{}]}}),
         RegressionResponse(model_spec=SPEC, result={"regressions": [{"value": 2}]}),
     ),
-    Method.MULTI_INFERENCE: (
+    LoggedMethod.MULTI_INFERENCE: (
         MultiInferenceRequest(tasks=[{"model_spec": SPEC, "method_name": "tensorflow/serving/regress"}]),
         MultiInferenceResponse(results=[{"model_spec": SPEC}]),
     ),
 }
 
 
-@pytest.mark.parametrize("method", Method)
-def test_a_log_keeps_method_request_and_answer(method: Method) -> None:
+@pytest.mark.parametrize("method", LoggedMethod)
+def test_a_log_keeps_method_request_and_answer(method: LoggedMethod) -> None:
     request, response = LOGS[method]
     log = parse_log(make_log(method, request, response).SerializeToString())
     found = logged_request(log)

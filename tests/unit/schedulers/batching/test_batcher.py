@@ -20,7 +20,7 @@ from tests.support.schedulers.interleaving import InterleavingScheduler, Stepped
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.forming import form_batch
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
 
 GREEDY = BatchSettings(max_batch_size=4)
@@ -329,7 +329,7 @@ def test_batches_are_those_of_form_batch(
         for kind, value, width in events:
             if kind == "ask":
                 request = fixture.ask(value, width=width)
-                expected.add(Job(request.call, value or 1, width, fixture.clock.monotonic()))
+                expected.add(BatchJob(request.call, value or 1, width, fixture.clock.monotonic()))
             elif kind == "pass":
                 fixture.advance(value)
                 expected.advance(value)
@@ -349,10 +349,10 @@ class Expected:
         self.running = 0
         self._settings = settings
         self._workers = workers
-        self._queue: list[Job] = []
+        self._queue: list[BatchJob] = []
         self._now = 0.0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: BatchJob) -> None:
         self._queue.append(job)
         self._send()
 

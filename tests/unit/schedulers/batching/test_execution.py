@@ -30,7 +30,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.execution import Execution
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.retries import Loss
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
@@ -108,10 +108,12 @@ class ExecutionFixture:
     def run(self, *parts: Sequence[int]) -> None:
         """One call for each part, with these rows."""
         self.calls = [self.call(number, *rows) for number, rows in enumerate(parts)]
-        jobs = [Job(call, len(rows) or 1, None, 0.0, len(rows)) for call, rows in zip(self.calls, parts, strict=True)]
+        jobs = [
+            BatchJob(call, len(rows) or 1, None, 0.0, len(rows)) for call, rows in zip(self.calls, parts, strict=True)
+        ]
         self.loss = self.execution.run(self.model, self.queue, jobs)
 
-    def lost(self, jobs: Sequence[Job]) -> list[int]:
+    def lost(self, jobs: Sequence[BatchJob]) -> list[int]:
         """The numbers of their calls."""
         return [self.calls.index(job.call) for job in jobs]
 
@@ -306,7 +308,7 @@ def test_counter_that_raises_is_only_logged(fixture: ExecutionFixture, caplog: p
         raise RuntimeError("no space left for numbers")
 
     execution = Execution(ID, "m-7", fixture.clock, broken, fixture.end)
-    execution.run(fixture.model, fixture.queue, [Job(fixture.call(0, 1), 1, None, 0.0)])
+    execution.run(fixture.model, fixture.queue, [BatchJob(fixture.call(0, 1), 1, None, 0.0)])
     assert fixture.rows_of(0) == [2]
     assert "a run of m-7 could not be counted" in caplog.text
 
@@ -319,7 +321,7 @@ def test_caller_that_raises_is_logged_and_others_answered(
 
     first = fixture.call(0, 1)
     first.on_done = careless
-    jobs = [Job(call, 1, None, 0.0) for call in (first, fixture.call(1, 2))]
+    jobs = [BatchJob(call, 1, None, 0.0) for call in (first, fixture.call(1, 2))]
     fixture.execution.run(fixture.model, fixture.queue, jobs)
     assert fixture.rows_of(1) == [4]
     assert "a caller of m-7 broke its contract" in caplog.text
@@ -346,7 +348,7 @@ def test_call_that_may_lack_outputs_gets_those_that_there_are_beside_one_that_ma
     calls = [fixture.call(0, 1), fixture.call(1, 2)]
     calls[0].may_lack = True
     calls[0].outputs = calls[1].outputs = ("y", "other")
-    fixture.execution.run(fixture.model, fixture.queue, [Job(call, 1, None, 0.0, 1) for call in calls])
+    fixture.execution.run(fixture.model, fixture.queue, [BatchJob(call, 1, None, 0.0, 1) for call in calls])
     lenient, strict = fixture.of(0), fixture.of(1)
     assert not isinstance(lenient, Status)
     assert {name: np.asarray(array).tolist() for name, array in lenient.items()} == {"other": [1]}
@@ -425,7 +427,7 @@ def test_call_that_is_not_as_declared_shows_nothing_about_those_that_are() -> No
     fixture = ExecutionFixture(signature=replace(SIGNATURE, contract=ShapeContract.NONE))
     fixture.run([1], [2])
     fixture.model.result = lambda x: {"y": np.zeros(9)}
-    unfit = Job(fixture.call(0, 1), 1, None, 0.0, 1, alone=True)
+    unfit = BatchJob(fixture.call(0, 1), 1, None, 0.0, 1, alone=True)
     fixture.execution.run(fixture.model, fixture.queue, [unfit])
     fixture.answers.clear()
     fixture.model.result = lambda x: {"y": 2 * x}

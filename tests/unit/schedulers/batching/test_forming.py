@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, BatchDelay
-from tfs_lite.schedulers.batching.forming import Decision, form_batch
-from tfs_lite.schedulers.batching.queue import Job, JobQueue
+from tfs_lite.schedulers.batching.forming import BatchDecision, form_batch
+from tfs_lite.schedulers.batching.queue import BatchJob, JobQueue
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
@@ -22,12 +22,12 @@ AT_ONCE = BatchSettings(max_batch_size=8, preferred=(4, 6))
 EXPECTING = BatchSettings(max_batch_size=8, send=SendWhen.EXPECT)
 
 
-def job(rows: int, enqueued: float = 0.0, key: Hashable = None, priority: int = 0) -> Job:
+def job(rows: int, enqueued: float = 0.0, key: Hashable = None, priority: int = 0) -> BatchJob:
     call = PredictCall("serving_default", {}, (), None, lambda result: None, priority=priority)
-    return Job(call, rows, key, enqueued)
+    return BatchJob(call, rows, key, enqueued)
 
 
-def jobs(*rows: int) -> list[Job]:
+def jobs(*rows: int) -> list[BatchJob]:
     return [job(size) for size in rows]
 
 
@@ -42,10 +42,10 @@ class Batcher:
         self.batches: list[tuple[float, list[int]]] = []
         self._settings, self._eager, self._held_until = settings, eager, held_until
         self._queue = JobQueue(settings)
-        self._waits = Decision()
+        self._waits = BatchDecision()
         self.clock.call_later(held_until, self._ask)
 
-    def arrive(self, new: Job) -> None:
+    def arrive(self, new: BatchJob) -> None:
         new.enqueued = self.clock.monotonic()
         assert self._queue.refusal(new) is None
         other = self._queue.head is not None and self._queue.head.key != new.key
@@ -70,7 +70,7 @@ class Batcher:
 
 
 def sent(
-    settings: BatchSettings, arrivals: Iterable[tuple[float, Job]], held_until: float = 0.0, eager: bool = False
+    settings: BatchSettings, arrivals: Iterable[tuple[float, BatchJob]], held_until: float = 0.0, eager: bool = False
 ) -> list[tuple[float, list[int]]]:
     """The batches that leave when jobs arrive, each so many seconds after the one before."""
     batcher = Batcher(settings, held_until, eager)
@@ -178,14 +178,14 @@ def test_keys_levels_and_late_jobs(name: str) -> None:
 
 def test_an_empty_queue_waits_for_any_job() -> None:
     for settings in (ALONE, DELAYED, EXPECTING):
-        assert form_batch([], 5.0, settings) == Decision(0, inf, 1)
+        assert form_batch([], 5.0, settings) == BatchDecision(0, inf, 1)
 
 
 def test_a_decision_to_wait_says_when_and_how_many_rows_end_it() -> None:
-    assert form_batch([job(1, 3.0)], 5.0, DELAYED) == Decision(0, 13.0, 2)
-    assert form_batch([job(3, 3.0), job(1, 4.0)], 5.0, DELAYED) == Decision(0, 13.0, 6)
-    assert form_batch([job(3, 3.0)], 5.0, replace(DELAYED, preferred=())) == Decision(0, 13.0, 8)
-    assert form_batch([job(3, 3.0)], 13.0, DELAYED) == Decision(1)
+    assert form_batch([job(1, 3.0)], 5.0, DELAYED) == BatchDecision(0, 13.0, 2)
+    assert form_batch([job(3, 3.0), job(1, 4.0)], 5.0, DELAYED) == BatchDecision(0, 13.0, 6)
+    assert form_batch([job(3, 3.0)], 5.0, replace(DELAYED, preferred=())) == BatchDecision(0, 13.0, 8)
+    assert form_batch([job(3, 3.0)], 13.0, DELAYED) == BatchDecision(1)
 
 
 @pytest.mark.parametrize(
@@ -197,42 +197,44 @@ def test_a_decision_to_wait_says_when_and_how_many_rows_end_it() -> None:
     ids=["levels", "delays"],
 )
 def test_where_jobs_may_come_in_before_others_every_arrival_is_looked_at(settings: BatchSettings) -> None:
-    assert form_batch([job(3, 3.0)], 5.0, settings) == Decision(0, 13.0, 4)
+    assert form_batch([job(3, 3.0)], 5.0, settings) == BatchDecision(0, 13.0, 4)
 
 
 @pytest.mark.parametrize(
     ("queued", "delay", "decision"),
     [
-        ([3], BatchDelay(6, 2.0), Decision(0, 2.0, 6)),
-        ([3, 3], BatchDelay(6, 2.0), Decision(2)),
-        ([3], BatchDelay(6, 1.0), Decision(1)),
-        ([3], NO_DELAY, Decision(1)),
-        ([3], BatchDelay(100, 2.0), Decision(0, 2.0, 8)),
-        ([8], BatchDelay(100, 2.0), Decision(1)),
-        ([5, 4], BatchDelay(100, 2.0), Decision(1)),
+        ([3], BatchDelay(6, 2.0), BatchDecision(0, 2.0, 6)),
+        ([3, 3], BatchDelay(6, 2.0), BatchDecision(2)),
+        ([3], BatchDelay(6, 1.0), BatchDecision(1)),
+        ([3], NO_DELAY, BatchDecision(1)),
+        ([3], BatchDelay(100, 2.0), BatchDecision(0, 2.0, 8)),
+        ([8], BatchDelay(100, 2.0), BatchDecision(1)),
+        ([5, 4], BatchDelay(100, 2.0), BatchDecision(1)),
     ],
     ids=str,
 )
-def test_delay_holds_back_only_what_could_still_grow(queued: list[int], delay: BatchDelay, decision: Decision) -> None:
+def test_delay_holds_back_only_what_could_still_grow(
+    queued: list[int], delay: BatchDelay, decision: BatchDecision
+) -> None:
     assert form_batch(jobs(*queued), 1.0, EXPECTING, delay) == decision
 
 
 def test_delay_neither_waits_past_another_key_nor_past_a_preferred_size() -> None:
     delay = BatchDelay(8, 2.0)
-    assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, delay) == Decision(1)
+    assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, delay) == BatchDecision(1)
     settings = replace(AT_ONCE, send=SendWhen.EXPECT)
-    assert form_batch(jobs(3), 1.0, settings, delay) == Decision(0, 2.0, 4)
-    assert form_batch(jobs(3, 1), 1.0, settings, delay) == Decision(2)
-    assert form_batch(jobs(5), 1.0, settings, delay) == Decision(0, 2.0, 6)
+    assert form_batch(jobs(3), 1.0, settings, delay) == BatchDecision(0, 2.0, 4)
+    assert form_batch(jobs(3, 1), 1.0, settings, delay) == BatchDecision(2)
+    assert form_batch(jobs(5), 1.0, settings, delay) == BatchDecision(0, 2.0, 6)
 
 
 @pytest.mark.parametrize("send", [SendWhen.GREEDY, SendWhen.WAIT])
 def test_only_settings_that_expect_are_delayed(send: SendWhen) -> None:
-    assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), BatchDelay(8, 2.0)) == Decision(1)
+    assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), BatchDelay(8, 2.0)) == BatchDecision(1)
 
 
 def test_calls_that_run_alone_are_never_held_back() -> None:
-    assert form_batch(jobs(1, 1), 1.0, replace(ALONE, send=SendWhen.EXPECT), BatchDelay(8, 2.0)) == Decision(1)
+    assert form_batch(jobs(1, 1), 1.0, replace(ALONE, send=SendWhen.EXPECT), BatchDelay(8, 2.0)) == BatchDecision(1)
 
 
 SETTINGS = st.builds(
@@ -254,7 +256,7 @@ ARRIVALS = st.lists(
 def test_asking_only_when_told_sends_the_same_batches_as_asking_all_the_time(
     settings: BatchSettings, arrivals: list[tuple[float, int, str, int]], held_until: float
 ) -> None:
-    def queued() -> list[tuple[float, Job]]:
+    def queued() -> list[tuple[float, BatchJob]]:
         return [(gap, job(rows, key=key, priority=priority)) for gap, rows, key, priority in arrivals]
 
     lazy = sent(settings, queued(), held_until)

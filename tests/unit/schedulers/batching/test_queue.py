@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, Job, JobQueue
+from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, BatchJob, JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
 
 PLAIN = BatchSettings(max_batch_size=8)
@@ -20,24 +20,26 @@ LEVELS = replace(PLAIN, priority_levels=3, default_priority=2)
 UINT64_MAX = 2**64 - 1
 
 
-def job(rows: int = 1, enqueued: float = 0.0, *, priority: int = 0, timeout: float = 0.0, expires: float = inf) -> Job:
+def job(
+    rows: int = 1, enqueued: float = 0.0, *, priority: int = 0, timeout: float = 0.0, expires: float = inf
+) -> BatchJob:
     call = PredictCall("serving_default", {}, (), None, lambda result: None, priority=priority, timeout=timeout)
-    return Job(call, rows, rows, enqueued, expires=expires)
+    return BatchJob(call, rows, rows, enqueued, expires=expires)
 
 
-def add(queue: JobQueue, *jobs: Job) -> None:
+def add(queue: JobQueue, *jobs: BatchJob) -> None:
     for each in jobs:
         assert queue.refusal(each) is None
         queue.add(each)
 
 
-def filled(settings: BatchSettings, *jobs: Job) -> JobQueue:
+def filled(settings: BatchSettings, *jobs: BatchJob) -> JobQueue:
     queue = JobQueue(settings, "m-1")
     add(queue, *jobs)
     return queue
 
 
-def check_refused(queue: JobQueue, new: Job, text: str) -> None:
+def check_refused(queue: JobQueue, new: BatchJob, text: str) -> None:
     before = list(queue)
     refusal = queue.refusal(new)
     assert refusal is not None
@@ -230,14 +232,14 @@ class Reference:
     """The same in lists: every job that waits, sorted anew for each question."""
 
     settings: BatchSettings
-    jobs: list[Job] = field(default_factory=list)
-    delayed: dict[Job, int] = field(default_factory=dict)
+    jobs: list[BatchJob] = field(default_factory=list)
+    delayed: dict[BatchJob, int] = field(default_factory=dict)
 
-    def ordered(self) -> list[Job]:
+    def ordered(self) -> list[BatchJob]:
         positions = {each: index for index, each in enumerate(self.jobs)}
         return sorted(self.jobs, key=lambda each: (each.level, self.delayed.get(each, 0), positions[each]))
 
-    def sweep(self, now: float) -> list[Job]:
+    def sweep(self, now: float) -> list[BatchJob]:
         out, moved = [], []
         for each in self.ordered():
             timed_out = each not in self.delayed and each.enqueued + self.timeout(each) <= now
@@ -251,7 +253,7 @@ class Reference:
         self.jobs = [each for each in self.jobs if each not in out]
         return out
 
-    def timeout(self, each: Job) -> float:
+    def timeout(self, each: BatchJob) -> float:
         policy = self.settings.policy(each.level)
         return min(each.call.timeout or inf, policy.default_timeout) or inf
 
@@ -280,7 +282,7 @@ ACTIONS = st.lists(
 def test_whatever_happens_nothing_is_lost_or_comes_twice(
     settings: BatchSettings, deadline: float | None, actions: list[tuple[str, int, int, float]]
 ) -> None:
-    queue, reference, ever, left = JobQueue(settings), Reference(settings), list[Job](), list[Job]()
+    queue, reference, ever, left = JobQueue(settings), Reference(settings), list[BatchJob](), list[BatchJob]()
     now = 0.0
     for name, number, *rest in actions:
         if name == "add":
@@ -311,7 +313,7 @@ def test_whatever_happens_nothing_is_lost_or_comes_twice(
     assert all(each.gone for each in ever)
 
 
-def _leave(reference: Reference, left: list[Job], jobs: list[Job]) -> None:
+def _leave(reference: Reference, left: list[BatchJob], jobs: list[BatchJob]) -> None:
     left += [each for each in jobs if each in reference.jobs]
     reference.jobs = [each for each in reference.jobs if each not in jobs]
 

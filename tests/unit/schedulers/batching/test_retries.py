@@ -13,7 +13,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.model import PredictCall, SequenceFlags, WorkerBusy, WorkerLost
 from tfs_lite.core.status import StatusCode
 from tfs_lite.schedulers.batching.batcher import PATIENCE
-from tfs_lite.schedulers.batching.queue import Job
+from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.retries import POISON_SECONDS, Loss, Retries
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy
 
@@ -24,9 +24,9 @@ GREEDY = BatchSettings(max_batch_size=8)
 ALONE = BatchSettings()
 
 
-def job(expires: float = inf, sequence: SequenceFlags | None = None, lost: bool = False) -> Job:
+def job(expires: float = inf, sequence: SequenceFlags | None = None, lost: bool = False) -> BatchJob:
     call = PredictCall("", {}, (), None, ignore, sequence=sequence)
-    return Job(call, 1, None, 0.0, expires=expires, lost=lost)
+    return BatchJob(call, 1, None, 0.0, expires=expires, lost=lost)
 
 
 def code(request: CheckedCall) -> StatusCode | None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.schedulers.ensembles import DIAMOND, settings_of, step, tensor
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.schedulers.ensemble.graph import Plan, Progress, plan_for
-from tfs_lite.schedulers.ensemble.types import Graph, graph_of
+from tfs_lite.schedulers.ensemble.graph import EnsemblePlan, Progress, plan_for
+from tfs_lite.schedulers.ensemble.types import EnsembleGraph, graph_of
 
 CHAIN = settings_of(
     [tensor("IN")],
@@ -22,11 +22,11 @@ CHAIN = settings_of(
 """Written backwards."""
 
 
-def graph_for(settings: dict) -> Graph:
+def graph_for(settings: dict) -> EnsembleGraph:
     return graph_of("e", ModelSettings.model_validate(settings))
 
 
-def plan(settings: dict, *wanted: str) -> Plan:
+def plan(settings: dict, *wanted: str) -> EnsemblePlan:
     return plan_for(graph_for(settings), wanted)
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_given_out_once_the_rest_is_not_wanted() -> None:
 
 
 def test_steps_that_can_never_run_are_noticed() -> None:
-    progress = Progress(Plan(("OUT",), plan(DIAMOND).steps[:1], {0: ("y",)}, {0: frozenset({0})}, {0: (0,)}))
+    progress = Progress(EnsemblePlan(("OUT",), plan(DIAMOND).steps[:1], {0: ("y",)}, {0: frozenset({0})}, {0: (0,)}))
     assert progress.begin() == []
     assert progress.stuck
 
@@ -103,7 +103,7 @@ def pipelines(draw: st.DrawFn) -> dict:
     return settings_of([tensor("IN")], [tensor(name) for name in outputs], order)
 
 
-def needed_by_closure(graph: Graph, wanted: tuple[str, ...]) -> set[int]:
+def needed_by_closure(graph: EnsembleGraph, wanted: tuple[str, ...]) -> set[int]:
     """The steps that are needed, worked out in another way: step by step backwards until nothing changes."""
     tensors, steps = set(wanted), set[int]()
     while True:

@@ -10,7 +10,7 @@ from tests.support.language.generation_checker import scheduled_text
 from tfs_lite.core.generation import Copy
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
-from tfs_lite.schedulers.generation.scheduler_state import Plan, SchedulerState
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState, StepPlan
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text, change_phase
 
@@ -35,7 +35,7 @@ def scheduler_of(settings: EngineSettings, *texts: Text) -> SchedulerState:
     return scheduler
 
 
-def step(scheduler: SchedulerState, now: float = 0.0) -> Plan:
+def step(scheduler: SchedulerState, now: float = 0.0) -> StepPlan:
     plan = scheduler.plan(now)
     scheduler.complete(plan)
     for scheduled in plan.schedule:
@@ -44,7 +44,7 @@ def step(scheduler: SchedulerState, now: float = 0.0) -> Plan:
     return plan
 
 
-def rows(plan: Plan) -> list[tuple[Text, int, int, bool]]:
+def rows(plan: StepPlan) -> list[tuple[Text, int, int, bool]]:
     return [(scheduled.text, scheduled.start, scheduled.count, scheduled.draws) for scheduled in plan.schedule]
 
 

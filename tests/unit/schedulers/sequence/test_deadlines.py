@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.schedulers.sequence.deadlines import SPARE, Deadlines
+from tfs_lite.schedulers.sequence.deadlines import SPARE, KeyDeadlines
 
 KEYS = st.sampled_from("abcd")
 STEPS = st.lists(
@@ -22,7 +22,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_deadlines_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: KeyDeadlines[str] = KeyDeadlines()
     times: dict[str, float] = {}
     for what, key, time in steps:
         if what == "set":
@@ -41,7 +41,7 @@ def test_deadlines_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) 
 
 
 def test_deadlines_are_due_in_order_of_time() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: KeyDeadlines[str] = KeyDeadlines()
     for key, time in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("b", 4.0)):
         deadlines.set(key, time)
     assert deadlines.pop_due(3.5) == ["c", "a"]
@@ -49,7 +49,7 @@ def test_deadlines_are_due_in_order_of_time() -> None:
 
 
 def test_outdated_entries_do_not_pile_up() -> None:
-    deadlines: Deadlines[int] = Deadlines()
+    deadlines: KeyDeadlines[int] = KeyDeadlines()
     for number in range(1000):
         deadlines.set(number, 1e6 - number)
         deadlines.set(0, 1e6 - number)

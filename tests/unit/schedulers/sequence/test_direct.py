@@ -8,16 +8,16 @@ import pytest
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence.direct import DirectDecision, form_direct
-from tfs_lite.schedulers.sequence.request import Request, Slot
+from tfs_lite.schedulers.sequence.request import SequenceItem, SequenceSlot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 AT_ONCE = DirectSettings()
 
 
-def heads(text: str, arrived: float = 0.0) -> list[Request[str] | None]:
+def heads(text: str, arrived: float = 0.0) -> list[SequenceItem[str] | None]:
     """A letter per slot, which is its key; ``-``: none."""
-    return [None if key == "-" else Request(key, 1, False, False, arrived) for key in text]
+    return [None if key == "-" else SequenceItem(key, 1, False, False, arrived) for key in text]
 
 
 def rows(decision: DirectDecision[str]) -> str:
@@ -80,7 +80,7 @@ def test_delay_is_that_of_the_oldest_head(now: float, waits: bool) -> None:
 
 def executions(lengths: list[int], key_of: dict[str, str]) -> list[str]:
     """Of sequences a, b, ... with so many requests each, all there from the start; a slot for each."""
-    slots = Sequences[str](SequenceSettings(slots_per_instance=len(lengths)), 1)
+    slots = SequenceTable[str](SequenceSettings(slots_per_instance=len(lengths)), 1)
     for name, length in zip("abcd", lengths, strict=False):
         for number in range(length):
             flags = SequenceFlags(name, start=number == 0, end=number == length - 1)
@@ -88,7 +88,7 @@ def executions(lengths: list[int], key_of: dict[str, str]) -> list[str]:
     batches = []
     while slots.pending:
         decision = form_direct(slots.heads(0), lambda item: key_of.get(item[0], ""), AT_ONCE, 0.0)
-        taken = [Slot(number, 0) for number, request in enumerate(decision.rows) if request]
+        taken = [SequenceSlot(number, 0) for number, request in enumerate(decision.rows) if request]
         for slot in taken:
             slots.take(slot)
         for slot in taken:

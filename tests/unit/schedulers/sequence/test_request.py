@@ -6,9 +6,9 @@ import pytest
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.sequence.request import MAX_ID_LENGTH, STOPPING, Admitted, Slot, checked
+from tfs_lite.schedulers.sequence.request import MAX_ID_LENGTH, STOPPING, Admitted, SequenceSlot, checked
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 ROWS = "inference request to model 'm' must specify batch-size 1 due to requirements of sequence batcher"
 NO_ID = "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
@@ -71,16 +71,16 @@ def test_text_that_is_too_long_is_no_id(known: bool) -> None:
     assert LONG not in refused.message
 
 
-def sequences(slots_per_instance: int = 1, max_backlog: int = 100, max_queued: int = 100) -> Sequences[str]:
+def sequences(slots_per_instance: int = 1, max_backlog: int = 100, max_queued: int = 100) -> SequenceTable[str]:
     settings = SequenceSettings(slots_per_instance, max_backlog=max_backlog, max_queued=max_queued)
-    return Sequences(settings, 1, "m")
+    return SequenceTable(settings, 1, "m")
 
 
 def test_number_and_text_are_different_sequences() -> None:
     all_of = sequences(slots_per_instance=2)
-    assert all_of.admit("a", SequenceFlags(5, start=True), 1, 0.0, 0.0) == Admitted(Slot(0, 0))
+    assert all_of.admit("a", SequenceFlags(5, start=True), 1, 0.0, 0.0) == Admitted(SequenceSlot(0, 0))
     assert all_of.admit("b", SequenceFlags("5"), 1, 0.0, 0.0) == Status(BAD, NO_START.format(5))
-    assert all_of.admit("b", SequenceFlags("5", start=True), 1, 0.0, 0.0) == Admitted(Slot(1, 0))
+    assert all_of.admit("b", SequenceFlags("5", start=True), 1, 0.0, 0.0) == Admitted(SequenceSlot(1, 0))
     assert all_of.live == 2
 
 
@@ -112,14 +112,14 @@ def test_full_backlog_does_not_concern_sequences_in_slots() -> None:
     full = sequences(max_backlog=1)
     full.admit("a", SequenceFlags(1, start=True), 1, 0.0, 0.0)
     full.admit("b", SequenceFlags(2, start=True), 1, 0.0, 0.0)
-    assert full.admit("c", SequenceFlags(1, end=True), 1, 0.0, 0.0) == Admitted(Slot(0, 0))
+    assert full.admit("c", SequenceFlags(1, end=True), 1, 0.0, 0.0) == Admitted(SequenceSlot(0, 0))
 
 
 def test_taken_requests_do_not_fill_the_queue() -> None:
     small = sequences(max_queued=1)
     small.admit("a", SequenceFlags(1, start=True), 1, 0.0, 0.0)
-    small.take(Slot(0, 0))
-    assert small.admit("b", SequenceFlags(1), 1, 0.0, 0.0) == Admitted(Slot(0, 0))
+    small.take(SequenceSlot(0, 0))
+    assert small.admit("b", SequenceFlags(1), 1, 0.0, 0.0) == Admitted(SequenceSlot(0, 0))
 
 
 def test_checks_come_before_the_bound() -> None:
@@ -135,6 +135,6 @@ def test_stopping_model_goes_on_with_known_sequences() -> None:
     stopping.admit("a", SequenceFlags(1, start=True), 1, 0.0, 0.0)
     stopping.admit("b", SequenceFlags(2, start=True), 1, 0.0, 0.0)
     stopping.stop()
-    assert stopping.admit("c", SequenceFlags(1, end=True), 1, 0.0, 0.0) == Admitted(Slot(0, 0))
+    assert stopping.admit("c", SequenceFlags(1, end=True), 1, 0.0, 0.0) == Admitted(SequenceSlot(0, 0))
     assert stopping.admit("d", SequenceFlags(2), 1, 0.0, 0.0) == Admitted(None)
     assert stopping.admit("e", SequenceFlags(2, start=True), 1, 0.0, 0.0) == STOPPING

@@ -12,12 +12,12 @@ import pytest
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.sequence.request import Admitted, Slot
+from tfs_lite.schedulers.sequence.request import Admitted, SequenceSlot
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
-from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.slots import SequenceTable
 
 EXPIRED = Status(StatusCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired", Reason.QUEUE_TIMEOUT)
-FIRST = Slot(0, 0)
+FIRST = SequenceSlot(0, 0)
 
 
 class SlotsFixture:
@@ -25,14 +25,14 @@ class SlotsFixture:
     an END."""
 
     def __init__(self, slots: int = 1, instances: int = 1, max_idle: float = 1.0) -> None:
-        self.all = Sequences[str](SequenceSettings(slots_per_instance=slots, max_idle=max_idle), instances, "m")
+        self.all = SequenceTable[str](SequenceSettings(slots_per_instance=slots, max_idle=max_idle), instances, "m")
         self.instances = instances
         self.now = 0.0
 
-    def admit(self, *texts: str, timeout: float = 0.0) -> list[Slot | None]:
+    def admit(self, *texts: str, timeout: float = 0.0) -> list[SequenceSlot | None]:
         return [self._admit(text, timeout) for text in texts]
 
-    def _admit(self, text: str, timeout: float) -> Slot | None:
+    def _admit(self, text: str, timeout: float) -> SequenceSlot | None:
         flags = SequenceFlags(text.strip("^$")[0], text[0] == "^", text[-1] == "$")
         admitted = self.all.admit(text, flags, 1, timeout, self.now)
         assert isinstance(admitted, Admitted), admitted
@@ -47,7 +47,7 @@ class SlotsFixture:
     def run(self) -> list[str]:
         """One execution of each instance, of all that is ready."""
         ready = [
-            Slot(number, instance)
+            SequenceSlot(number, instance)
             for instance in range(self.instances)
             for number, request in enumerate(self.all.heads(instance))
             if request
@@ -250,7 +250,7 @@ def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> N
     fixture.all.forgotten()
     assert fixture.all.cancel("^a") == ["^a", "a1$"]
     assert fixture.all.forgotten() == ()
-    assert fixture.admit("a3") == [Slot(1, 0)]
+    assert fixture.admit("a3") == [SequenceSlot(1, 0)]
 
 
 def test_cancelled_request_that_runs_takes_only_those_after_it() -> None:
@@ -282,4 +282,4 @@ def test_clearing_ends_everything() -> None:
     assert sorted(fixture.all.clear()) == sorted(["^a", "a1", "^b", "^c", "c1", "^d"])
     assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged) == (0, 0, 0)
     assert fixture.all.next_expiry == inf
-    assert fixture.admit("^e", "^f") == [FIRST, Slot(1, 0)]
+    assert fixture.admit("^e", "^f") == [FIRST, SequenceSlot(1, 0)]

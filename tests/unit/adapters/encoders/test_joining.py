@@ -23,8 +23,8 @@ from transformers import (
 
 from tests.support.language.tiny_encoders import LENGTH, SPECIAL, WORDS, save_embedder, save_tagger, tokenizer
 from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.encoders.joining import ATTENTION, JoinedRows
 from tfs_lite.adapters.encoders.model import TextEncoder
-from tfs_lite.adapters.encoders.packing import ATTENTION, PackedRows
 from tfs_lite.adapters.encoders.platform import open_version
 from tfs_lite.adapters.encoders.tokens import TokenRow
 from tfs_lite.adapters.opening import OpenRequest
@@ -93,7 +93,7 @@ def test_texts_in_company_are_answered_as_alone(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "tagger", "causal"])
-def test_they_are_packed(tmp_path: Path, kind: str) -> None:
+def test_they_are_joined(tmp_path: Path, kind: str) -> None:
     model = opened(saved(tmp_path, kind))
     assert model._module.config._attn_implementation == ATTENTION
     model.close()
@@ -136,12 +136,12 @@ def test_a_network_that_attends_in_another_way_is_padded_and_the_log_says_why(
     with caplog.at_level(logging.INFO):
         model = opened(saved(tmp_path, "modernbert"))
     assert model._module.config._attn_implementation != ATTENTION
-    assert "packing fails: ModernBertAttention attends with sliding_window" in caplog.text
+    assert "joining them fails: ModernBertAttention attends with sliding_window" in caplog.text
     model.close()
 
 
 def test_rows_of_one_length_attend_in_one_call() -> None:
-    packed = PackedRows([TokenRow(range(n), [1] * n, [0] * n) for n in (3, 2, 2, 1)], padding=1)
-    assert [(each.start, each.rows, each.length) for each in packed.stretches] == [(0, 1, 3), (3, 2, 2), (7, 1, 1)]
-    assert packed.ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 0]]
-    assert packed.positions.tolist() == [[2, 1, 3, 2, 1, 2, 1, 2]]
+    joined = JoinedRows([TokenRow(range(n), [1] * n, [0] * n) for n in (3, 2, 2, 1)], padding=1)
+    assert [(each.start, each.rows, each.length) for each in joined.stretches] == [(0, 1, 3), (3, 2, 2), (7, 1, 1)]
+    assert joined.ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 0]]
+    assert joined.positions.tolist() == [[2, 1, 3, 2, 1, 2, 1, 2]]

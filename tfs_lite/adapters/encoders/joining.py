@@ -1,6 +1,6 @@
 """Rows of different lengths in one forward without padding: one behind the other, as a single row of the network.
 
-    rows -> PackedRows -> forward of [1, tokens], in which every row attends to itself alone -> one answer for each row
+    rows -> JoinedRows -> forward of [1, tokens], in which every row attends to itself alone -> one answer for each row
 
 Everything but the attention of these networks treats tokens one by one, so it needs no padding and gets larger
 matrices. The attention is exchanged where transformers lets it be. Importing this module registers the function with
@@ -44,7 +44,7 @@ class Stretch:
         return torch.unflatten(part, 0, (self.rows, self.length))
 
 
-class PackedRows:
+class JoinedRows:
     """Rows one behind the other. Rows of one length should be neighbours: they attend in one call."""
 
     def __init__(self, rows: Sequence[TokenRow], padding: int | None = None) -> None:
@@ -74,7 +74,7 @@ class PackedRows:
         return found
 
 
-_ROWS: ContextVar[PackedRows] = ContextVar("tfs_lite_packed_rows")
+_ROWS: ContextVar[JoinedRows] = ContextVar("tfs_lite_joined_rows")
 
 
 def _stretches(rows: Sequence[TokenRow]) -> Iterator[Stretch]:
