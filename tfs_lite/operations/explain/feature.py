@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.metrics.batches import WorkerState
-from tfs_lite.operations.explain.causes import explain, line_of_model
+from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, Verdict
 from tfs_lite.operations.explain.snapshot import Pace, Snapshots
 from tfs_lite.server.feature import Doors, ServerFeature
