@@ -19,7 +19,7 @@ from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
 from tfs_lite.workers.tensor_channel import ArenaChannel
-from tfs_lite.workers.wire import ITEM_CHANNELS, MAX_TEXT, OPEN, Description, read_description, read_failure
+from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, Description, read_description, read_refusal
 
 GRACE_SECONDS = 2.0
 """How long a process may take to end once it has closed its connection."""
@@ -166,11 +166,7 @@ def _open(channel: Channel, remote: RemoteModel, lane: Lane, own_directory: str)
     answer = channel.receive()
     if isinstance(answer, list) and len(answer) == 2 and answer[0] == StatusCode.OK:
         return read_description(answer[1])
-    if not isinstance(answer, list) or len(answer) != 3 or not isinstance(answer[2], str):
-        raise ProtocolError("no description of a model")
-    failure = read_failure(answer[0], answer[1])
-    failure.detail = answer[2][:MAX_TEXT]
-    raise failure
+    raise read_refusal(answer)
 
 
 def _open_item_channels(channel: Channel, remote: RemoteModel) -> Sequence[RequestChannel]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.managers.survey import LoadStage, LoadView
-from tfs_lite.operations.explain.causes import serving, wanted
+from tfs_lite.operations.explain.causes import files, serving, wanted
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.loading import requests_inside
 from tfs_lite.operations.explain.causes.memory import waits_for_room
@@ -75,7 +76,8 @@ def _of_model(model: ModelSnapshot, case: Case, others: Sequence[Link]) -> Itera
         yield wanted.policy_not_read(unread)
     yield from others
     yield from _left_out(model, case)
-    yield from wanted.names_passed_over(model)
+    named, said = map(partial(files.name_passed_over, model), model.report.passed_over), chain(case)
+    yield from (link for link in named if link not in said)
 
 
 def _in_vain(model: ModelSnapshot, case: Case) -> Iterator[Link]:

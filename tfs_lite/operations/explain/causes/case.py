@@ -60,8 +60,8 @@ class Case:
 
     @property
     def refusal(self) -> Status:
-        """The status that says that the files are refused, that nothing can load them, or that every attempt has failed;
-        OK if none is so, and for want of memory."""
+        """The status of files that are refused, that nothing can load, or of which every attempt has failed; OK if none
+        is so, and for want of memory."""
         failure = self.failure
         if failure.ok and self.version is not None:
             failure = self.model.refused.get(self.version, OK)

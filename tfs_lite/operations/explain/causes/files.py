@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
+from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import config_name, counted, numbers, size, specific
 from tfs_lite.operations.explain.explanation import Link, Verdict
+from tfs_lite.operations.explain.snapshot import ModelSnapshot
+from tfs_lite.sources.version_scan import NO_DIRECTORY
 
 _PIP = re.compile(r"pip install '[^']+'")
+_MODULE = re.compile(r"No module named '([^'.]+)")
 _UNACCEPTABLE = (StatusCode.PERMISSION_DENIED, StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT)
 
 
@@ -41,8 +45,8 @@ def extra_missing(case: Case) -> Link | None:
     refusal = case.refusal
     if refusal.reason is not Reason.NEEDS_EXTRA:
         return None
-    command = _PIP.search(refusal.message)
-    what = command[0] if command else "install it"
+    command, module = _PIP.search(refusal.message), _MODULE.search(refusal.message)
+    what = command[0] if command else f"install what has the module {module[1]}" if module else "install it"
     fix = f"{what} in the environment of the server, then start the server again"
     return Link("EXTRA_MISSING", refusal.message, fix, case.found.since, "serving.md")
 
@@ -88,6 +92,25 @@ def _again(case: Case) -> str:
 
 def _publish(case: Case) -> str:
     return f"publish a good one as version {case.next_version}"
+
+
+def no_directory(case: Case) -> Link | None:
+    """Something that is no directory has the version's name."""
+    passed_over, version = case.model.report.passed_over, case.version
+    if version is None or case.verdict is not Verdict.NOT_ON_DISK:
+        return None
+    name = next((each for each, why in passed_over.items() if why == NO_DIRECTORY and int(each) == version), None)
+    return name_passed_over(case.model, name) if name is not None else None
+
+
+def name_passed_over(model: ModelSnapshot, name: str) -> Link:
+    why = model.report.passed_over[name]
+    fix = "give it the number that it is to have, or move it away"
+    if why == NO_DIRECTORY:
+        fix = f"move it away, and publish a directory: tfs-lite publish SRC --base BASE --version {int(name)}"
+    elif name.startswith(HIDDEN_PREFIX):
+        fix = "publish again, or remove the directory"
+    return Link("NAME_PASSED_OVER", f"{name} beside the versions is passed over: {why}", fix)
 
 
 def not_on_disk(case: Case) -> Link | None:

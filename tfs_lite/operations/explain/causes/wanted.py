@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
-from tfs_lite.core.publish import HIDDEN_PREFIX
+from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import Status, listed
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import (
@@ -61,8 +60,6 @@ def unloaded(case: Case) -> Link | None:
     if case.verdict is not Verdict.ENDED:
         return None
     text = "it was withdrawn" if case.version is not None else "its last version was withdrawn"
-    if not case.model.configured:
-        text += " when the model left the config"
     return Link("UNLOADED", text, load_it(case.model), case.found.since)
 
 
@@ -115,13 +112,15 @@ def policy_not_read(problem: Status) -> Link:
     return Link("CONFIG_NOT_APPLIED", text, fix, doc="model-config.md")
 
 
-def names_passed_over(model: ModelSnapshot) -> Iterator[Link]:
-    for name, why in model.report.passed_over.items():
-        text = f"{name} beside the versions is passed over: {why}"
-        fix = "give it the number that it is to have, or move it away"
-        if name.startswith(HIDDEN_PREFIX):
-            fix = "publish again, or remove the directory"
-        yield Link("NAME_PASSED_OVER", text, fix)
+def unloaded_by_call(case: Case) -> Link | None:
+    """An unload call has taken the model away: only calls do, where only calls load."""
+    state = case.found.state
+    if case.verdict is not Verdict.NOT_CONFIGURED or not case.server.by_calls or state is None:
+        return None
+    if state.state.state is not ManagerState.END or not state.state.health.ok:
+        return None
+    text = f"version {case.version} was withdrawn by an unload call"
+    return Link("UNLOADED", text, f"load it again: POST /v2/repository/models/{case.model.name}/load", case.found.since)
 
 
 def not_configured(case: Case) -> Link | None:
