@@ -28,6 +28,7 @@ MEMORY_DIRECTORY = "/dev/shm"
 file system is read-only."""
 START_SECONDS = 60.0
 """How long the process that starts models may take to start one: it imports libraries before, in turns."""
+OPENING_LOST = "its process ended while the model was opened"
 KILL_SECONDS = 10.0
 """How long the kernel may take to end a killed process."""
 logger = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseE
         return error
     ended = worker.ended.wait(GRACE_SECONDS)
     cause = worker.cause if ended else "it closed its connection"
-    return WorkerLost(f"{remote.label}: its process ended while the model was opened ({cause})")
+    return WorkerLost(f"{remote.label}: {OPENING_LOST} ({cause})")
 
 
 def _kill(worker: Worker, label: str) -> None:

@@ -18,7 +18,7 @@ CAUSES: tuple[tuple[Row, ...], ...] = (
     (serving.replicas_down, serving.worker_down, serving.worker_restarting),
     (serving.queue_full, serving.slow),
     (serving.failing,),
-    (serving.files_not_loaded, serving.config_not_applied),
+    (serving.new_process_lost, serving.files_not_loaded, serving.config_not_applied),
     (serving.stands_in, serving.stays),
     (loading.load_hangs, loading.loading),
     (loading.waits_for_load_thread,),

@@ -229,6 +229,37 @@ def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -
     assert [link.cause for link in answer.because] == ["WORKER_DOWN"]
 
 
+def test_files_that_are_not_loaded_do_not_go_on_where_every_process_is_down() -> None:
+    """Nothing answers, so that no text may say that the files of before do."""
+    down = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="its files have changed")
+    burden = Burden(0, Status(StatusCode.UNAVAILABLE, "m has lost its worker process"), (down,))
+    for remark, text in (
+        (CHANGED_FILES, "its files have changed; they are not loaded yet"),
+        (Status(StatusCode.DATA_LOSS, f"{FILES_OF_BEFORE}: no model"), "its new files are not loaded: no model"),
+    ):
+        first, second = ask(model(serving(1, remark=remark, burden=burden))).because
+        assert first.cause == "WORKER_DOWN"
+        assert (second.cause, second.text) == ("FILES_NOT_LOADED", text)
+
+
+def test_new_files_whose_process_was_lost_at_the_load_are_not_said_to_be_wrong() -> None:
+    lost = f"{FILES_OF_BEFORE}: m version 1: its process ended while the model was opened (signal 9)"
+    (link,) = ask(model(serving(1, remark=Status(StatusCode.UNAVAILABLE, lost)))).because
+    assert (link.cause, link.text) == ("WORKER_DOWN", lost)
+    assert "give the machine more memory" in link.fix
+    assert "mend the files" not in link.fix
+
+
+def test_a_published_version_whose_files_were_changed_is_to_be_published_under_a_new_number() -> None:
+    changed = "model.pt2 does not have the sha256 digest that the manifest lists"
+    remark = Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {changed}")
+    found = model(serving(1, remark=remark), VersionSnapshot(2, on_disk=True, incomplete=Incomplete(changed)))
+    for version, fix in ((1, ask(found, 1).because[0].fix), (2, ask(found, 2).because[0].fix)):
+        assert "tfs-lite publish SRC --base BASE --version 3" in fix, version
+        assert "put the files back as they were published" in fix, version
+        assert "manifest" not in fix, version
+
+
 def test_an_ensemble_whose_step_has_gone_waits_for_its_model() -> None:
     text = "it does not answer: model s2 of its steps is not available"
     silent = Status(StatusCode.UNAVAILABLE, text, Reason.WAITS_FOR_MODELS, ("s2",))

@@ -8,7 +8,7 @@ from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.publish import HIDDEN_PREFIX
 from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed
 from tfs_lite.operations.explain.causes.case import Case
-from tfs_lite.operations.explain.causes.phrases import config_name, counted, numbers, size, specific
+from tfs_lite.operations.explain.causes.phrases import config_name, counted, not_as_published, numbers, size, specific
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.explain.snapshot import ModelSnapshot
 from tfs_lite.sources.version_scan import NO_DIRECTORY
@@ -30,6 +30,8 @@ def incomplete(case: Case) -> Link | None:
     elif what.retry_at is not None:
         text += f"; {max(what.retry_at - case.server.taken, 0):.1f} s of quiet are left"
         fix = "wait until nothing writes there any more, or publish with tfs-lite publish, which needs no wait"
+    elif "manifest" in what.reason:
+        fix = f"finish the copy; if the files were changed: {not_as_published(other)}"
     return Link("INCOMPLETE", text, fix, what.since)
 
 

@@ -88,6 +88,12 @@ def config_name(model: ModelSnapshot) -> str:
     return model.config_name or MODEL_SETTINGS_FILES[0]
 
 
+def not_as_published(number: int) -> str:
+    """The remedy for a published version whose files were changed; ``number`` is the next one."""
+    new = f"publish the changed ones as version {number}: tfs-lite publish SRC --base BASE --version {number}"
+    return f"a published version is not changed in place: {new}; or put the files back as they were published"
+
+
 def load_it(model: ModelSnapshot) -> str:
     """The way in which a model comes to be served."""
     if model.server.by_calls:

@@ -9,11 +9,12 @@ from tfs_lite.adapters.opening import GONE
 from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain.causes.case import Case
-from tfs_lite.operations.explain.causes.phrases import clock, counted, duration
+from tfs_lite.operations.explain.causes.phrases import clock, counted, duration, not_as_published
 from tfs_lite.operations.explain.explanation import Link
 from tfs_lite.operations.failed_requests.ring import FailedRequest
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
+from tfs_lite.workers.process_connection import OPENING_LOST
 from tfs_lite.workers.supervisor import FORK_SERVER_DIED
 
 SLOW_WAIT = 0.05
@@ -130,12 +131,29 @@ def _against(worst: FailedRequest) -> str:
     return "mend what the message says"
 
 
-def files_not_loaded(case: Case) -> Link | None:
+def new_process_lost(case: Case) -> Link | None:
+    """The process that loads the changed files has ended, which says nothing of the files."""
     remark = case.found.remark
+    if not case.found.answers or not remark.message.startswith(FILES_OF_BEFORE) or OPENING_LOST not in remark.message:
+        return None
+    fix = "it is tried again a few times, and when its files change; publish a version whose model does not end its process"
+    if "signal 9" in remark.message:
+        fix += ", or give the machine more memory: the system ends processes with signal 9 when it has none left"
+    return Link("WORKER_DOWN", remark.message, fix)
+
+
+def files_not_loaded(case: Case) -> Link | None:
+    remark, other, workers = case.found.remark, case.next_version, case.found.burden.workers
     if not case.found.answers or not (remark == CHANGED_FILES or remark.message.startswith(FILES_OF_BEFORE)):
         return None
+    text = remark.message
+    if workers and not any(worker.up for worker in workers):  # nothing goes on
+        text = text.replace(FILES_OF_BEFORE, "its new files are not loaded")
+        text = "its files have changed; they are not loaded yet" if remark == CHANGED_FILES else text
     if remark == CHANGED_FILES or remark.waits:
         fix = "wait: they are loaded beside what serves, and swapped, by themselves"
+    elif "manifest" in text:
+        fix = not_as_published(other)
     elif remark.code is StatusCode.RESOURCE_EXHAUSTED:
         fix = (
             "make room for a second load beside it (unload another version), then touch a file of the version; or use "
@@ -146,7 +164,7 @@ def files_not_loaded(case: Case) -> Link | None:
             "finish the copy or mend the files: once they are complete and quiet they are loaded beside what serves, "
             "and swapped. Or publish a new version: tfs-lite publish DIR --base BASE"
         )
-    return Link("FILES_NOT_LOADED", remark.message, fix, doc="serving.md")
+    return Link("FILES_NOT_LOADED", text, fix, doc="serving.md")
 
 
 def config_not_applied(case: Case) -> Link | None:
