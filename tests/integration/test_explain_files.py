@@ -22,6 +22,7 @@ from tests.support.servers.in_process import ServerFixture, config_text, entry, 
 from tests.support.servers.models import TaggedArchives, write_python_version
 from tests.support.servers.platforms import write_onnx
 from tests.support.servers.process import wait_until
+from tfs_lite import save
 from tfs_lite.cli.main import main
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef
@@ -378,6 +379,25 @@ def test_a_file_in_the_place_of_a_version_directory_is_named(tmp_path: Path, arc
         (tmp_path / "m" / "2").unlink()
         archives.write_version(2, tmp_path / "m")
         explain.wait("m/versions/2", "SERVING")
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def test_a_model_that_is_not_batched_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(Centred(), tmp_path / "m", example_inputs=(torch.ones(2, 3),))
+    with started(tmp_path, entry("m"), enable_batching=True) as (served, explain):
+        answer = explain.wait("m", "SERVING")
+        (note,) = answer["notes"]
+        assert note.startswith("version 1: no two calls share a run: a row's answer depends on the rows beside it")
+        assert not answer["because"]
+        rest = f"--rest={served.url.removeprefix('http://')}"
+        assert main(["explain", "m", rest]) == 0
+        assert note in " ".join(capsys.readouterr().out.split())
+        assert main(["status", rest, "--verbose"]) == 0
+        assert "no two calls share a run" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.pbtxt"])

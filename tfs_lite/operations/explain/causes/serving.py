@@ -136,7 +136,7 @@ def new_process_lost(case: Case) -> Link | None:
     remark = case.found.remark
     if not case.found.answers or not remark.message.startswith(FILES_OF_BEFORE) or OPENING_LOST not in remark.message:
         return None
-    fix = "it is tried again a few times, and when its files change; publish a version whose model does not end its process"
+    fix = "it is tried again a few times, and when its files change; publish a version whose model does not end so"
     if "signal 9" in remark.message:
         fix += ", or give the machine more memory: the system ends processes with signal 9 when it has none left"
     return Link("WORKER_DOWN", remark.message, fix)
