@@ -187,8 +187,8 @@ class WorkerState:
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
     way, or why no two calls share a run; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure``
     and ``retry_at`` say of one that is not up why it has ended, why it could not be started again, and when that is
-    tried next, in seconds of ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none. ``drains``: its version was
-    withdrawn, or replaced by another load, and waits for its last requests."""
+    tried next, in seconds of ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none. ``drains``:
+    its version was withdrawn, or replaced by another load, and waits for its last requests."""
 
     id: ServableId
     instance: int
