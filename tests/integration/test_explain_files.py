@@ -22,6 +22,7 @@ from tests.support.servers.in_process import ServerFixture, config_text, entry, 
 from tests.support.servers.models import TaggedArchives, write_python_version
 from tests.support.servers.platforms import write_onnx
 from tests.support.servers.process import wait_until
+from tfs_lite import save
 from tfs_lite.cli.main import main
 from tfs_lite.core.history import EventKind
 from tfs_lite.core.servable import ModelRef
@@ -343,6 +344,62 @@ def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
         explain.wait("m", "SERVING")
 
 
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_a_module_that_the_code_of_a_model_imports_and_that_is_not_installed(
+    tmp_path: Path, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are fine: the fix names the module, and no other export."""
+    write_python_version(tmp_path / "m", 1, f"import not_installed_here.inner\n{GOOD}")
+    with started(tmp_path, entry("m"), worker=worker, trusted_model_base_paths=(str(tmp_path / "m"),)) as (_, explain):
+        answer = explain.wait("m", "FAILED", "!EXTRA_MISSING", "No module named 'not_installed_here'")
+        fix = link_of(answer, "EXTRA_MISSING")["fix"]
+        assert fix.startswith("install what has the module not_installed_here in the environment of the server")
+        assert fix.endswith(", then start the server again")
+    (tmp_path / "installed" / "not_installed_here").mkdir(parents=True)
+    (tmp_path / "installed" / "not_installed_here" / "inner.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    with started(tmp_path, entry("m"), trusted_model_base_paths=(str(tmp_path / "m"),)) as (_, explain):
+        explain.wait("m", "SERVING")
+
+
+def test_a_file_in_the_place_of_a_version_directory_is_named(tmp_path: Path, archives: TaggedArchives) -> None:
+    archives.write_version(1, tmp_path / "m")
+    (tmp_path / "m" / "2").write_text("weights")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "1").write_text("weights")
+    with started(tmp_path, entry("m"), entry("empty")) as (_, explain):
+        explain.wait(
+            "m", "SERVING", "NAME_PASSED_OVER", "2 beside the versions is passed over: it is no directory but a"
+        )
+        answer = explain.wait("m/versions/2", "NOT_ON_DISK", "!NAME_PASSED_OVER", "it is no directory but a")
+        assert answer["sentence"].startswith("version 2 is not on disk: 2 beside the versions is passed over")
+        fix = link_of(answer, "NAME_PASSED_OVER")["fix"]
+        assert fix.startswith("move it away, and publish a directory: tfs-lite publish SRC --base BASE --version 2")
+        explain.wait("empty/versions/1", "NOT_ON_DISK", "NAME_PASSED_OVER", "it is no directory but a")
+        (tmp_path / "m" / "2").unlink()
+        archives.write_version(2, tmp_path / "m")
+        explain.wait("m/versions/2", "SERVING")
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def test_a_model_that_is_not_batched_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(Centred(), tmp_path / "m", example_inputs=(torch.ones(2, 3),))
+    with started(tmp_path, entry("m"), enable_batching=True) as (served, explain):
+        answer = explain.wait("m", "SERVING")
+        (note,) = answer["notes"]
+        assert note.startswith("version 1: no two calls share a run: a row's answer depends on the rows beside it")
+        assert not answer["because"]
+        rest = f"--rest={served.url.removeprefix('http://')}"
+        assert main(["explain", "m", rest]) == 0
+        assert note in " ".join(capsys.readouterr().out.split())
+        assert main(["status", rest, "--verbose"]) == 0
+        assert "no two calls share a run" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "config.pbtxt"])
 def test_a_fix_for_a_model_of_a_repository_names_its_config_and_can_be_pasted_into_it(
     tmp_path: Path, archives: TaggedArchives, name: str
@@ -509,12 +566,15 @@ def test_models_that_are_loaded_by_calls(tmp_path: Path, archives: TaggedArchive
         explain.wait("m", "SERVING")
         answer = explain.wait("other", "NOT_CONFIGURED", "CONTROL_MODE")
         assert "POST /v2/repository/models/other/load" in link_of(answer, "NOT_CONFIGURED")["fix"]
-        repository = served.server._lifecycle.repository
-        repository.load("other", {})
+        served.server._lifecycle.repository.load("other", {})
         explain.wait("other", "SERVING")
-        repository.unload("m")
-        explain.wait("m", "NOT_CONFIGURED", "!NOT_CONFIGURED")
-        repository.load("m", {})
+        urllib.request.urlopen(f"{served.url}/v2/repository/models/m/unload", b"{}", timeout=30).close()
+        answer = explain.wait("m", "NOT_CONFIGURED", "!UNLOADED", "version 1 was withdrawn by an unload call")
+        link = link_of(answer, "UNLOADED")
+        assert link["since"]
+        assert link["fix"] == "load it again: POST /v2/repository/models/m/load"
+        assert "NOT_CONFIGURED" not in [each["cause"] for each in answer["because"]]
+        urllib.request.urlopen(f"{served.url}/v2/repository/models/m/load", b"{}", timeout=30).close()
         explain.wait("m", "SERVING")
 
 

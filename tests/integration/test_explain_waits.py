@@ -333,7 +333,7 @@ def test_a_process_whose_files_have_changed_is_not_started_again_until_they_are_
         os.kill(pid_of(served), signal.SIGKILL)
         answer = explain.wait("m", "WAITING", "!WORKER_DOWN", "its files have changed since it was loaded (model.py)")
         assert "one version gives the answers of one model" in link_of(answer, "WORKER_DOWN")["fix"]
-        answer = explain.wait("m", "WAITING", "FILES_NOT_LOADED", "it goes on with the files of before: ")
+        answer = explain.wait("m", "WAITING", "FILES_NOT_LOADED", "its new files are not loaded: ")
         assert "no model" in link_of(answer, "FILES_NOT_LOADED")["text"]
         model.write_text(good)
         explain.wait("m", "SERVING")

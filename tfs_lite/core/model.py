@@ -365,6 +365,7 @@ class Traits:
       a model is missing.
     - ``stream_idle_timeout``: after how many seconds a client is given up that reads nothing of a stream. None leaves
       that to the protocol.
+    - ``runs_alone``: the reason why no two calls share a run although the settings ask for it; empty if they may.
     """
 
     platform: str
@@ -378,6 +379,7 @@ class Traits:
     load: int = field(default_factory=itertools.count(1).__next__, compare=False)
     loads: Callable[[], tuple[int, ...]] = tuple
     stream_idle_timeout: float | None = None
+    runs_alone: str = ""
 
 
 class Servable(Protocol):

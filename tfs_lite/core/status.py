@@ -59,7 +59,7 @@ class Reason(enum.Enum):
     CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
     FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
     NO_PLATFORM = "nothing here loads such files"
-    NEEDS_EXTRA = "a library that loads such files is not installed"
+    NEEDS_EXTRA = "a library that loads such files, or a module that their code imports, is not installed"
     NEEDS_TRUST = "a version brings code, and its path is not trusted"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
     GPU_FAILED = "a GPU failed, which this process cannot use any more"

@@ -185,10 +185,10 @@ class BatchMetrics:
 class WorkerState:
     """The worker of one instance of a version. ``kind``: ``thread``, ``process`` or ``ray``. ``pid`` is None without a
     process; ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual
-    way; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure`` and ``retry_at`` say of one that
-    is not up why it has ended, why it could not be started again, and when that is tried next, in seconds of
-    ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none. ``drains``: its version was
-    withdrawn, or replaced by another load, and waits for its last requests."""
+    way, or why no two calls share a run; ``node`` is the host where it runs, empty for this one. ``cause``, ``failure``
+    and ``retry_at`` say of one that is not up why it has ended, why it could not be started again, and when that is
+    tried next, in seconds of ``time.monotonic``. ``sandbox`` is that of its process, None if it is in none. ``drains``:
+    its version was withdrawn, or replaced by another load, and waits for its last requests."""
 
     id: ServableId
     instance: int

@@ -55,12 +55,15 @@ def versions_in(children: Iterable[str]) -> dict[int, str]:
     return {version: name for name in sorted(children) if (version := parse_version(name)) is not None}
 
 
+NO_DIRECTORY = "it is no directory but a file, or a link that leads nowhere"
+
+
 def why_no_version(name: str, beside: Iterable[str], *, is_directory: bool) -> str:
     """The reason why a child that looks like a version is none, or not the one that counts; empty for any other."""
     version = parse_version(name)
     if version is not None:
         if not is_directory:
-            return "it is no directory"
+            return NO_DIRECTORY
         same = max(other for other in beside if parse_version(other) == version)
         return f"{same} is version {version} too, and counts" if same != name else ""
     if not is_directory or not _LIKE_A_VERSION.fullmatch(name):

@@ -27,7 +27,7 @@ from tfs_lite.workers.request_handler import Opened, RequestHandler, close_model
 from tfs_lite.workers.sandbox import enter_by_message
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.tensor_channel import ArenaChannel
-from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, cut, describe_model, plain_failure
+from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, describe_model, plain_refusal
 
 CLOSED, LOST, BROKEN = 0, 0, 1
 """Exit codes: the server asked for the end; the server has gone; the process does not understand the server."""
@@ -68,7 +68,7 @@ def _serve(channel: Channel) -> int:
         model = open_model(request["function"], request["arguments"], label)
         description = describe_model(model, model.resident_bytes())
     except ServingError as error:
-        channel.send((*plain_failure(error.code, error.status.message), cut(error.detail)))
+        channel.send(plain_refusal(error))
         return CLOSED
     channel.send((int(StatusCode.OK), description))
     if model.has_item_steps:

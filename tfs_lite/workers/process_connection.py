@@ -19,7 +19,7 @@ from tfs_lite.workers.request_channel import RequestChannel
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
 from tfs_lite.workers.tensor_channel import ArenaChannel
-from tfs_lite.workers.wire import ITEM_CHANNELS, MAX_TEXT, OPEN, Description, read_description, read_failure
+from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, Description, read_description, read_refusal
 
 GRACE_SECONDS = 2.0
 """How long a process may take to end once it has closed its connection."""
@@ -28,6 +28,7 @@ MEMORY_DIRECTORY = "/dev/shm"
 file system is read-only."""
 START_SECONDS = 60.0
 """How long the process that starts models may take to start one: it imports libraries before, in turns."""
+OPENING_LOST = "its process ended while the model was opened"
 KILL_SECONDS = 10.0
 """How long the kernel may take to end a killed process."""
 logger = logging.getLogger(__name__)
@@ -166,11 +167,7 @@ def _open(channel: Channel, remote: RemoteModel, lane: Lane, own_directory: str)
     answer = channel.receive()
     if isinstance(answer, list) and len(answer) == 2 and answer[0] == StatusCode.OK:
         return read_description(answer[1])
-    if not isinstance(answer, list) or len(answer) != 3 or not isinstance(answer[2], str):
-        raise ProtocolError("no description of a model")
-    failure = read_failure(answer[0], answer[1])
-    failure.detail = answer[2][:MAX_TEXT]
-    raise failure
+    raise read_refusal(answer)
 
 
 def _open_item_channels(channel: Channel, remote: RemoteModel) -> Sequence[RequestChannel]:
@@ -206,7 +203,7 @@ def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseE
         return error
     ended = worker.ended.wait(GRACE_SECONDS)
     cause = worker.cause if ended else "it closed its connection"
-    return WorkerLost(f"{remote.label}: its process ended while the model was opened ({cause})")
+    return WorkerLost(f"{remote.label}: {OPENING_LOST} ({cause})")
 
 
 def _kill(worker: Worker, label: str) -> None:

@@ -10,7 +10,8 @@ The detail of an answer to a replica's RUN is how many seconds the model took.
 
 A process of this machine gets the memory along with its first messages:
 
-    [OPEN, {...}] + inputs, outputs (memory)                        answer: [0, description] or [code, message]
+    [OPEN, {...}] + inputs, outputs (memory)                        answer: [0, description] or
+                                                                    [code, message, detail, reason]
     [ITEM_CHANNELS, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
 
 Whoever receives a message does not trust it: it is checked here.
@@ -35,7 +36,7 @@ from tfs_lite.core.signature import (
     Tensor,
     TensorSpec,
 )
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.workers.channel import ProtocolError
@@ -58,6 +59,8 @@ BUSY = Status(StatusCode.RESOURCE_EXHAUSTED, "busy")
 """The failure of a run that a replica has not begun, because it has as many requests as it takes. No model's failure
 has this status."""
 MAX_TEXT = 8192
+REASONS = frozenset({Reason.FILES_REFUSED, Reason.NO_PLATFORM, Reason.NEEDS_EXTRA, Reason.NEEDS_TRUST})
+"""The reasons that the process of a model may give for a failure to open it: they say something of its files alone."""
 """Characters of a failure's message; the child cuts longer ones."""
 
 
@@ -160,6 +163,26 @@ def read_failure(code: object, message: object) -> ServingError:
     if not known or not isinstance(message, str) or len(message) > MAX_TEXT:
         raise ProtocolError("no status of a failure")
     return ServingError(StatusCode(cast(int, code)), message)
+
+
+def plain_refusal(error: ServingError) -> tuple[int, str, str, str]:
+    """The failure of an opening as it is sent in a message: code, message, detail for the log, and the reason's name if
+    it is one of :data:`REASONS`."""
+    reason = error.status.reason
+    name = reason.name if reason in REASONS else ""
+    return *plain_failure(error.code, error.status.message), cut(error.detail), name
+
+
+def read_refusal(answer: object) -> ServingError:
+    """The failure that :func:`plain_refusal` made. ProtocolError if it is something else."""
+    if not isinstance(answer, list) or len(answer) != 4 or not all(isinstance(text, str) for text in answer[2:]):
+        raise ProtocolError("no description of a model")
+    code, message, detail, name = answer
+    status = read_failure(code, message).status
+    reason = next((each for each in REASONS if each.name == name), None)
+    failure = ServingError(status.code, status.message, reason)
+    failure.detail = detail[:MAX_TEXT]
+    return failure
 
 
 def _plain_signature(signature: Signature) -> list[object]:

@@ -14,7 +14,7 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError
 from tfs_lite.managers.harness import LEAVING
 from tfs_lite.managers.survey import ManagerView
-from tfs_lite.operations.explain.causes import explain
+from tfs_lite.operations.explain.answers import explain
 from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict
 from tfs_lite.operations.explain.snapshot import (
     NO_REPORT,

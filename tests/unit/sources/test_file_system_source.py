@@ -67,7 +67,7 @@ def test_files_hidden_names_and_other_directories_are_no_versions(start, put, ta
     assert target.versions("m") == [1]
     passed_over = {
         "12345678901234567890": "the highest version is 9223372036854775807",
-        "3": "it is no directory",
+        "3": "it is no directory but a file, or a link that leads nowhere",
         "v7": "a version is a whole number in the digits 0 to 9",
     }
     assert target.reports[-1].passed_over == passed_over

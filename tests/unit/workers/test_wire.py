@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, ShapeContract, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.workers.channel import ProtocolError
-from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_description, read_failure
+from tfs_lite.workers.wire import (
+    MAX_TEXT,
+    describe_model,
+    plain_failure,
+    plain_refusal,
+    read_description,
+    read_failure,
+    read_refusal,
+)
 
 OWN = Signature(
     (
@@ -115,6 +123,26 @@ def test_anything_else_is_garbage_too(raw):
 def test_failure_arrives(code):
     failure = read_failure(*sent(plain_failure(code, "what was wrong")))
     assert (failure.code, str(failure)) == (code, "what was wrong")
+
+
+@pytest.mark.parametrize("reason", [None, Reason.NEEDS_EXTRA, Reason.FILES_REFUSED])
+def test_failure_of_an_opening_arrives_with_its_reason_and_its_detail(reason):
+    error = ServingError(StatusCode.INVALID_ARGUMENT, "no module", reason)
+    error.detail = "a stack"
+    found = read_refusal(sent(plain_refusal(error)))
+    assert (found.status, found.detail) == (error.status, "a stack")
+
+
+def test_process_cannot_give_a_reason_that_is_not_about_its_files():
+    error = ServingError(StatusCode.INVALID_ARGUMENT, "no module", Reason.GPU_FAILED)
+    assert read_refusal(sent(plain_refusal(error))).status.reason is None
+    assert read_refusal([3, "no module", "", Reason.GPU_FAILED.name]).status.reason is None
+
+
+@pytest.mark.parametrize("answer", [None, [], [3, "m", "d"], [3, "m", "d", 1], [3, "m", None, ""], [0, "m", "d", ""]])
+def test_failure_of_an_opening_that_is_none_is_garbage(answer):
+    with pytest.raises(ProtocolError):
+        read_refusal(answer)
 
 
 def test_long_or_broken_message_is_made_fit():

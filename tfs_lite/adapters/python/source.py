@@ -17,9 +17,11 @@ from types import ModuleType
 
 from tfs_lite.adapters.failures import out_of_memory, sentence, story, with_detail
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 
 ARTEFACT = "model.py"
+_PREFIX = "tfs_lite_model_"
+"""The first part of the name under which ``model.py`` of a version is imported."""
 _NO_NAME = re.compile(r"\W", re.ASCII)
 _numbers = itertools.count(1)
 _PERMANENT = (SyntaxError, ModuleNotFoundError, NameError, SystemExit)
@@ -38,7 +40,7 @@ def import_model(servable_id: ServableId, directory: str) -> ModuleType:
     FAILED_PRECONDITION (also for a library that cannot be imported this time) or RESOURCE_EXHAUSTED."""
     path = os.path.join(directory, ARTEFACT)
     label = _NO_NAME.sub("_", servable_id.name)
-    name = f"tfs_lite_model_{label}_{servable_id.version}_{next(_numbers)}"
+    name = f"{_PREFIX}{label}_{servable_id.version}_{next(_numbers)}"
     spec = importlib.util.spec_from_loader(name, _FreshSource(name, path), is_package=True)
     if spec is None or spec.loader is None:
         raise invalid_argument(f"{ARTEFACT} is no Python module")
@@ -67,7 +69,8 @@ def source_failure(
     error: BaseException, directory: str, permanent: tuple[type[BaseException], ...] = ()
 ) -> ServingError:
     """The error of the version's code, with file and line but without the server's path. ``permanent`` errors are
-    INVALID_ARGUMENT, because a retry does not help. The log gets all frames."""
+    INVALID_ARGUMENT, because a retry does not help; a module that is not installed has the reason NEEDS_EXTRA. The
+    log gets all frames."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith(directory):
@@ -78,8 +81,17 @@ def source_failure(
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(directory):
             where = f"{os.path.relpath(frame.filename, directory)} line {frame.lineno}"
-    failure = ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {sentence(error)}")
+    reason = Reason.NEEDS_EXTRA if _is_not_installed(error, directory) else None
+    failure = ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {sentence(error)}", reason)
     return with_detail(failure, story(error))
+
+
+def _is_not_installed(error: BaseException, directory: str) -> bool:
+    """Whether the code imports a module that is missing and that is none of the version's own."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.startswith(_PREFIX):
+        return False
+    top = os.path.join(directory, error.name.partition(".")[0])
+    return not (os.path.isdir(top) or os.path.isfile(f"{top}.py"))
 
 
 def _code(error: BaseException, permanent: tuple[type[BaseException], ...]) -> StatusCode:

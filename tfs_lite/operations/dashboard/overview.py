@@ -20,9 +20,9 @@ from tfs_lite.core.servable import ServableId, VersionState
 from tfs_lite.operations.dashboard.counters import held_bytes
 from tfs_lite.operations.dashboard.feed import FeedSnapshot
 from tfs_lite.operations.dashboard.series import DashboardSeries, Key, LatestNumbers, Numbers
+from tfs_lite.operations.explain.causes.wanted import config_refusal
 from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.operations.explain.feature import Explain
-from tfs_lite.operations.explain.words import config_refused
 from tfs_lite.operations.history.feature import memory_of
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.server_core import ServerCore
@@ -169,7 +169,7 @@ class Overview:
     def _config_refused(self) -> dict[str, Any] | None:
         """The config file or repository that is not in force. Its path stays out: one answer goes to every reader."""
         refused = self._core.refusals.config
-        return config_refused(refused, paths=False).as_json if refused is not None else None
+        return config_refusal(refused, paths=False).as_json if refused is not None else None
 
 
 def _device(use: Any) -> dict[str, Any]:

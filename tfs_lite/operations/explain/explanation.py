@@ -35,55 +35,12 @@ class Verdict(enum.Enum):
     SERVING = "a request is answered by it"
 
 
-class CauseCode(enum.Enum):
-    """The causes: one row of the table each."""
-
-    NOT_CONFIGURED = "not served under this name"
-    BASE_PATH_PROBLEM = "the base path is missing or cannot be read"
-    DISK_HANGS = "the disk does not answer"
-    NO_VERSIONS = "the base path holds no version"
-    NOT_ON_DISK = "no such version directory"
-    POLICY_PASSES_OVER = "the version policy takes others"
-    INCOMPLETE = "files are missing or still arriving"
-    PLATFORM_UNKNOWN = "nothing can load such files"
-    ARTEFACT_REFUSED = "the files are not acceptable"
-    EXTRA_MISSING = "a library that loads such files is not installed"
-    TRUST_MISSING = "the model brings code, and its path is not trusted"
-    WAITS_FOR_LOAD_THREAD = "others are loaded first"
-    WAITS_FOR_MEMORY = "memory has to come free"
-    WAITS_FOR_MODELS = "the models of its steps have to come first"
-    WAITS_FOR_PLACE = "the cluster has no room for its replicas"
-    LOADING = "it is being loaded"
-    LOAD_HANGS = "its load takes longer than the bound"
-    DRAIN_HANGS = "the last requests inside take longer than the bound"
-    UNLOAD_HANGS = "its unload takes longer than the bound"
-    RETRYING = "the last attempt failed, and there will be another"
-    LOAD_FAILED = "no attempt has succeeded"
-    WAITS_FOR_TURN = "another version of the model has to go or come first"
-    DRAINING = "the last requests inside are being answered"
-    UNLOADED = "it was withdrawn"
-    WORKER_DOWN = "what runs it has ended"
-    WORKER_RESTARTING = "what runs it is being started again"
-    QUEUE_FULL = "as many requests wait as may"
-    SLOW = "requests wait longer than they run"
-    STAYS = "what is wanted in its place is not available yet"
-    STANDS_IN = "a newer version has failed"
-    NAME_PASSED_OVER = "something beside the versions looks like one and is none"
-    FAILING = "a share of its requests fails"
-    CONFIG_NOT_APPLIED = "a changed config is not in force"
-    FILES_NOT_LOADED = "changed files are not served yet"
-    LABEL_UNKNOWN = "no such label"
-    LABEL_TO_MISSING = "the label points to a version that does not answer"
-    CONTROL_MODE = "the control mode forbids it"
-    DRAINING_SERVER = "the server is being stopped"
-
-
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One cause. ``text`` names what it is about, ``fix`` what to do. ``since``: seconds since 1970, None if it is not
-    known. ``doc`` is a page below ``docs/``."""
+    """One cause, by its name in ``docs/explain.md``. ``text`` names what it is about, ``fix`` what to do. ``since``:
+    seconds since 1970, None if it is not known. ``doc`` is a page below ``docs/``."""
 
-    cause: CauseCode
+    cause: str
     text: str
     fix: str = ""
     since: float | None = None
@@ -92,7 +49,7 @@ class Link:
     @property
     def as_json(self) -> dict[str, Any]:
         return {
-            "cause": self.cause.name,
+            "cause": self.cause,
             "text": shortened(self.text),
             "since": time_text(self.since),
             "fix": shortened(self.fix),
@@ -191,7 +148,7 @@ class ModelVerdict:
     sentence: str
     version: int | None = None
     """The version that answers requests without a version; None: there is no such version."""
-    cause: CauseCode | None = None
+    cause: str | None = None
     """The nearest."""
     fix: str = ""
 
@@ -202,7 +159,7 @@ class ModelVerdict:
             "verdict": self.verdict.name,
             "sentence": shortened(self.sentence),
             "version": self.version,
-            "cause": self.cause.name if self.cause else None,
+            "cause": self.cause,
             "fix": shortened(self.fix),
         }
 

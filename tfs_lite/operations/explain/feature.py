@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.metrics.batches import WorkerState
-from tfs_lite.operations.explain.causes import explain, line_of_model
+from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import Explanation, ModelVerdict, Verdict
 from tfs_lite.operations.explain.snapshot import Pace, Snapshots
 from tfs_lite.server.feature import Doors, ServerFeature
@@ -41,16 +41,15 @@ class Explain(ServerFeature):
         found = explain(self._snapshots.of_model(ref), ref, paths=paths)
         core, version, more = self._core, found.version, dict[str, list[Any]]()
         events = [event for event in core.history.of_model(ref.name) if version in (None, event.version)]
+        workers = [worker for worker in core.view.workers(ref.name) if version in (None, worker.id.version)]
+        if said := {f"version {worker.id.version}: {worker.reason}": None for worker in workers if worker.reason}:
+            more["notes"] = list(said)
         for feature in core.features:
             for member, values in feature.explains(ref.name, version).items():
                 more.setdefault(member, []).extend(values)
         return replace(
             found,
-            processes=[
-                _process(worker)
-                for worker in core.view.workers(ref.name)
-                if worker.kind == "process" and version in (None, worker.id.version)
-            ],
+            processes=[_process(worker) for worker in workers if worker.kind == "process"],
             events=[event.as_json(manage=paths) for event in events[-SHOWN_EVENTS:]],
             more=more,
         )

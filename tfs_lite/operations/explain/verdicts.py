@@ -75,6 +75,8 @@ def _verdict_of_unmanaged(model: ModelSnapshot, found: VersionSnapshot) -> Verdi
 def _verdict_of_failure(status: Status) -> Verdict:
     if status.code is StatusCode.CANCELLED:
         return Verdict.ENDED
+    if status.reason is Reason.NEEDS_EXTRA:
+        return Verdict.FAILED  # its files are fine
     refused = status.reason is Reason.FILES_REFUSED or status.code in REFUSED
     return Verdict.REFUSED if refused else Verdict.FAILED
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -25,7 +26,7 @@ from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.batching.queue import BatchJob
 from tfs_lite.schedulers.batching.retries import Loss, Retries
-from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.rules import BatchRule, why_alone
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
 from tfs_lite.schedulers.batching.splitting import SplitCall, split
@@ -88,6 +89,9 @@ class BatchingServable:
         self.signatures: Mapping[str, Signature] = served(
             models[0].signatures, servable_id.name, self.traits.max_batch_size
         )
+        if settings.merges and rule_of == BatchRule.of:
+            reasons = sorted(set(filter(None, map(why_alone, self.signatures.values()))))
+            self.traits = replace(self.traits, runs_alone="; ".join(f"no two calls share a run: {r}" for r in reasons))
         self._lock = threading.Lock()  # guards all below, and ``models``
         self._queues = {
             key: SignatureQueue(key, signature, settings, self._name, rule_of)

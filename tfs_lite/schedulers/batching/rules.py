@@ -166,6 +166,18 @@ def _batch_symbol(signature: Signature) -> str | None:
     return None if any(_depends(symbol, batch) for spec in specs for _, symbol in _later(spec)) else batch
 
 
+def why_alone(signature: Signature) -> str:
+    """The reason why the calls of a signature never share a run, whatever the settings say; empty if they may."""
+    specs = (*signature.inputs, *signature.outputs)
+    if _batch_symbol(signature) is not None:
+        return ""
+    if signature.conditions is not None and not signature.conditions.complete:
+        return "a row's answer depends on the rows beside it, or the sizes that a run may have are not known"
+    if fixed := next((spec.name for spec in specs if spec.shape and isinstance(spec.shape[0], int)), ""):
+        return f"the first dimension of {fixed} is fixed"
+    return "its inputs and outputs have no open first dimension in common"
+
+
 def with_batch(signature: Signature) -> Signature:
     """The signature of a model that has a batch by its config, whatever it declares itself: open first dimensions are
     the batch, and so are those of tensors of unknown shape. Of outputs that is not sure then."""

@@ -303,7 +303,7 @@ def worker_states(servable_id: ServableId, servable: Servable, drains: bool = Fa
             worker.up,
             worker.pid,
             worker.restarts,
-            worker.reason,
+            "; ".join(filter(None, (worker.reason, servable.traits.runs_alone))),
             worker.node,
             worker.cause,
             worker.failure,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
@@ -10,8 +14,9 @@ from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.batches import WorkerState
-from tfs_lite.operations.explain.causes import explain, line_of_model
-from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, CauseCode, Explanation, Verdict, shortened
+from tfs_lite.operations.explain import causes
+from tfs_lite.operations.explain.answers import explain, line_of_model
+from tfs_lite.operations.explain.explanation import MAX_CHAIN, MAX_TEXT, Explanation, Verdict, shortened
 from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, Pace, ServerSnapshot, VersionSnapshot
 from tfs_lite.serving.model_states import DIRECTORY_GONE, FILES_OF_BEFORE
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
@@ -103,11 +108,11 @@ def test_version_that_stays_says_for_how_long_and_the_model_what_it_waits_for() 
     old = serving(1, place="stays until version 2 is available, which waits: model.pt2 is truncated")
     report = SourceReport("m", waiting={2: "model.pt2 is truncated"}, keeps="nothing that is wanted now is there yet")
     found = model(half, old, report=report)
-    assert [(link.cause, link.text) for link in ask(found, 1).because] == [(CauseCode.STAYS, f"it {old.place}")]
+    assert [(link.cause, link.text) for link in ask(found, 1).because] == [("STAYS", f"it {old.place}")]
     answer = ask(found)
     assert answer.verdict is Verdict.SERVING_OTHER
     assert answer.sentence.startswith("version 2 waits: its files are not complete: model.pt2 is truncated")
-    assert (answer.because[-1].cause, answer.because[-1].text) == (CauseCode.STAYS, f"version 1 {old.place}")
+    assert (answer.because[-1].cause, answer.because[-1].text) == ("STAYS", f"version 1 {old.place}")
     assert old.place in line_of_model(found).sentence
 
 
@@ -133,17 +138,17 @@ def test_version_that_stands_in_names_the_one_that_failed_and_how_that_ends() ->
     good = serving(2, place="stands in for version 3, whose load failed")
     found = model(bad, good, report=SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({2})))
     (link,) = ask(found, 2).because
-    assert (link.cause, link.text) == (CauseCode.STANDS_IN, "it stands in for version 3, whose load failed")
+    assert (link.cause, link.text) == ("STANDS_IN", "it stands in for version 3, whose load failed")
     assert "publish a good one as version 4" in link.fix
     answer = ask(found)
     assert answer.sentence == "version 3 is refused: model.pt2 is damaged; version 2 answers instead"
-    assert [each.cause for each in answer.because] == [CauseCode.ARTEFACT_REFUSED, CauseCode.STANDS_IN]
+    assert [each.cause for each in answer.because] == ["ARTEFACT_REFUSED", "STANDS_IN"]
 
 
 def test_base_path_that_is_another_directory_now_says_what_brings_it_back() -> None:
     gone = Status(StatusCode.NOT_FOUND, "model m: its base path has become another directory, which holds no version")
     (link,) = ask(model(serving(1), report=SourceReport("m", gone, keeps="it is empty"))).because
-    assert link.cause is CauseCode.BASE_PATH_PROBLEM
+    assert link.cause == "BASE_PATH_PROBLEM"
     assert "bring the volume or directory of before back" in link.fix
 
 
@@ -151,7 +156,7 @@ def test_name_that_looks_like_a_version_is_told_of_the_model_and_not_of_each_ver
     report = SourceReport("m", passed_over={"12345678901234567890": "the highest version is 9223372036854775807"})
     found = model(serving(1), report=report)
     (link,) = ask(found).because
-    assert link.cause is CauseCode.NAME_PASSED_OVER
+    assert link.cause == "NAME_PASSED_OVER"
     assert link.text.startswith("12345678901234567890 beside the versions is passed over")
     assert not ask(found, 1).because
 
@@ -189,7 +194,7 @@ def test_a_version_that_came_last_and_is_not_wanted_is_named_without_a_remedy_in
     pushed = model(VersionSnapshot(2, on_disk=True, arrived=5.0), serving(3, arrived=1.0))
     line = line_of_model(pushed)
     assert line.sentence.startswith("version 3 answers; version 2 came last, but the version policy latest")
-    assert (line.cause, line.fix) == (CauseCode.POLICY_PASSES_OVER, "")
+    assert (line.cause, line.fix) == ("POLICY_PASSES_OVER", "")
     both = replace(pushed, versions={**pushed.versions, 4: VersionSnapshot(4, on_disk=True, arrived=1.0)})
     specific = replace(both, policy=SpecificPolicy((3,)))
     assert [link.text.partition(",")[0] for link in ask(specific).because] == ["version 4 is on disk and newer"]
@@ -198,14 +203,14 @@ def test_a_version_that_came_last_and_is_not_wanted_is_named_without_a_remedy_in
 def test_calls_are_slow_if_they_wait_longer_than_they_run_and_longer_than_anybody_would_ask_about() -> None:
     idle = Burden(3, None, ())
 
-    def of(wait: float, run: float, burden: Burden = idle) -> list[CauseCode]:
+    def of(wait: float, run: float, burden: Burden = idle) -> list[str]:
         return [link.cause for link in ask(model(serving(1, burden=burden, pace=Pace(wait, run)))).because]
 
-    assert of(wait=0.3, run=0.1) == [CauseCode.SLOW]
+    assert of(wait=0.3, run=0.1) == ["SLOW"]
     assert not of(wait=0.1, run=0.3)
     assert not of(wait=0.03, run=0.001)
     full = Burden(3, Status(StatusCode.RESOURCE_EXHAUSTED, "the queue is full", Reason.QUEUE_FULL), ())
-    assert of(wait=0.3, run=0.1, burden=full) == [CauseCode.QUEUE_FULL]
+    assert of(wait=0.3, run=0.1, burden=full) == ["QUEUE_FULL"]
     text = ask(model(serving(1, burden=idle, pace=Pace(1.25, 0.1)))).because[0].text
     assert "1.2 s for a run of 100.0 ms" in text
     assert "3 calls waiting now" in text
@@ -221,7 +226,38 @@ def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -
     down = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
     worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="no process can be forked")
     answer = ask(model(serving(1, burden=Burden(0, down, (worker,)))))
-    assert [link.cause for link in answer.because] == [CauseCode.WORKER_DOWN]
+    assert [link.cause for link in answer.because] == ["WORKER_DOWN"]
+
+
+def test_files_that_are_not_loaded_do_not_go_on_where_every_process_is_down() -> None:
+    """Nothing answers, so that no text may say that the files of before do."""
+    down = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="its files have changed")
+    burden = Burden(0, Status(StatusCode.UNAVAILABLE, "m has lost its worker process"), (down,))
+    for remark, text in (
+        (CHANGED_FILES, "its files have changed; they are not loaded yet"),
+        (Status(StatusCode.DATA_LOSS, f"{FILES_OF_BEFORE}: no model"), "its new files are not loaded: no model"),
+    ):
+        first, second = ask(model(serving(1, remark=remark, burden=burden))).because
+        assert first.cause == "WORKER_DOWN"
+        assert (second.cause, second.text) == ("FILES_NOT_LOADED", text)
+
+
+def test_new_files_whose_process_was_lost_at_the_load_are_not_said_to_be_wrong() -> None:
+    lost = f"{FILES_OF_BEFORE}: m version 1: its process ended while the model was opened (signal 9)"
+    (link,) = ask(model(serving(1, remark=Status(StatusCode.UNAVAILABLE, lost)))).because
+    assert (link.cause, link.text) == ("WORKER_DOWN", lost)
+    assert "give the machine more memory" in link.fix
+    assert "mend the files" not in link.fix
+
+
+def test_a_published_version_whose_files_were_changed_is_to_be_published_under_a_new_number() -> None:
+    changed = "model.pt2 does not have the sha256 digest that the manifest lists"
+    remark = Status(StatusCode.UNAVAILABLE, f"{FILES_OF_BEFORE}: {changed}")
+    found = model(serving(1, remark=remark), VersionSnapshot(2, on_disk=True, incomplete=Incomplete(changed)))
+    for version, fix in ((1, ask(found, 1).because[0].fix), (2, ask(found, 2).because[0].fix)):
+        assert "tfs-lite publish SRC --base BASE --version 3" in fix, version
+        assert "put the files back as they were published" in fix, version
+        assert "manifest" not in fix, version
 
 
 def test_an_ensemble_whose_step_has_gone_waits_for_its_model() -> None:
@@ -229,7 +265,7 @@ def test_an_ensemble_whose_step_has_gone_waits_for_its_model() -> None:
     silent = Status(StatusCode.UNAVAILABLE, text, Reason.WAITS_FOR_MODELS, ("s2",))
     answer = ask(model(serving(1, silence=silent)))
     assert answer.verdict is Verdict.WAITING
-    assert [link.cause for link in answer.because] == [CauseCode.WAITS_FOR_MODELS]
+    assert [link.cause for link in answer.because] == ["WAITS_FOR_MODELS"]
     assert "s2 (NOT_CONFIGURED)" in answer.because[0].text
 
 
@@ -257,7 +293,7 @@ def test_changed_files_that_are_not_served_say_what_to_do() -> None:
         (Status(StatusCode.UNAVAILABLE, "it goes on with the files of before: m is truncated"), "finish the copy"),
     ):
         (link,) = ask(model(serving(1, remark=remark))).because
-        assert link.cause is CauseCode.FILES_NOT_LOADED
+        assert link.cause == "FILES_NOT_LOADED"
         assert link.fix.startswith(begin)
 
 
@@ -309,12 +345,12 @@ def test_a_version_that_is_wanted_too_and_can_never_be_served_is_named_although_
     answer = ask(found)
     assert (answer.verdict, answer.sentence) == (Verdict.SERVING, "version 3 answers")
     (link,) = answer.because
-    assert link.cause is CauseCode.ARTEFACT_REFUSED
+    assert link.cause == "ARTEFACT_REFUSED"
     assert link.text == "version 2 is wanted too, but is refused: model.pt2 is damaged"
     assert "publish a good one as version 4" in link.fix
     line = line_of_model(found)
     assert line.sentence == f"version 3 answers; {link.text}"
-    assert (line.verdict, line.cause, line.fix) == (Verdict.SERVING, CauseCode.ARTEFACT_REFUSED, link.fix)
+    assert (line.verdict, line.cause, line.fix) == (Verdict.SERVING, "ARTEFACT_REFUSED", link.fix)
     assert not ask(found, 3).because
 
 
@@ -331,7 +367,7 @@ def test_a_version_that_answers_beside_the_newest_with_files_of_before_is_named(
     kept = Status(StatusCode.DATA_LOSS, f"{FILES_OF_BEFORE}: model.pt2 is damaged")
     found = model(serving(1), serving(2, remark=kept), serving(3), policy=AllPolicy())
     (link,) = ask(found).because
-    assert (link.cause, link.text) == (CauseCode.FILES_NOT_LOADED, f"version 2: {kept.message}")
+    assert (link.cause, link.text) == ("FILES_NOT_LOADED", f"version 2: {kept.message}")
     assert "mend the files" in link.fix
     line = line_of_model(found)
     assert (line.sentence, line.fix) == (f"version 3 answers; version 2: {kept.message}", link.fix)
@@ -367,9 +403,26 @@ def test_a_model_whose_version_policy_cannot_be_read_says_so_once() -> None:
     """The version has a config of its own, and nothing to say."""
     wrong = Status(StatusCode.INVALID_ARGUMENT, 'config.yaml:1:1: unknown field "version_polcy"')
     (link,) = ask(model(serving(4), unread_policy=wrong)).because
-    assert link.cause is CauseCode.CONFIG_NOT_APPLIED
+    assert link.cause == "CONFIG_NOT_APPLIED"
     assert link.text.endswith(f"the config beside its versions is wrong: {wrong.message}")
     assert "correct that config file" in link.fix
     goes_on = replace(wrong, message=f"it goes on with the config of before: {wrong.message}")
     (link,) = ask(model(serving(4, remark=goes_on), unread_policy=wrong)).because
     assert link.text == goes_on.message
+
+
+def test_the_page_has_a_row_of_every_cause_and_of_no_other() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "explain.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Causes\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall("`([A-Z_]+)`", " ".join(rows))) == set(_causes_said())
+
+
+def _causes_said() -> Iterator[str]:
+    """The names that links are made with."""
+    for path in Path(causes.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Link":
+                names = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
+                assert names, f"{path.name}:{node.lineno} gives no name"
+                yield from names

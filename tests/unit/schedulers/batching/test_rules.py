@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.conditions import read_conditions
-from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.rules import BatchRule, why_alone
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 
 ROWS, LENGTH, WIDTH = SymbolicDim("s0"), SymbolicDim("s1"), SymbolicDim("s2")
@@ -45,6 +47,15 @@ def x(*shape: int, dtype: type = np.float32) -> dict[str, np.ndarray]:
 )
 def test_calls_share_runs_where_rows_come_first_everywhere(signature: Signature) -> None:
     assert BatchRule.of(signature, SETTINGS) is not None
+    assert not why_alone(signature)
+
+
+def test_calls_that_never_share_a_run_have_a_reason() -> None:
+    fixed = Signature((spec("x", 4, 3),), (spec("y", 4),))
+    dependent = replace(Signature((spec("x", ROWS),), (spec("y", ROWS),)), conditions=read_conditions((), (), False))
+    assert why_alone(fixed) == "the first dimension of x is fixed"
+    assert "depends on the rows beside it" in why_alone(dependent)
+    assert "no open first dimension in common" in why_alone(Signature((spec("x", ROWS), spec("z", LENGTH)), ()))
 
 
 @pytest.mark.parametrize(
