@@ -127,9 +127,8 @@ class View:
         with handle:
             workers = tuple(worker_states(servable_id, handle.servable))
             composing = handle.servable.traits.composing
-        for feature in self._core.features:
-            if not (silence := feature.silence(servable_id)).ok:
-                return silence
+        if not (silence := self._core.features.silence(servable_id)).ok:
+            return silence
         if workers and not any(worker.up for worker in workers):
             return Status(StatusCode.UNAVAILABLE, f"{DOES_NOT_ANSWER}: {_why_down(workers)}")
         silent = {name: why for name, version in composing if (why := self._why_silent(name, version, seen))}
@@ -172,7 +171,7 @@ class View:
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """The replicas of every version that has some in a cluster, also while it is loaded."""
-        return (report for feature in self._core.features for report in feature.replicas())
+        return self._core.features.replicas()
 
     # Numbers.
 
