@@ -278,7 +278,8 @@ class ServerCore:
         options = self.options
         if what is Overdue.DRAIN:
             text = f"requests inside it go on for longer than {options.slow_drain_seconds:g} s; they are waited for"
-            logger.warning("%s is withdrawn, and %s: tfs-lite explain %s", servable_id, text, servable_id.name)
+            left = "was loaded anew" if self.states.is_available(servable_id) else "is withdrawn"
+            logger.warning("%s %s, and %s: tfs-lite explain %s", servable_id, left, text, servable_id.name)
         else:
             bound = options.slow_unload_seconds if what is Overdue.UNLOAD else options.slow_load_seconds
             text = f"its {what.value} takes longer than {bound:g} s and goes on; others do not wait for it"

@@ -198,7 +198,7 @@ def test_what_ends_something_has_a_bound(caplog: pytest.LogCaptureFixture) -> No
 def test_what_ends_many_things_has_one_bound_and_one_thread_more_for_each_that_hangs() -> None:
     release, threads = threading.Event(), list[int]()
     quick = ("quick", lambda: threads.append(threading.get_ident()))
-    hanging = ("hanging", lambda: None if release.wait() else None)
+    hanging = ("hanging", lambda: release.wait() and None)
     assert all_within(60, [quick] * 20)
     assert len(set(threads)) == 1
     assert not all_within(0.2, [hanging, quick, hanging, quick])
