@@ -38,7 +38,8 @@ class Feature:
     A feature is made with the core, before its source and its loaders; ``start`` -> events -> ``stopping`` -> more
     events, while versions are unloaded -> ``close``. Any thread may call any other method. What a method raises, but
     ``open``, is a defect of the feature. Where it is made or started, the server does not start, and the error names
-    it; otherwise it is logged and counted, and what was asked goes on without the feature (:class:`Features`).
+    it; otherwise the first failure in each method is logged, all are counted, and what was asked goes on without the
+    feature (:class:`Features`). Each failure of ``on_run`` and ``on_call`` is logged.
 
     ``on_run`` is called after each run of a model, on the thread of the run; ``on_call`` when a call has ended, which
     is a request or a step of an ensemble. Both are on a request's way: None, and not a function that does nothing,

@@ -18,6 +18,7 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, StateChanged
 from tfs_lite.serving.options import ServerOptions
@@ -194,6 +195,15 @@ def test_features_that_hang_cost_the_close_one_bound_and_the_others_are_closed(
     assert len(threads) < len(quick)
     assert caplog.text.count("has not ended in time and is left behind: tfs-Hanging") == 2
     release.set()
+
+
+def test_a_listener_to_changes_that_fails_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    changes, heard = ChangeNotifier(), list[str]()
+    changes.listen(lambda: heard.remove("nothing"))
+    changes.listen(lambda: heard.append("told"))
+    changes.notify("m")
+    assert heard == ["told"]
+    assert "a listener to changes failed" in caplog.text
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:
