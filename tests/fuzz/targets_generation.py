@@ -25,7 +25,6 @@ from tfs_lite.protocols.tensorflow.tensor_proto import decode
 
 MAX_WORDS = 4096
 """Bytes of an error, beside what it repeats of the request."""
-MAX_TENSORS = 1 << 12
 FILE_NAMES = ("config.json", "tokenizer_config.json", "model.safetensors")
 BLAMES_THE_FILES = frozenset(
     {StatusCode.DATA_LOSS, StatusCode.FAILED_PRECONDITION, StatusCode.PERMISSION_DENIED, StatusCode.INVALID_ARGUMENT}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +262,33 @@ def test_version_that_a_request_keeps_is_shown_with_its_process_and_its_request_
     server.wait_for("sick", 1, VersionState.END)
     assert server.causes("sick") == []
     assert "tfs_lite_draining_requests{" not in server.process.get("/metrics")[1].decode()
+
+
+def test_replaced_load_that_a_request_keeps_is_told_like_a_withdrawn_version(
+    serve: Callable[..., Served], models: Models
+) -> None:
+    """The version answers all the while, by the load of its new files."""
+    models.write("sick", 1, hangs_in="predict")
+    server = serve("--slow_unload_seconds=0.5", "--sequence_drain_seconds=0.5")
+    server.wait_for("sick", 1)
+    with ThreadPoolExecutor(1) as pool, Probe(server.process) as probe:
+        inside = pool.submit(probe.ask, "sick")
+        wait_until(lambda: models.has_come_to("predict", "sick"), "a request is inside", 60)
+        file = models.path / "sick" / "1" / "model.py"
+        new = file.with_name(".new")
+        new.write_text(file.read_text().replace('wait("predict-sick")', "pass"))
+        new.rename(file)
+        wait_until(lambda: server.hanging("drain", "sick"), "the drain takes long", 60)
+        assert probe.ask("sick") is not None
+        assert server.states("sick") == {1: ("AVAILABLE", "")}
+        assert 'draining_requests{model="sick",version="1"} 1.0' in server.process.get("/metrics")[1].decode()
+        command = [*default_command(), "status", "--verbose", f"--rest=127.0.0.1:{server.process.http_port}"]
+        shown = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout
+        assert json.loads(shown)["models"][0]["versions"][0]["numbers"]["draining"] == 1
+        assert "was loaded anew, and requests inside it go on for longer than 1 s" in server.process.log()
+        models.release()
+        assert inside.result(60) is not None
+    wait_until(lambda: not server.hanging("drain", "sick"), "the drain has ended", 60)
 
 
 def test_load_that_was_overdue_is_served_when_it_ends(serve: Callable[..., Served], models: Models) -> None:

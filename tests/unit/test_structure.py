@@ -168,45 +168,34 @@ def test_a_feature_is_a_folder_whose_way_in_is_feature_py(folder: Path) -> None:
     assert any(base in ("Feature", "ServerFeature") for base in bases)
 
 
-PAGES = [
-    str(page.relative_to(ROOT)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
-]
+PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")))
 NOT_OURS = {"model.py"}
 """Files of users."""
-
-
-def test_the_pages_name_only_files_that_are_there() -> None:
-    files = [
-        str(path)
-        for folder in ("tfs_lite", "tests", "benchmarks", "examples")
-        for path in ROOT.glob(f"{folder}/**/*.py")
-    ]
-    missing = [
-        f"{page.name}: {link}"
-        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-        if not (page.parent / link).exists()
-    ]
-    missing += [
-        f"{page.name}: {name}"
-        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
-        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text())
-        if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
-    ]
-    assert missing == []
-
-
 PLACES = (ROOT, PACKAGE, ROOT / "tests")
 """What a path of a page may begin at."""
 CODE = re.compile(r"^```\w*\n(?P<block>.*?)^```$|(?P<ticks>`+)(?P<line>.+?)(?P=ticks)", re.DOTALL | re.MULTILINE)
 PATH = re.compile(r"(?<![\w.'/-])(?>\w[\w-]*/[\w./*-]*)(?![{<])")
+FILE = re.compile(r"(?<![\w.'/{-])[\w/]+\.py\b")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FILES = [
+    f"/{path.relative_to(ROOT)}"
+    for folder in ("tfs_lite", "tests", "benchmarks", "examples")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_in_the_code_of_a_page_are_there(page: str) -> None:
-    """Those that begin with a folder of the repository, the package or the tests. Files may lack their ``.py``."""
-    code = "\n".join(found["block"] or found["line"] for found in CODE.finditer((ROOT / page).read_text()))
-    missing = [path for path in PATH.findall(code) if begins_here(path) and not is_there(path)]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_pages_name_only_files_that_are_there(page: Path) -> None:
+    """Links; in code, paths that begin with a folder of the repository, the package or the tests, of which files may
+    lack their ``.py``; Python files in backticks, and everywhere in DESIGN.md, by the end of their path."""
+    text = page.read_text()
+    found = list(CODE.finditer(text))
+    code = "\n".join(each["block"] or each["line"] for each in found)
+    named = text if page.name == "DESIGN.md" else "\n".join(each["line"] or "" for each in found)
+    missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    missing += [path for path in PATH.findall(code) if begins_here(path) and not is_there(path)]
+    files = (name for name in FILE.findall(named) if name not in NOT_OURS)
+    missing += [name for name in files if not any(file.endswith(f"/{name}") for file in FILES)]
     assert missing == []
 
 
@@ -232,16 +221,6 @@ def test_nothing_maps_a_file_of_a_version() -> None:
     assert found == []
 
 
-def test_design_names_only_files_that_are_there() -> None:
-    files = [f"/{path.relative_to(ROOT)}" for folder in (PACKAGE, ROOT / "tests") for path in folder.glob("**/*.py")]
-    missing = [
-        name
-        for name in re.findall(r"[\w/]+\.py\b", (ROOT / "DESIGN.md").read_text())
-        if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
-    ]
-    assert missing == []
-
-
 def headings(page: Path) -> set[str]:
     """The anchors that GitHub gives to the headings of a page; headings inside of code are none."""
     text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
@@ -253,7 +232,7 @@ def headings(page: Path) -> set[str]:
 
 def test_links_lead_to_headings_that_are_there() -> None:
     missing = []
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")):
+    for page in PAGES:
         for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
             target = page.parent / file if file else page
             if target.suffix == ".md" and anchor not in headings(target):

@@ -25,7 +25,7 @@ from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
 from tfs_lite.core.threads import JOIN_SECONDS, leave_behind
-from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, Overdue, ServableStateSnapshot
+from tfs_lite.managers.harness import REMOVABLE, HarnessState, LoaderHarness, Overdue, ServableStateSnapshot, step_of
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
 from tfs_lite.managers.replace_flow import ReplaceFlow
@@ -87,7 +87,7 @@ class BasicManager:
         self._serving_map = ServingMap()
         self.get_servable_handle = self._serving_map.lookup
         """The right to use a ready version. Takes none of the manager's locks."""
-        self._registry = Registry(options.event_bus, self._after_change)
+        self._registry = Registry(options.event_bus, self._after_change, options.clock.monotonic)
         self._renewed_at = 0  # the registry's ``releases`` at the last renewal; guarded by its lock
         self._unloads = UnloadFlow(
             self._registry,
@@ -240,6 +240,10 @@ class BasicManager:
             answers, users = set(self._serving_map.ids()), self._serving_map.users()
             leaving = self._serving_map.leaving()
             loads, beside = self._loads.views(), {harness.id for harness in self._registry.beside}
+            hangs: dict[ServableId, list[tuple[Overdue, float]]] = {}
+            for harness, since in self._registry.beside.items():
+                if harness.is_overdue:
+                    hangs.setdefault(harness.id, []).append((step_of(harness.state), since))
             unloads = {harness.id: place for place, harness in enumerate(self._unloads.queued())}
             versions = {
                 servable_id: VersionView(
@@ -252,6 +256,7 @@ class BasicManager:
                     servable_id in beside,
                     unloads.get(servable_id),
                     leaving.get(servable_id, 0),
+                    tuple(hangs.get(servable_id, ())),
                 )
                 for servable_id, harness in self._registry.harnesses.items()
             }

@@ -85,6 +85,13 @@ class Overdue(enum.Enum):
     UNLOAD = "unload"
 
 
+def step_of(state: HarnessState) -> Overdue:
+    """The step that a version in this state is in, which takes too long."""
+    if state is HarnessState.QUIESCING:
+        return Overdue.DRAIN
+    return Overdue.UNLOAD if state in LEAVING else Overdue.LOAD
+
+
 _REFUSALS = {
     _S.LOAD_REQUESTED: "Duplicate load request for servable",
     _S.UNLOAD_REQUESTED: "Servable not loaded, or unload already requested/ongoing:",

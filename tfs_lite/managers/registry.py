@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -36,13 +37,19 @@ class Registry:
     ``after_change`` is called, outside the lock, after anything changed that a tick may act on.
     """
 
-    def __init__(self, event_bus: EventBus[ServableState] | None, after_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        event_bus: EventBus[ServableState] | None,
+        after_change: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.lock = threading.Condition(threading.Lock())
         self.harnesses: dict[ServableId, LoaderHarness] = {}
         """Changed by :meth:`add`, :meth:`remove` and :meth:`change_places` only."""
-        self.beside: set[LoaderHarness] = set()
-        """Second loads of managed versions: those that are to take a place, and those that had one. Changed by
-        :meth:`keep_beside`, :meth:`drop_beside` and :meth:`change_places` only."""
+        self.beside: dict[LoaderHarness, float] = {}
+        """Second loads of managed versions, those that are to take a place and those that had one, and since when they
+        are here, in seconds of ``monotonic``. Changed by :meth:`keep_beside`, :meth:`drop_beside` and
+        :meth:`change_places` only."""
         self.staying, self.leaving = RunningTotal(), RunningTotal()
         """The memory of the versions that hold some: of those that stay, and of those on their way out."""
         self.moving: dict[LoaderHarness, None] = {}
@@ -61,6 +68,7 @@ class Registry:
         self.changes = 0
         self._event_bus = event_bus
         self._after_change = after_change
+        self._monotonic = monotonic
         self._queued: deque[ServableState] = deque()
         self._publishing = threading.RLock()  # serialises flushes, guards no field; innermost but for the bus
 
@@ -84,19 +92,19 @@ class Registry:
         self._let_go(harness)
 
     def keep_beside(self, harness: LoaderHarness) -> None:
-        self.beside.add(harness)
+        self.beside[harness] = self._monotonic()
         self._follow(harness)
 
     def drop_beside(self, harness: LoaderHarness) -> None:
         if harness in self.beside:
-            self.beside.discard(harness)
+            del self.beside[harness]
             self._let_go(harness)
 
     def change_places(self, new: LoaderHarness, old: LoaderHarness) -> None:
         """Exchanges a managed version with its second load: ``new``, which was kept beside ``old``, becomes the managed
         one, and ``old`` is kept beside it."""
-        self.beside.discard(new)
-        self.beside.add(old)
+        self.beside.pop(new, None)
+        self.beside[old] = self._monotonic()
         self.harnesses[new.id] = self._streams[new.id.name][new.id] = new
         self._changed_streams.add(new.id.name)
 

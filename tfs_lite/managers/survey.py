@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status
-from tfs_lite.managers.harness import ServableStateSnapshot
+from tfs_lite.managers.harness import Overdue, ServableStateSnapshot
 
 
 class LoadStage(enum.Enum):
@@ -51,7 +51,8 @@ class VersionView:
     """One managed version. ``estimate`` is the memory that it needs or holds; ``attempts`` counts its loads so far;
     ``handles`` are live, ``leaving`` of them hold what was withdrawn or replaced. ``answers``: lookups find it.
     ``beside``: another load of it, which takes its place or has had it, is in memory too. ``unloads_ahead``: how many
-    unloads go first, None unless its own is queued."""
+    unloads go first, None unless its own is queued. ``hangs_beside``: the steps of its other loads that take longer
+    than their bound, and since when they, or the drain before them, go on."""
 
     state: ServableStateSnapshot
     estimate: ResourceAllocation = NO_RESOURCES
@@ -62,6 +63,7 @@ class VersionView:
     beside: bool = False
     unloads_ahead: int | None = None
     leaving: int = 0
+    hangs_beside: tuple[tuple[Overdue, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
 from tfs_lite.core.history import History
@@ -55,6 +55,7 @@ from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.v2.api import V2Api
+from tfs_lite.serving.feature import starting
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
@@ -62,6 +63,7 @@ from tfs_lite.transport.backlog import Backlog
 from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.table import Method
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_RELOADS = 8
@@ -138,10 +140,8 @@ class Endpoints:
         self._predict_settings = PredictSettings.from_options(options)
         self._access = _make_access(options, settings.access_file, core.history)
         core.registry.register(AccessCollector(self._access))
-        self._features = [feature for feature in core.features if isinstance(feature, ServerFeature)]
-        doors = Doors(health, self._access, read_again, repository)
-        for feature in self._features:
-            feature.attach(doors)
+        self._doors = Doors(health, self._access, read_again, repository)
+        self._features: list[ServerFeature] = []  # those that are attached
         self._backlog = Backlog()
         self._share = ConnectionShare()
         self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
@@ -151,8 +151,14 @@ class Endpoints:
         self.rest_api_port: int | None = None
 
     async def open(self) -> None:
-        """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
+        """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had or a feature is
+        broken."""
         options = self._core.options
+        for feature in self._core.features:
+            if isinstance(feature, ServerFeature):
+                with starting(feature, "be attached"):
+                    feature.attach(self._doors)
+                self._features.append(feature)
         self._grpc = self._make_grpc_server()
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
@@ -188,8 +194,7 @@ class Endpoints:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
-        for feature in self._features:
-            feature.drained()
+        self._core.features.ask("drained", lambda feature: feature.drained(), self._features)
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace
@@ -211,8 +216,7 @@ class Endpoints:
     def close_workers(self) -> None:
         self._v2.close()
         self._metrics_pages.close()
-        for feature in self._features:
-            feature.close_doors()
+        self._core.features.ask("close_doors", lambda feature: feature.close_doors(), self._features)
         self._large_bodies.close()
 
     def _make_grpc_server(self) -> GrpcTransport:
@@ -245,7 +249,7 @@ class Endpoints:
             self._v2,
         )
         methods = [method for service in services for method in service.methods()]
-        methods += [method for feature in self._features for method in feature.grpc()]
+        methods += self._offered(lambda feature: feature.grpc())
         methods += ReflectionService(method.service for method in methods).methods()
         return checked_methods(methods, self._access)
 
@@ -256,7 +260,7 @@ class Endpoints:
         core.registry.register(openai.ignored.collector)
         service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
         apis: tuple[Api[Any], ...] = (
-            *(api for feature in self._features for api in feature.http(http)),
+            *self._offered(lambda feature: feature.http(http)),
             RestApi(service, ModelPages(core), metrics),
             self._v2.app(http),
             OpenAiApi(openai),
@@ -264,6 +268,13 @@ class Endpoints:
         overload = Overload(self._backlog, http.calls.timeout, self._count_refused)
         enable_cors = core.options.rest_api_enable_cors_support
         return http_app(apis, self._health, self._metrics_pages, http, enable_cors, overload, self._access)
+
+    def _offered(self, offer: Callable[[ServerFeature], Sequence[T]]) -> list[T]:
+        found: list[T] = []
+        for feature in self._features:
+            with starting(feature, "say what it answers"):
+                found.extend(offer(feature))
+        return found
 
     def _count_refused(self, method: str, model: str) -> None:
         record = RequestRecord(method, model, REST)

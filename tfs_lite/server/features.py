@@ -6,7 +6,7 @@ The only file of the server that knows them. Another package adds one by an entr
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from tfs_lite.operations.access_log.feature import AccessLogging
@@ -17,7 +17,7 @@ from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.history.feature import LifecycleHistory
 from tfs_lite.operations.traces.feature import Traces
 from tfs_lite.operations.what_if.feature import Forecasts
-from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.feature import Feature, starting
 from tfs_lite.serving.server_core import MakeFeature
 
 if TYPE_CHECKING:
@@ -47,5 +47,11 @@ def cluster(core: ServerCore) -> Feature | None:
 
 
 def all_features() -> tuple[MakeFeature, ...]:
-    """The features of this package and of other installed packages."""
-    return (*FEATURES, cluster, *(point.load() for point in entry_points(group=GROUP)))
+    """The features of this package and of other installed packages. FAILED_PRECONDITION if one cannot be imported."""
+    return (*FEATURES, cluster, *map(_load, entry_points(group=GROUP)))
+
+
+def _load(point: EntryPoint) -> MakeFeature:
+    with starting(point.name, "be imported"):
+        found: MakeFeature = point.load()
+    return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 KEPT_CHANGES = 10_000
 """Models whose last change is remembered."""
@@ -11,7 +14,9 @@ KEPT_CHANGES = 10_000
 
 class ChangeNotifier:
     """``notify`` after a change; a waiter looks at the state itself. Any thread may call any method, also from a
-    callback of the event bus. Listeners must be short and must not raise."""
+    callback of the event bus. It says that something has changed, and not what: many of its causes are no event of a
+    model (a remark, a config that is refused, the end of all waits). Listeners must be short; one that raises is
+    logged."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below
@@ -39,7 +44,10 @@ class ChangeNotifier:
             self._changed.notify_all()
             listeners = self._listeners
         for listener in listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                logger.exception("a listener to changes failed")
 
     def changed_since(self, count: int) -> set[str] | None:
         """The models that have changed since ``count`` was read; None: any of them may have."""

@@ -7,26 +7,39 @@ one that is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import methodcaller
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter
 
 from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import OnBatch, OnCall
 from tfs_lite.core.replicas import ReplicaReport
-from tfs_lite.core.servable import ServableId, StoragePath
-from tfs_lite.core.source import AspiredVersionsCallback
-from tfs_lite.core.status import OK, Status
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import OK, ServingError, Status, failed_precondition
+from tfs_lite.core.threads import JOIN_SECONDS, all_within
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
+
+C = TypeVar("C")
+F = TypeVar("F", bound="Feature")
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class Feature:
     """One capability of a server. Every method has an answer that does nothing.
 
     A feature is made with the core, before its source and its loaders; ``start`` -> events -> ``stopping`` -> more
-    events, while versions are unloaded -> ``close``. Any thread may call any other method. What a method raises is a
-    defect of the feature; what ``on_event`` raises is logged, and goes no further.
+    events, while versions are unloaded -> ``close``. Any thread may call any other method. What a method raises, but
+    ``open``, is a defect of the feature. Where it is made or started, the server does not start, and the error names
+    it; otherwise the first failure in each method is logged, all are counted, and what was asked goes on without the
+    feature (:class:`Features`). Each failure of ``on_run`` and ``on_call`` is logged.
 
     ``on_run`` is called after each run of a model, on the thread of the run; ``on_call`` when a call has ended, which
     is a request or a step of an ensemble. Both are on a request's way: None, and not a function that does nothing,
@@ -37,11 +50,6 @@ class Feature:
     on_call: OnCall | None = None
 
     # The way of a version.
-
-    def observe_lists(self, forward: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
-        """The callback that gets the source's lists: it looks at them and passes each on to ``forward``. The feature
-        that comes first in the list sees a list first."""
-        return forward
 
     def wrap(self, id: ServableId, loader: Loader) -> Loader:
         """The loader that loads and unloads the version, around ``loader``. The feature that comes first is the
@@ -87,4 +95,115 @@ class Feature:
         """No more configs and versions come; what is loaded is about to be unloaded. Has the bound of :meth:`close`."""
 
     def close(self) -> None:
-        """The last version was unloaded. Has a bound of :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
+        """The last version was unloaded. All features together have a bound of
+        :data:`~tfs_lite.core.threads.JOIN_SECONDS`."""
+
+
+class Features:
+    """The features of a core as one, in the order in which they hear what happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._all: tuple[Feature, ...] = ()
+        self._failures = Counter(
+            "tfs_lite_feature_failures", "Calls of a feature that raised.", ("feature", "what"), registry=registry
+        )
+        self._told = set[tuple[str, str]]()  # feature and call, of the failures in the log
+
+    def __iter__(self) -> Iterator[Feature]:
+        return iter(self._all)
+
+    def make(self, core: C, makers: Iterable[Callable[[C], Feature | None]], own: Sequence[Feature]) -> None:
+        """Makes those before ``own``; each finds ``own`` and those before it. Raises ServingError."""
+        made: list[Feature] = []
+        self._all = tuple(own)
+        for make in makers:
+            with starting(make, "be made"):
+                feature = make(core)
+            if feature is not None:
+                made.append(feature)
+                self._all = (*made, *own)
+
+    def find(self, kind: type[F]) -> F | None:
+        """The feature of this class; None if there is none."""
+        return next((feature for feature in self if isinstance(feature, kind)), None)
+
+    def ask(self, what: str, call: Callable[[F], T], features: Iterable[F]) -> list[T]:
+        """The answers of these features. Each failure is counted; the first one of a feature in ``what`` is logged."""
+        answers = []
+        for feature in features:
+            try:
+                answers.append(call(feature))
+            except Exception:
+                self._failed(type(feature).__name__, what)
+        return answers
+
+    def _failed(self, name: str, what: str) -> None:
+        self._failures.labels(name, what).inc()
+        if (name, what) not in self._told:
+            self._told.add((name, what))
+            logger.exception("the feature %s failed on %s; further failures are only counted", name, what)
+
+    # What each of them is asked.
+
+    def wrap(self, id: ServableId, loader: Loader) -> Loader:
+        for feature in self:
+            (loader,) = self.ask("wrap", methodcaller("wrap", id, loader), (feature,)) or (loader,)
+        return loader
+
+    def open(self, platform: Platform, request: OpenRequest, replicas: ReplicaOptions) -> Sequence[OpenedModel] | None:
+        opened = (feature.open(platform, request, replicas) for feature in self)
+        return next((models for models in opened if models is not None), None)
+
+    def publish(self, event: LifecycleEvent) -> None:
+        self.ask(type(event).__name__, lambda feature: feature.on_event(event), self)
+
+    def silence(self, id: ServableId) -> Status:
+        found = self.ask("silence", lambda feature: feature.silence(id), self)
+        return next((status for status in found if not status.ok), OK)
+
+    def explains(self, name: str, version: int | None) -> dict[str, list[Any]]:
+        more: dict[str, list[Any]] = {}
+        for found in self.ask("explains", lambda feature: _lists(feature.explains(name, version)), self):
+            for member, values in found.items():
+                more.setdefault(member, []).extend(values)
+        return more
+
+    def replicas(self) -> list[ReplicaReport]:
+        found = self.ask("replicas", lambda feature: list(feature.replicas()), self)
+        return [report for reports in found for report in reports]
+
+    def start(self) -> None:
+        """Raises ServingError."""
+        for feature in self:
+            with starting(feature, "start"):
+                feature.start()
+
+    def first_load_ended(self) -> None:
+        self.ask("first_load_ended", lambda feature: feature.first_load_ended(), self)
+
+    def stopping(self) -> None:
+        self._end(lambda feature: feature.stopping())
+
+    def close(self) -> None:
+        self._end(lambda feature: feature.close())
+
+    def _end(self, call: Callable[[Feature], None]) -> None:
+        all_within(JOIN_SECONDS, [(f"tfs-{type(feature).__name__}", partial(call, feature)) for feature in self])
+
+
+@contextmanager
+def starting(feature: object, what: str) -> Iterator[None]:
+    """Names the feature, or what makes it, in the error by which a server does not start: FAILED_PRECONDITION. A
+    ServingError speaks for itself."""
+    name = feature if isinstance(feature, str) else getattr(feature, "__qualname__", type(feature).__name__)
+    try:
+        yield
+    except ServingError:
+        raise
+    except Exception as error:
+        logger.exception("the feature %s cannot %s", name, what)
+        raise failed_precondition(f"the feature {name} cannot {what}: {type(error).__name__}: {error}") from None
+
+
+def _lists(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    return {member: list(values) for member, values in found.items()}

@@ -11,14 +11,14 @@ state of the manager, an attempt of a loader, a config. Features take the events
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.core.resources import ResourceAllocation
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.state import TimedState
 from tfs_lite.core.status import Status
 from tfs_lite.managers.labels import Labels
@@ -31,6 +31,14 @@ class SourceReported:
     """The source has looked at a model's base path."""
 
     report: SourceReport
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsAspired:
+    """The source wants exactly these versions of the model from now on. Published before anything acts on it."""
+
+    name: str
+    versions: Sequence[ServableData[StoragePath]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,7 @@ class ModelGone:
 
 LifecycleEvent: TypeAlias = (
     SourceReported
+    | VersionsAspired
     | StateChanged
     | LoadAttempted
     | LoadParked

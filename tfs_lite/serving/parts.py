@@ -15,7 +15,7 @@ from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.serving.change_notifier import ChangeNotifier
-from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.feature import Features
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
 from tfs_lite.serving.load_journal import LoadJournal
 from tfs_lite.serving.model_states import ModelStates
@@ -26,7 +26,7 @@ from tfs_lite.serving.source_chain import SourceChain
 
 
 class Parts(Protocol):
-    """``features`` and ``sources`` are there once the core is made; all else is before."""
+    """``sources``, and all of ``features``, are there once the core is made; all else is before."""
 
     options: ServerOptions
     registry: CollectorRegistry
@@ -41,7 +41,7 @@ class Parts(Protocol):
     model_configs: ModelConfigs
     manager: AspiredVersionsManager
     sources: SourceChain
-    features: tuple[Feature, ...]
+    features: Features
 
     def handle(self, ref: ModelRef) -> ServableHandle: ...
 

@@ -7,14 +7,12 @@ no event loop and needs none; every method may be called from any thread, and on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from tfs_lite.adapters.opening import OpenedModel, OpenRequest, Platform
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.core.callbacks import together
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
@@ -32,7 +30,7 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
-from tfs_lite.serving.feature import Feature
+from tfs_lite.serving.feature import Feature, Features
 from tfs_lite.serving.lifecycle_events import (
     Drained,
     LifecycleEvent,
@@ -95,7 +93,7 @@ class ServerCore:
         self.disk_calls = BoundedCalls(options.disk_timeout_seconds)
         self.history = History(self.clock.time)
         # What is known: the manager's states, the attempts to load, the state of each model.
-        self.features: tuple[Feature, ...] = ()
+        self.features = Features(self.registry)
         self.changes = ChangeNotifier()
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self.monitor = ServableStateMonitor(self._bus)
@@ -115,28 +113,21 @@ class ServerCore:
         self.request_logs = RequestLogs(self.clock, self.metrics.requests.tensorflow.on_logged)
         # What loads and unloads.
         self.manager = self._make_manager()
-        own = (self.metrics, self.cache, self.statistics, self.sequences)
-        self.features = own
         try:
             self._assemble(features)
         except BaseException:
-            for feature in self.features:
-                feature.close()
+            self.features.close()
             raise
 
     def _assemble(self, features: Iterable[MakeFeature]) -> None:
         """The features, then what goes through them: opening, batching, the way from source to manager, configs."""
-        options, own, made = self.options, self.features, list[Feature]()
-        for make in features:
-            feature = make(self)
-            if feature is not None:
-                made.append(feature)
-                self.features = (*made, *own)
+        options = self.options
+        self.features.make(self, features, (self.metrics, self.cache, self.statistics, self.sequences))
         self.on_call = together([feature.on_call for feature in self.features])
         self._opener = ModelOpener(
             options.worker,
             options.per_process_gpu_memory_fraction,
-            self._open_replicas,
+            self.features.open,
             self._on_worker,
             options.worker_sandbox,
             options.saved_model_tags,
@@ -206,32 +197,21 @@ class ServerCore:
             generation=self.metrics.generation,
         )
 
-    def _open_replicas(
-        self, platform: Platform, request: OpenRequest, replicas: ReplicaOptions
-    ) -> Sequence[OpenedModel] | None:
-        opened = (feature.open(platform, request, replicas) for feature in self.features)
-        return next((models for models in opened if models is not None), None)
-
     # Features.
 
     def find(self, kind: type[F]) -> F | None:
         """The feature of this class; None if this core has none."""
-        return next((feature for feature in self.features if isinstance(feature, kind)), None)
+        return self.features.find(kind)
 
     def publish(self, event: LifecycleEvent) -> None:
         """Tells every feature, on this thread, in the order of the list. One that fails costs the others nothing."""
-        for feature in self.features:
-            try:
-                feature.on_event(event)
-            except Exception:
-                logger.exception("the feature %s failed on %s", type(feature).__name__, type(event).__name__)
+        self.features.publish(event)
 
     # From start to close.
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
-        for feature in self.features:
-            feature.start()
+        self.features.start()
         self.manager.start()
         self.sources.start()
 
@@ -251,8 +231,7 @@ class ServerCore:
         """The models known at the start are available or have failed. From now on as many threads load as the options
         say."""
         if not self.waiter.closed:
-            for feature in self.features:
-                feature.first_load_ended()
+            self.features.first_load_ended()
         self.manager.set_num_load_threads(self.options.num_load_threads)
 
     def close(self, drain_timeout: float) -> None:
@@ -260,13 +239,11 @@ class ServerCore:
         unloads. Every other wait has a bound too; what has not ended then is left behind
         (:func:`tfs_lite.core.threads.left_behind`)."""
         self.waiter.close()
-        for feature in self.features:
-            within(JOIN_SECONDS, f"tfs-{type(feature).__name__}", feature.stopping)
+        self.features.stopping()
         self.sources.close()
         self.manager.close(drain_timeout)
         within(JOIN_SECONDS, "tfs-workers", self._opener.close)
-        for feature in self.features:
-            within(JOIN_SECONDS, f"tfs-{type(feature).__name__}", feature.close)
+        self.features.close()
         self.monitor.close()
         within(JOIN_SECONDS, "tfs-request-log", self.request_logs.close)
         self.clock.close()
@@ -301,7 +278,8 @@ class ServerCore:
         options = self.options
         if what is Overdue.DRAIN:
             text = f"requests inside it go on for longer than {options.slow_drain_seconds:g} s; they are waited for"
-            logger.warning("%s is withdrawn, and %s: tfs-lite explain %s", servable_id, text, servable_id.name)
+            left = "was loaded anew" if self.states.is_available(servable_id) else "is withdrawn"
+            logger.warning("%s %s, and %s: tfs-lite explain %s", servable_id, left, text, servable_id.name)
         else:
             bound = options.slow_unload_seconds if what is Overdue.UNLOAD else options.slow_load_seconds
             text = f"its {what.value} takes longer than {bound:g} s and goes on; others do not wait for it"

@@ -1,6 +1,6 @@
 """The chain from the source of versions to the manager.
 
-    source -> [features and model states note what is wanted] -> [changed versions are followed]
+    source -> [features hear and model states note what is wanted] -> [changed versions are followed]
            -> router -> one adapter per platform -> [features wrap the loader] -> [journal] -> manager
                      -> "no such platform"      ->
 
@@ -26,8 +26,8 @@ from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
-from tfs_lite.serving.feature import Feature
-from tfs_lite.serving.lifecycle_events import SourceReported
+from tfs_lite.serving.feature import Features
+from tfs_lite.serving.lifecycle_events import SourceReported, VersionsAspired
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -64,10 +64,10 @@ class SourceChain:
         journal: LoadJournal,
         settings: AdapterSettings,
         clock: Clock,
-        features: Sequence[Feature] = (),
+        features: Features,
         follower: VersionFollower | None = None,
     ) -> None:
-        """``features`` look at lists and wrap loaders; ``follower`` follows the changes of versions that serve (None:
+        """``features`` hear of lists and wrap loaders; ``follower`` follows the changes of versions that serve (None:
         they are not followed)."""
         self._options = options
         self._states = states
@@ -101,19 +101,13 @@ class SourceChain:
         return SourceRouter(adapters, no_platform)
 
     def _journaled(self, item: ServableData[Loader]) -> Loader:
-        loader = self._wrapped(item.id, item.payload)
+        loader = self._features.wrap(item.id, item.payload)
         if self._options.is_explicit:
             loader = PreloadedLoader(item.id, item.revision, loader, self._preloads)
         return JournaledLoader(item.id, loader, self._journal)
 
-    def _wrapped(self, servable_id: ServableId, loader: Loader) -> Loader:
-        for feature in self._features:
-            loader = feature.wrap(servable_id, loader)
-        return loader
-
     def _on_report(self, report: SourceReport) -> None:
-        for feature in self._features:
-            feature.on_event(SourceReported(report))
+        self._features.publish(SourceReported(report))
         self._states.on_source_report(report)
 
     def start(self) -> None:
@@ -122,10 +116,13 @@ class SourceChain:
         if self._follower is not None:
             callback = self._follower.observe(callback)
             self._follower.start()
-        callback = self._states.observe(callback)
-        for feature in reversed(self._features):
-            callback = feature.observe_lists(callback)
-        self._source.set_aspired_versions_callback(callback)
+        offer = self._states.observe(callback)
+
+        def tell_and_offer(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+            self._features.publish(VersionsAspired(name, versions))
+            offer(name, versions)
+
+        self._source.set_aspired_versions_callback(tell_and_offer)
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
@@ -203,7 +200,7 @@ class SourceChain:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads the version on this thread, for the moment when it is offered with this revision. Raises the loader's
         error."""
-        loader = self._wrapped(item.id, make_loader(item, platform, self._settings))
+        loader = self._features.wrap(item.id, make_loader(item, platform, self._settings))
         with self._journal.loading(item.id, loader):
             loader.load(item.id)
         self._preloads.put(item.id, item.revision, loader)

@@ -14,7 +14,7 @@ from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import DOES_NOT_ANSWER, ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, not_found
-from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.harness import step_of
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.ensemble.models import model_text
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -127,9 +127,8 @@ class View:
         with handle:
             workers = tuple(worker_states(servable_id, handle.servable))
             composing = handle.servable.traits.composing
-        for feature in self._core.features:
-            if not (silence := feature.silence(servable_id)).ok:
-                return silence
+        if not (silence := self._core.features.silence(servable_id)).ok:
+            return silence
         if workers and not any(worker.up for worker in workers):
             return Status(StatusCode.UNAVAILABLE, f"{DOES_NOT_ANSWER}: {_why_down(workers)}")
         silent = {name: why for name, version in composing if (why := self._why_silent(name, version, seen))}
@@ -172,7 +171,7 @@ class View:
 
     def replicas(self) -> Iterable[ReplicaReport]:
         """The replicas of every version that has some in a cluster, also while it is loaded."""
-        return (report for feature in self._core.features for report in feature.replicas())
+        return self._core.features.replicas()
 
     # Numbers.
 
@@ -200,17 +199,19 @@ class View:
                 yield from worker_states(handle.id, handle.servable, drains=True)
 
     def hanging(self) -> Iterator[tuple[str, str, float]]:
-        """The steps that take longer than their bound: the model, ``disk``, ``load``, ``drain`` or ``unload``, and for
-        how many seconds it has gone on."""
+        """The steps that take longer than their bound, also those of a load that was replaced or is to take a place:
+        the model, ``disk``, ``load``, ``drain`` or ``unload``, and for how many seconds it has gone on."""
         for name, seconds in self._core.sources.hanging().items():
             yield name, "disk", seconds
         now = self._core.clock.time()
-        for servable_id, view in self._core.manager.survey().versions.items():
+        survey = self._core.manager.survey()
+        for servable_id, view in survey.versions.items():
+            for step, since in view.hangs_beside:
+                yield servable_id.name, step.value, survey.now - since
             if view.state.is_overdue:
                 timed = self._core.states.version_states(servable_id.name).get(servable_id.version)
-                state = view.state.state
-                what = "drain" if state is HarnessState.QUIESCING else "unload" if state in LEAVING else "load"
-                yield servable_id.name, what, max(now - timed.time, 0.0) if timed is not None else 0.0
+                passed = max(now - timed.time, 0.0) if timed is not None else 0.0
+                yield servable_id.name, step_of(view.state.state).value, passed
 
     def draining(self) -> Iterator[tuple[ServableId, int]]:
         """The number of requests and sequences that each version waits for that was withdrawn, or replaced by another

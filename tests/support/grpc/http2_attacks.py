@@ -92,9 +92,6 @@ class Attacker(RawClient):
         """Of what was read so far."""
         return [(frame.stream, ErrorCode(frame.value)) for frame in self.frames if frame.kind == h2.RST_STREAM]
 
-    def acks(self, kind: int) -> int:
-        return sum(frame.kind == kind and frame.ack for frame in self.frames)
-
     def sync(self) -> None:
         """Returns when the server has read everything until here. One PING."""
         self.send(h2.ping(b"are you?"))

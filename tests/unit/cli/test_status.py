@@ -181,6 +181,7 @@ def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys:
         "run_p50": {"seconds": pytest.approx(0.00375), "bound": ""},
         "run_p99": {"seconds": pytest.approx(0.004975), "bound": ""},
         "waiting": 3,
+        "draining": None,
         "workers": [
             {"instance": "0", "kind": "process", "pid": "4321", "up": True, "restarts": 1, "reason": "", "sandbox": ""}
         ],
@@ -199,6 +200,16 @@ def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     assert "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 pid 4321 (1 restart)" in lines
     assert "digits 1 END - - - - - - - -" in lines
     assert any(line.startswith("ranker - - - - - - - - - - its base path") for line in lines)
+
+
+def test_verbose_shows_requests_inside_what_was_replaced_or_withdrawn(listing: Listing, capsys: Captured) -> None:
+    page = metrics_page().decode()
+    drains = "".join(f'tfs_lite_draining_requests{{model="digits",version="{v}"}} {v}\n' for v in (1, 2))
+    listing.metrics = f"{page}# TYPE tfs_lite_draining_requests gauge\n{drains}".encode()
+    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 requests inside the load before are waited for" in shown
+    assert "1 request inside is waited for" in shown
 
 
 def test_verbose_shows_replicas_and_sums_them_up_in_place_of_workers(

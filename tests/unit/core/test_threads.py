@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, left_behind, within
+from tfs_lite.core.threads import BoundedCalls, PeriodicThread, Pool, all_within, left_behind, within
 
 FOREVER = 3600.0
 
@@ -192,6 +192,18 @@ def test_what_ends_something_has_a_bound(caplog: pytest.LogCaptureFixture) -> No
     assert within(60, "broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     assert "broken failed" in caplog.text
     assert not within(0.05, "slow", lambda: release.wait())  # type: ignore[arg-type, return-value]
+    release.set()
+
+
+def test_what_ends_many_things_has_one_bound_and_one_thread_more_for_each_that_hangs() -> None:
+    release, threads = threading.Event(), list[int]()
+    quick = ("quick", lambda: threads.append(threading.get_ident()))
+    hanging = ("hanging", lambda: release.wait() and None)
+    assert all_within(60, [quick] * 20)
+    assert len(set(threads)) == 1
+    assert not all_within(0.2, [hanging, quick, hanging, quick])
+    assert len(threads) == 22
+    assert left_behind().count("hanging") == 1  # by name
     release.set()
 
 

@@ -186,3 +186,39 @@ def test_version_that_has_drained_in_time_leaves_no_timer() -> None:
         fixture.serve("m", 2)
         assert fixture.clock.pending == before + 1
     assert fixture.clock.pending == before
+
+
+def test_requests_inside_a_replaced_load_are_said_to_hang_until_they_end(make_basic) -> None:
+    """The version answers all the while, by its new load."""
+    overdue: list[Any] = []
+    basic = make_basic(drain_patience=90.0, on_overdue=lambda *told: overdue.append(told))
+    basic.make_ready(1)
+    handle = basic.handle()
+    basic.replace(1)
+    basic.loads.run_all()
+    basic.clock.advance(89)
+    assert hangs_beside(basic) == []
+    basic.clock.advance(2)
+    assert hangs_beside(basic) == [(Overdue.DRAIN, 91.0)]
+    assert overdue == [(ServableId("m", 1), Overdue.DRAIN)]
+    assert not basic.manager.survey().versions[ServableId("m", 1)].state.is_overdue
+    handle.release()
+    assert hangs_beside(basic) == []
+
+
+def test_a_load_that_is_to_take_a_place_is_said_to_hang(make_basic) -> None:
+    basic = make_basic()
+    basic.make_ready(1)
+    basic.replace(1)
+    basic.loads.start()
+    basic.clock.advance(130)
+    basic.loads.pass_time(0)
+    assert hangs_beside(basic) == [(Overdue.LOAD, 130.0)]
+    basic.loads.finish()
+    assert hangs_beside(basic) == []
+
+
+def hangs_beside(basic) -> list[tuple[Overdue, float]]:
+    """The steps of other loads of version 1 that take longer than their bound, and for how long they go on."""
+    view = basic.manager.survey()
+    return [(step, view.now - since) for step, since in view.versions[ServableId("m", 1)].hangs_beside]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,8 +17,12 @@ import pytest
 from tests.support.servers.explanations import Explanations
 from tests.support.servers.in_process import serving
 from tests.support.servers.models import TaggedArchives
+from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.cli.explain import Question, lines_of
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.feature import ServerFeature
 from tfs_lite.server.features import FEATURES, GROUP, all_features, cluster
+from tfs_lite.server.server import Server
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
 
@@ -80,16 +87,20 @@ def arrivals(core):
 '''
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A distribution with one feature."""
-    place = tmp_path / "site-packages"
+def distribution(directory: Path, text: str) -> Path:
+    """The place of a distribution with one feature, whose module has this text."""
+    place = directory / "site-packages"
     information = place / f"{MODULE}-1.0.dist-info"
     information.mkdir(parents=True)
-    (place / f"{MODULE}.py").write_text(FEATURE)
+    (place / f"{MODULE}.py").write_text(text)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(f"[{GROUP}]\narrivals = {MODULE}:arrivals\n")
-    monkeypatch.syspath_prepend(str(place))
+    return place
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(distribution(tmp_path, FEATURE)))
     yield
     sys.modules.pop(MODULE, None)
 
@@ -103,6 +114,50 @@ def test_without_other_distributions_a_server_has_the_features_of_this_one() -> 
 @pytest.mark.usefixtures("installed")
 def test_a_feature_of_another_distribution_is_the_last_of_the_list() -> None:
     assert all_features()[-1].__module__ == MODULE
+
+
+@pytest.mark.parametrize("step", ["make", "attach", "grpc", "http", "start"])
+def test_a_server_with_a_feature_that_cannot_start_does_not_start_and_names_it(tmp_path: Path, step: str) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ValueError("a defect")
+
+    broken = type("Broken", (ServerFeature,), {"__init__" if step == "make" else step: fail})
+    before = set(threading.enumerate())
+    server = Server(model_repository=str(tmp_path), port=0, rest_api_port=0, features=[lambda core: broken()])
+    if step == "make":
+        server = Server(model_repository=str(tmp_path), port=0, rest_api_port=0, features=[broken])
+    with pytest.raises(ServingError, match=r"the feature Broken cannot .*: ") as found, server:
+        server.wait_ready(60)
+    assert found.value.code is StatusCode.FAILED_PRECONDITION
+    wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left", 60)
+
+
+def test_a_process_with_a_feature_that_cannot_be_imported_ends_and_names_it(tmp_path: Path) -> None:
+    place = distribution(tmp_path, "raise OSError('no such card')")
+    server = ServerProcess(f"--model_repository={tmp_path}", env={**os.environ, "PYTHONPATH": str(place)})
+    with pytest.raises(RuntimeError, match="ended with 1") as found, server:
+        pass
+    assert "tfs-lite: the feature arrivals cannot be imported: OSError: no such card" in str(found.value)
+
+
+def test_a_feature_that_fails_while_the_server_serves_costs_no_request(
+    tmp_path: Path, archives: TaggedArchives, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ValueError("a defect")
+
+    serves = ("on_event", "wrap", "silence", "explains", "replicas", "first_load_ended", "on_run", "on_call")
+    broken = type("Broken", (ServerFeature,), dict.fromkeys((*serves, "drained", "close_doors"), staticmethod(fail)))
+    archives.write_version(1, tmp_path / "models" / "m")
+    with serving(
+        tmp_path / "models", model_repository=str(tmp_path / "models"), features=[*FEATURES, lambda core: broken()]
+    ) as served:
+        assert served.version() == 1
+        assert served.version() == 1
+        assert httpx.get(f"{served.url}/v2/models/m/ready").status_code == 200
+        page = httpx.get(f"{served.url}/metrics").text
+    assert 'tfs_lite_feature_failures_total{feature="Broken",what="wrap"} 1.0' in page
+    assert "the feature Broken failed on close_doors" in caplog.text
 
 
 @pytest.mark.usefixtures("installed")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from tests.support.errors import refusal
 from tests.support.servers.in_process import QUICK, config_text, entry
 from tests.support.servers.process import wait_until
 from tfs_lite.config.text import parse_model_server_config
-from tfs_lite.core.servable import ModelRef, VersionState
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.replicas import ReplicaReport
+from tfs_lite.core.servable import ModelRef, ServableId, VersionState
 from tfs_lite.core.state import ManagerState
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import LifecycleEvent, StateChanged
 from tfs_lite.serving.options import ServerOptions
@@ -65,9 +69,31 @@ def test_model_without_a_name_is_no_model_and_a_counter_that_is_not_there_is_zer
 
 
 class Broken(Feature):
-    """Fails whatever it hears."""
+    """Fails in whatever is asked of it while the core serves."""
 
     def on_event(self, event: LifecycleEvent) -> None:
+        raise ValueError("a defect")
+
+    def wrap(self, id: ServableId, loader: Loader) -> Loader:
+        raise ValueError("a defect")
+
+    def silence(self, id: ServableId) -> Status:
+        raise ValueError("a defect")
+
+    def explains(self, name: str, version: int | None) -> Mapping[str, Sequence[Any]]:
+        raise ValueError("a defect")
+
+    def replicas(self) -> Iterator[ReplicaReport]:
+        yield ReplicaReport(ServableId("m", 1), "starting", ())
+        raise ValueError("a defect")
+
+    def first_load_ended(self) -> None:
+        raise ValueError("a defect")
+
+    def stopping(self) -> None:
+        raise ValueError("a defect")
+
+    def close(self) -> None:
         raise ValueError("a defect")
 
 
@@ -82,7 +108,7 @@ class Hearing(Feature):
             self.states.append(event.timed.state.state)
 
 
-def test_a_feature_that_fails_keeps_no_event_from_the_others_and_no_version_from_serving(
+def test_a_feature_that_fails_costs_the_others_and_the_versions_nothing(
     tmp_path: Path, publish: Publish, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish("m", 1)
@@ -92,11 +118,92 @@ def test_a_feature_that_fails_keeps_no_event_from_the_others_and_no_version_from
         core.start()
         core.load_first(parse_model_server_config(config_text(tmp_path, entry("m")), "first"))
         wait_until(lambda: state(core, 1) is VersionState.AVAILABLE, "the version serves", 30)
+        core.end_first_load()
         core.handle(ModelRef("m")).release()
+        assert core.view.can_be_asked(ServableId("m", 1))
+        assert list(core.view.replicas()) == []
+        assert core.features.explains("m", None) == {}
+        failures = core.registry.get_sample_value
+        count = failures("tfs_lite_feature_failures_total", {"feature": "Broken", "what": "StateChanged"})
     finally:
         core.close(20.0)
     assert hearing.states[:3] == [ManagerState.START, ManagerState.LOADING, ManagerState.AVAILABLE]
-    assert "the feature Broken failed on StateChanged" in caplog.text
+    for what in ("StateChanged", "SourceReported", "wrap", "silence", "explains", "replicas", "first_load_ended"):
+        assert caplog.text.count(f"the feature Broken failed on {what}") == 1, what
+    assert count is not None
+    assert count >= 3
+    assert caplog.text.count("tfs-Broken failed") == 2  # in stopping and close
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a defect"), "FAILED_PRECONDITION: the feature Late cannot start: ValueError: a defect"),
+        (invalid_argument("--late=5 is too much"), "INVALID_ARGUMENT: --late=5 is too much"),
+    ],
+)
+def test_a_feature_that_cannot_start_keeps_the_core_from_starting(error: Exception, text: str) -> None:
+    class Late(Feature):
+        def start(self) -> None:
+            raise error
+
+    core = ServerCore(ServerOptions(**QUICK), [lambda core: Late()])
+    try:
+        with pytest.raises(ServingError) as found:
+            core.start()
+        assert f"{found.value.code.name}: {found.value}" == text
+    finally:
+        core.close(0.0)
+
+
+def test_a_feature_that_cannot_be_made_is_named_and_the_others_are_closed() -> None:
+    closed = []
+
+    class First(Feature):
+        def close(self) -> None:
+            closed.append("first")
+
+    def second(core: ServerCore) -> Feature:
+        raise KeyError("a defect")
+
+    with pytest.raises(ServingError, match=r"the feature .*second cannot be made: KeyError: 'a defect'"):
+        ServerCore(ServerOptions(**QUICK), [lambda core: First(), second])
+    assert closed == ["first"]
+
+
+def test_features_that_hang_cost_the_close_one_bound_and_the_others_are_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tfs_lite.serving.feature.JOIN_SECONDS", 0.2)
+    release, ended, threads = threading.Event(), [], set()
+
+    class Hanging(Feature):
+        def stopping(self) -> None:
+            release.wait()
+
+    class Quick(Feature):
+        def stopping(self) -> None:
+            threads.add(threading.get_ident())
+
+        def close(self) -> None:
+            ended.append(self)
+
+    quick = [Quick() for _ in range(10)]
+    core = ServerCore(ServerOptions(**QUICK), [lambda core, each=each: each for each in (Hanging(), *quick, Hanging())])
+    core.close(0.0)
+    assert ended == quick
+    assert len(threads) < len(quick)
+    assert caplog.text.count("has not ended in time and is left behind: tfs-Hanging") == 2
+    release.set()
+
+
+def test_a_listener_to_changes_that_fails_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    changes, heard = ChangeNotifier(), list[str]()
+    changes.listen(lambda: heard.remove("nothing"))
+    changes.listen(lambda: heard.append("told"))
+    changes.notify("m")
+    assert heard == ["told"]
+    assert "a listener to changes failed" in caplog.text
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:

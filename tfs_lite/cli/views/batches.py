@@ -61,7 +61,8 @@ class WorkerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
-    """The numbers of one version since its series began. None means unknown. ``padding`` is the share of added rows."""
+    """The numbers of one version since its series began. None means unknown. ``padding`` is the share of added rows;
+    ``draining`` are the requests inside what was withdrawn or replaced."""
 
     ok: int | None = None
     failed: int | None = None
@@ -72,6 +73,7 @@ class RunNumbers:
     run_p50: Quantile | None = None
     run_p99: Quantile | None = None
     waiting: int | None = None
+    draining: int | None = None
     workers: tuple[WorkerNumbers, ...] = ()
 
 
@@ -178,6 +180,7 @@ class _Samples:
             run_p50=self._quantile(run, MEDIAN),
             run_p99=self._quantile(run, TAIL),
             waiting=int(self.values["queue_depth"]) if "queue_depth" in self.values else None,
+            draining=int(self.values["draining_requests"]) if "draining_requests" in self.values else None,
             workers=tuple(_worker(instance, facts) for instance, facts in sorted(self.workers.items(), key=_order)),
         )
 
@@ -215,8 +218,15 @@ def _row(name: str, version: Version, numbers: RunNumbers, replicas: ReplicaRepo
         state_text(version.state, failed=bool(version.error)),
         *shown,
         f"ray {replicas.summary}" if replicas else workers,
-        version.reason,
+        "; ".join(filter(None, (version.reason, _drain_text(version.state, numbers.draining)))),
     )
+
+
+def _drain_text(state: str, requests: int | None) -> str:
+    if not requests:
+        return ""
+    where = "inside the load before" if state == "AVAILABLE" else "inside"
+    return f"{requests} request{'s' if requests != 1 else ''} {where} {'are' if requests != 1 else 'is'} waited for"
 
 
 def _shown(numbers: RunNumbers) -> Iterator[str]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfs_lite.adapters.memory import MemoryReturn
 from tfs_lite.core.history import Cause, Origin
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.servable import ServableId, StoragePath
-from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.servable import ServableId
 from tfs_lite.operations.history.file import EventFile
 from tfs_lite.operations.history.memory import AccountedLoader, MemoryAccounts, VersionMemory
 from tfs_lite.operations.history.metrics import EventMetrics, HistoryCollector
@@ -44,9 +43,6 @@ class LifecycleHistory(Feature):
         """The byte account of every version of the model that is in memory, and of the latest that were; the highest
         version first."""
         return self._accounts.of(name)
-
-    def observe_lists(self, forward: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
-        return self._recorder.observe(forward)
 
     def wrap(self, id: ServableId, loader: Loader) -> Loader:
         return AccountedLoader(id, loader, self._accounts)

@@ -21,7 +21,6 @@ from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.core.history import Cause, EventKind, History, Origin, current_origin
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableData, ServableId
-from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.managers.labels import Labels
@@ -35,6 +34,7 @@ from tfs_lite.serving.lifecycle_events import (
     Replaced,
     StateChanged,
     StepOverdue,
+    VersionsAspired,
     WorkerChanged,
 )
 from tfs_lite.serving.load_journal import LoadAttempt
@@ -80,6 +80,8 @@ class Recorder:
     def on_event(self, event: LifecycleEvent) -> None:
         """Takes the events of versions, and no others."""
         match event:
+            case VersionsAspired(name, versions):
+                self.on_list(name, versions)
             case StateChanged(timed):
                 self.on_state(timed)
             case LoadAttempted(attempt):
@@ -162,16 +164,9 @@ class Recorder:
             details = {"waits_for": report.waiting[version]}
             self._history.append(EventKind.SEEN, report.name, version, origin=POLL, details=details)
 
-    def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
-        """A callback that notes what has changed since the last list of the model, and passes each list on."""
-
-        def note(name: str, versions: Sequence[ServableData[Any]]) -> None:
-            self._on_list(name, {item.id.version: item.revision for item in versions})
-            callback(name, versions)
-
-        return note
-
-    def _on_list(self, name: str, wanted: dict[int, str]) -> None:
+    def on_list(self, name: str, versions: Sequence[ServableData[Any]]) -> None:
+        """Notes what has changed since the last list of the model."""
+        wanted = {item.id.version: item.revision for item in versions}
         with self._lock:
             model = self._models.setdefault(name, _ListedModel())
             origin = current_origin() or model.expected or POLL

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import operator
 import threading
 from collections import deque
@@ -34,6 +35,7 @@ from tfs_lite.protocols.runs import Run
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.condition import OneWaiter
 
+logger = logging.getLogger(__name__)
 Part: TypeAlias = Mapping[str, Array] | Piece
 """One of several answers of a model, or the next piece of a text."""
 
@@ -318,7 +320,10 @@ class PendingRequest(OneWaiter):
     def _settle(self, index: int, result: Any) -> None:
         self._left -= 1
         calls = self._calls
-        self._in_flight.on_call(self.id, calls[index], result)
+        try:
+            self._in_flight.on_call(self.id, calls[index], result)
+        except Exception:
+            logger.exception("a call of %s could not be counted", self.id)
         if not self._left:
             self._calls = ()
             self._in_flight.metrics.finished(self.id)

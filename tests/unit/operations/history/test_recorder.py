@@ -40,7 +40,13 @@ class Recorded(ManagerFixture):
         self.recorder = Recorder(self.past, self.accounts, self.configured.__contains__)
         self.journal = LoadJournal(self.recorder.on_attempt)
         self.monitor.subscribe(self.recorder.on_state)
-        self.emit = self.recorder.observe(self.manager.aspired_versions_callback())
+        aspire = self.manager.aspired_versions_callback()
+
+        def emit(name, versions):
+            self.recorder.on_list(name, versions)
+            aspire(name, versions)
+
+        self.emit = emit
 
     def data(self, name, version, revision=""):
         item = super().data(name, version, revision)
