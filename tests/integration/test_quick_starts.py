@@ -247,3 +247,13 @@ def test_a_token(tmp_path: Path) -> None:
     with Newcomer(tmp_path) as newcomer:
         (printed,) = newcomer.do(make)
         assert "deploy manage,read sha256:" in printed
+
+
+def test_from_a_token_to_a_refused_and_an_accepted_request(tmp_path: Path) -> None:
+    save, serve, ask, printed, curl = blocks("docs/access.md", "From a token to a refused and an accepted request")
+    with Newcomer(tmp_path, tmp_models=tmp_path / "models") as newcomer:
+        newcomer.do(save, serve)
+        (said,) = newcomer.do(ask)
+        assert said == printed.text
+        (accepted,) = newcomer.do(curl)
+        assert len(answer(accepted)["predictions"][0]) == 2
