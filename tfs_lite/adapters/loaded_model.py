@@ -125,7 +125,9 @@ class LoadedModel(OpenedModel, ABC):
             return
         if len(self._logged) < MAX_LOGGED_CAUSES:
             self._logged.add(failure.status.message)
-            logger.error("%s failed on a request: %s", self._id, failure, extra={"story": story(error)})
+            logger.error(
+                "%s failed on a request: %s", self._id, failure, extra={"story": failure.detail or story(error)}
+            )
 
 
 def says_everything(signature: Signature) -> bool:
