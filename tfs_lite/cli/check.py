@@ -161,10 +161,12 @@ def _repository(path: Path) -> ModelServerConfig:
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
     policies = known.of(found)
-    models = [
-        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
-        for name, base_path in sorted(found.items())
-    ]
+    models = []
+    for name, base_path in sorted(found.items()):
+        (model,) = one_model(name, base_path, Path.cwd()).models
+        if name not in known.wrong:  # else its versions are refused, for the reason that the policy is not known
+            model = model.model_copy(update={"model_version_policy": policies[name]})
+        models.append(model)
     return ModelServerConfig.model_validate({"model_config_list": {"config": models}})
 
 

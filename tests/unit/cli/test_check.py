@@ -119,6 +119,15 @@ def test_files_that_are_still_being_written_wait_and_the_check_ends(
     assert sum(waits) == pytest.approx(3.0)
 
 
+def test_a_broken_config_in_a_repository_is_the_reason_in_the_table(published: Path, capsys: Captured) -> None:
+    (published / "config.yaml").write_text("input: [{name: x\nmax_batch")
+    (published.parent / "repository").mkdir()
+    shutil.move(published, published.parent / "repository" / "m")
+    code, model = check(published.parent / "repository", capsys)
+    assert (code, verdicts(model), model["problem"]) == (1, {1: "refused"}, "")
+    assert reason(model, 1).startswith("INVALID_ARGUMENT: config.yaml:2:10: expected")
+
+
 def test_a_truncated_archive_is_refused(archives: TaggedArchives, tmp_path: Path, capsys: Captured) -> None:
     whole = archives.write(1, tmp_path / "model.pt2").read_bytes()
     (tmp_path / "half.pt2").write_bytes(whole[: len(whole) // 2])
