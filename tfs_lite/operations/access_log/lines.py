@@ -1,5 +1,5 @@
-"""``--access_log``: one line in the log for each request that has ended or was denied, or for each that has failed or was
-denied.
+"""``--access_log``: one line in the log for each request that has ended or was denied, or for each that has failed or
+was denied.
 
 A line says who asked for what, how it ended and where the time went. It never has contents, headers or tokens.
 """

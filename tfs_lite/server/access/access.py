@@ -63,7 +63,7 @@ class Access:
         allowed_hosts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``file`` None: there are no tokens. ``allowed_hosts`` are names of the server in addition to ``localhost``."""
+        """``file`` None: there are no tokens. ``allowed_hosts`` are names of the server beside ``localhost``."""
         self._policy = policy
         self._file = file
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
