@@ -95,7 +95,9 @@ class Client:
     once if the connection is refused. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures
     are :class:`ServingError` with the server's code and message.
 
-    ``token`` is sent with every call, for servers with ``--access_file``; without TLS anyone on the way can read it.
+    ``token`` is sent with every call, for servers with ``--access_file``; space around it, such as the line end of a
+    file, is left out. What is no word of printable ASCII then raises INVALID_ARGUMENT. Without TLS anyone on the way
+    can read it.
     With ``root_certificates`` (PEM) the connection uses TLS and accepts servers with a certificate from one of these
     authorities. ``client_certificate`` and its private key ``client_key`` (PEM) are for servers that require
     certificates of clients. Certificates and keys that cannot be used raise INVALID_ARGUMENT. With ``unix:`` the
@@ -119,7 +121,7 @@ class Client:
         self._connect_timeout = connect_timeout
         self._waits = wait_for_server
         self._connected = False
-        self._credentials = ((HEADER, bearer(token)),) if token else None
+        self._credentials = ((HEADER, bearer(token.strip())),) if token else None
         self._secure = _uses_tls(root_certificates, client_key, client_certificate)
         if self._secure:
             credentials = grpc.ssl_channel_credentials(root_certificates, client_key, client_certificate)

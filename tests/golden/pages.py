@@ -45,7 +45,8 @@ the later one counts; lists append. `tensorflow_model_server`'s flags have their
 ([differences](from-tf-serving.md#every-flag)). In Python the settings have the same names:
 [`ServerOptions`](python-api.md#serveroptions).
 
-N is a whole number, X a number, A,B a list with commas."""
+N is a whole number, X a number, A,B a list with commas. Sizes are numbers of bytes, without a unit: 104857600, not
+100MB. Port 0 means that the server does not listen there; it never chooses a free port itself."""
 
 
 def flags_page() -> str:

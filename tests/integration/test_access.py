@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -154,7 +155,7 @@ def test_probes_predictions_and_pages_are_open_to_everybody(server: ManagedServe
 
 def test_client_with_a_token_manages_and_one_without_is_told_how(server: ManagedServer, root: Path) -> None:
     config = parse_model_server_config(config_text(root, entry("m"), entry("a-one")), "reload")
-    with Client(server.served.target, token=SECRET) as client:
+    with Client(server.served.target, token=f"{SECRET}\n") as client:  # as it is read from a file
         client.reload(config)
     code, _ = server.call("/tensorflow.serving.ModelService/HandleReloadConfigRequest")
     assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -172,6 +173,19 @@ FORGED: list[dict[str, str]] = [
     {"host": "evil.example"},
     {"host": "evil.example:8501", "origin": "http://evil.example:8501", "sec-fetch-site": "same-origin"},
 ]
+
+
+def test_denied_requests_of_both_protocols_have_a_line_in_the_access_log(
+    server: ManagedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tfs_lite.access")
+    server.ask("POST", "/v2/logging?secret=1", UNKNOWN, headers={"x-request-id": "mine"})
+    path = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
+    server.call(path)
+    first, second = (record.getMessage() for record in caplog.records if record.name == "tfs_lite.access")
+    assert first.startswith("POST /v2/logging 127.0.0.1 UNAUTHENTICATED scope=manage caller=127.0.0.1 id=mine access: ")
+    assert second.startswith(f"{path} 127.0.0.1 UNAUTHENTICATED scope=manage caller=127.0.0.1 access: ")
+    assert UNKNOWN not in first + second
 
 
 @pytest.mark.parametrize("headers", FORGED)

@@ -68,6 +68,7 @@ class Newcomer:
         self.directory = directory
         self.places = {f"/{name.replace('_', '/')}": str(path) for name, path in places.items()}
         self.server: ServerProcess | None = None
+        self.env: dict[str, str] = {}
         self._open = ExitStack()
         (directory / ".venv").symlink_to(BIN.parent)
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -119,12 +120,12 @@ class Newcomer:
         return self._run("bash", "-euc", re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", command))
 
     def _serve(self, flags: list[str]) -> str:
-        self.server = self._open.enter_context(ServerProcess(*flags, directory=self.directory))
+        self.server = self._open.enter_context(ServerProcess(*flags, directory=self.directory, env=self.env))
         self.server.wait_ready()
         return ""
 
     def _run(self, *command: str) -> str:
-        env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, **self.env, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [self._with_ports(word) for word in command],
             cwd=self.directory,
@@ -247,3 +248,32 @@ def test_a_token(tmp_path: Path) -> None:
     with Newcomer(tmp_path) as newcomer:
         (printed,) = newcomer.do(make)
         assert "deploy manage,read sha256:" in printed
+
+
+def test_from_a_token_to_a_refused_and_an_accepted_request(tmp_path: Path) -> None:
+    save, serve, ask, printed, curl = blocks("docs/access.md", "From a token to a refused and an accepted request")
+    with Newcomer(tmp_path, tmp_models=tmp_path / "models") as newcomer:
+        newcomer.do(save, serve)
+        (said,) = newcomer.do(ask)
+        assert said == printed.text
+        (accepted,) = newcomer.do(curl)
+        assert len(answer(accepted)["predictions"][0]) == 2
+
+
+def test_a_platform_of_another_distribution(tmp_path: Path) -> None:
+    """``pip install .`` is done by hand: the module and its entry points lie in a directory of ``PYTHONPATH``."""
+    module, project, make, config, serve, ask, printed = blocks("docs/platforms.md", "A whole example")
+    with Newcomer(tmp_path) as newcomer:
+        newcomer.do(module, make, config)
+        entry_points = tomllib.loads(project.text)["project"]["entry-points"]
+        installed = tmp_path / "numpy_rows-1.0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy-rows\nVersion: 1.0\n")
+        lines = [f"[{group}]\n{name} = {value}\n" for group, of in entry_points.items() for name, value in of.items()]
+        (installed / "entry_points.txt").write_text("".join(lines))
+        newcomer.env = {"PYTHONPATH": str(tmp_path)}
+        newcomer.do(serve)
+        (answered,) = newcomer.do(ask)
+        assert answer(answered) == answer(printed.text)
+        (refused,) = newcomer.do(Block("", ask.text.replace("[2, 0]", "[4]").strip() + " || true\n"))
+        assert answer(refused)["error"] == "index: expected numbers from 0 to 3"

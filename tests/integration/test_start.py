@@ -145,7 +145,7 @@ class Model:
     def predict(self, inputs):
         return {"y": inputs["x"]}
 """
-NONE_ANSWERS = (200, b"ok, but 0 of 1 model answer\n", "0/1")
+NONE_ANSWERS = (200, b"ok, but 0 of 1 model answers\n", "0/1")
 
 
 def test_ready_and_the_status_say_that_all_processes_of_a_version_are_dead(tmp_path, capsys):
@@ -171,7 +171,7 @@ def test_ready_and_the_status_say_that_all_processes_of_a_version_are_dead(tmp_p
         assert "WORKER_DOWN" in causes
         assert "QUEUE_FULL" not in causes
         assert main(["status", f"--rest={url.removeprefix('http://')}"]) == 0
-        assert "0 of 1 model answer; not: m" in capsys.readouterr().out
+        assert "0 of 1 model answers; not: m" in capsys.readouterr().out
         model.write_text(good)
         wait_until(lambda: readiness(url) == (200, b"ok\n", "1/1"), "it answers again")
         wait_until(lambda: v2_ready(url, "m"), "it is ready again")

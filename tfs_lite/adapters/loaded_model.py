@@ -105,7 +105,7 @@ class LoadedModel(OpenedModel, ABC):
             raise ServingError(
                 StatusCode.INTERNAL,
                 f"model {self._id.name} version {self._id.version} did not return output {name}; "
-                f"it returned: {', '.join(sorted(results))}",
+                f"it returned: {', '.join(sorted(results)) or 'nothing'}",
             ) from None
 
     def _given(self, wanted: tuple[str, ...], results: Mapping[str, object]) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class LoadedModel(OpenedModel, ABC):
             missing, found = (", ".join(sorted(names)) for names in ({*wanted} - {*given}, results))
             if missing not in self._logged and len(self._logged) < MAX_LOGGED_CAUSES:
                 self._logged.add(missing)
-                logger.warning("%s did not return output %s; it returned: %s", self._id, missing, found)
+                logger.warning("%s did not return output %s; it returned: %s", self._id, missing, found or "nothing")
         return given
 
     def _note(self, failure: ServingError, error: BaseException) -> None:
@@ -125,7 +125,9 @@ class LoadedModel(OpenedModel, ABC):
             return
         if len(self._logged) < MAX_LOGGED_CAUSES:
             self._logged.add(failure.status.message)
-            logger.error("%s failed on a request: %s", self._id, failure, extra={"story": story(error)})
+            logger.error(
+                "%s failed on a request: %s", self._id, failure, extra={"story": failure.detail or story(error)}
+            )
 
 
 def says_everything(signature: Signature) -> bool:

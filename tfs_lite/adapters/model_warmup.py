@@ -69,7 +69,7 @@ def _run(model: Model, inputs: Mapping[str, Array]) -> None:
         found = model.run(DEFAULT_SIGNATURE, inputs, ())
     for name in find_signature(model.signatures, DEFAULT_SIGNATURE).output_names:
         if name not in found:
-            text = f"it did not return output {name}; it returned: {', '.join(sorted(found))}"
+            text = f"it did not return output {name}; it returned: {', '.join(sorted(found)) or 'nothing'}"
             raise ServingError(StatusCode.INTERNAL, text)
 
 

@@ -1,15 +1,17 @@
 """``tfs-lite check PATH|CONFIG``: what a server would serve, and why not the rest, without running any model.
 
 PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first,
-and may also be given as ``--model_config_file``. A server's files for TLS, monitoring and batching are checked by its
+and may also be given as ``--model_config_file``. Files that were written a moment ago are waited for, as a server
+waits for them. A server's files for TLS, monitoring and batching are checked by its
 flags. ``--against`` asks a running server, in addition, what it would change; it changes nothing.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ FILE_FLAGS: Mapping[str, str] = {
     "monitoring_config_file": "monitoring settings, as for serve",
     "batching_parameters_file": "batching parameters, as for serve",
 }
+SETTLE_SECONDS = 1.0
+"""The seconds past the quiet period for which files that were just written may go on changing."""
 _STYLES = {"served": "green", "waiting": "yellow", "refused": "red", "not wanted": "dim"}
 
 
@@ -157,35 +161,59 @@ def _repository(path: Path) -> ModelServerConfig:
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
     policies = known.of(found)
-    models = [
-        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
-        for name, base_path in sorted(found.items())
-    ]
+    models = []
+    for name, base_path in sorted(found.items()):
+        (model,) = one_model(name, base_path, Path.cwd()).models
+        if name not in known.wrong:  # else its versions are refused, for the reason that the policy is not known
+            model = model.model_copy(update={"model_version_policy": policies[name]})
+        models.append(model)
     return ModelServerConfig.model_validate({"model_config_list": {"config": models}})
 
 
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """Checks the models as a server with these flags would."""
     from tfs_lite.adapters.trust import TrustedPaths
-    from tfs_lite.operations.what_if.check_models import check_model
+    from tfs_lite.operations.what_if.check_models import FirstLooks, check_model
     from tfs_lite.serving.config_checks import check_models, source_config
     from tfs_lite.serving.options import ServerOptions
     from tfs_lite.serving.source_chain import served_platforms
 
     check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))
-    models = {model.name: model for model in config.models}
-    return [
-        check_model(
-            item,
-            models[item.name].platform or "",
-            trusted,
-            source.quiet_period,
-            models[item.name].version_labels,
-            args.enable_per_model_batching_parameters,
-        )
-        for item in source.servables
-    ]
+    models, looks = {model.name: model for model in config.models}, FirstLooks()
+
+    def check_all(names: Collection[str]) -> dict[str, ModelCheck]:
+        return {
+            item.name: check_model(
+                looks,
+                item,
+                models[item.name].platform or "",
+                trusted,
+                source.quiet_period,
+                models[item.name].version_labels,
+                args.enable_per_model_batching_parameters,
+            )
+            for item in source.servables
+            if item.name in names
+        }
+
+    return _settled(check_all, models, source.quiet_period + SETTLE_SECONDS)
+
+
+def _settled(
+    check_all: Callable[[Collection[str]], dict[str, ModelCheck]], names: Collection[str], patience: float
+) -> list[ModelCheck]:
+    """The checks of these models, in the order of the config. Waits for at most ``patience`` seconds, and only for
+    verdicts that change by themselves: files that are quiet by then are complete, others are still being written."""
+    checks = check_all(names)
+    while settling := {name: check.settles_in for name, check in checks.items() if check.settles_in is not None}:
+        delay = min(max(settling.values()), patience)
+        if delay <= 0:
+            break
+        patience -= delay
+        time.sleep(delay)
+        checks |= check_all(settling.keys())
+    return list(checks.values())
 
 
 def _split(text: str) -> tuple[str, ...]:

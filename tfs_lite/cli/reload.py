@@ -1,17 +1,18 @@
 """``tfs-lite reload FILE``: gives a running server a new model config (text proto or YAML) and shows its models.
 
 The file replaces the whole config: models that it does not list are unloaded. It is checked first, so that a mistake is
-reported with its line and column.
+reported with its line and column. The exit code is 0 if every model of the config then has a version that answers.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
-from tfs_lite.cli.output import DONE
+from tfs_lite.cli.output import DONE, FAILED
 from tfs_lite.cli.views.models import ModelRow, print_models, read_grpc
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -37,7 +38,12 @@ def run(argv: Sequence[str]) -> int:
         change = f" ({applied})" if applied else ""
         print(f"reloaded: the server has {len(models)} model{'s' if len(models) != 1 else ''}{change}")
     print_models(models, args.json)
-    return DONE
+    silent = [model.name for model in models if not model.answers]
+    if not silent:
+        return DONE
+    if not args.json:
+        print(f"tfs-lite: no version answers of: {', '.join(silent)}; the table says why", file=sys.stderr)
+    return FAILED
 
 
 def _ask(client: Client, name: str) -> ModelRow:

@@ -151,7 +151,9 @@ class ModelServerConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _list_only(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (not data or "custom_model_config" in data):
+        if data == {}:
+            raise problem("it is empty: expected model_config_list { config { name: ... base_path: ... } }")
+        if isinstance(data, dict) and "custom_model_config" in data:
             raise problem("Only ModelConfigList is currently supported: expected model_config_list", *data)
         return data
 

@@ -24,15 +24,16 @@ def finish(call: ServableCall, answer: Answer, name: str) -> None:
         logger.exception("a caller of %s broke its contract: on_done must not raise", name)
 
 
-def complete(call: PredictCall, answer: Answer, wanted: Collection[str], name: str) -> Answer:
-    """The answer; INTERNAL if it lacks one of the ``wanted`` outputs, unless the call says that it may."""
+def complete(call: PredictCall, answer: Answer, wanted: Collection[str], model: str) -> Answer:
+    """The answer; INTERNAL if it lacks one of the ``wanted`` outputs, unless the call says that it may. ``model`` has
+    the name and version for the message."""
     if isinstance(answer, Status) or call.may_lack:
         return answer
     missing = next((output for output in wanted if output not in answer), None)
     if missing is None:
         return answer
-    found = ", ".join(sorted(answer))
-    return Status(StatusCode.INTERNAL, f"{name} did not return output {missing}; it returned: {found}")
+    found = ", ".join(sorted(answer)) or "nothing"
+    return Status(StatusCode.INTERNAL, f"{model} did not return output {missing}; it returned: {found}")
 
 
 def rows_of(inputs: Mapping[str, Tensor]) -> int:

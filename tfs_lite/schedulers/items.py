@@ -314,7 +314,8 @@ class ItemServable(JudgesCalls):
             return
         outputs = pending.model.postprocess(call.signature, pending.outputs, call.deadline)
         wanted = call.outputs or self.signatures[call.signature or DEFAULT_SIGNATURE].output_names
-        answer = complete(call, outputs, wanted, self._name)
+        model, _, version = self._name.rpartition("-")
+        answer = complete(call, outputs, wanted, f"model {model} version {version}")
         if call.outputs and not isinstance(answer, Status):
             answer = {name: answer[name] for name in call.outputs if name in answer}
         self._finish(pending, answer)

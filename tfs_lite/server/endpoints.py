@@ -289,4 +289,6 @@ def _make_access(options: ServerOptions, file: AccessFile | None, history: Histo
             "elsewhere, --management_access=open everybody"
         )
     policy = AccessPolicy(options.predict_access, options.read_access, manage, has_file=file is not None)
-    return Access(policy, file, options.allowed_hosts, on_denied=DenialEvents(history, time.monotonic).append)
+    access = Access(policy, file, options.allowed_hosts)
+    access.on_denied(DenialEvents(history, time.monotonic).append)
+    return access

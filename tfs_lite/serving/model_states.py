@@ -311,7 +311,7 @@ class Answering:
     def __str__(self) -> str:
         """``1 of 2 models answers``."""
         models = "model" if self.total == 1 else "models"
-        return f"{self.count} of {self.total} {models} {'answers' if self.count == 1 else 'answer'}"
+        return f"{self.count} of {self.total} {models} {'answers' if 1 in (self.count, self.total) else 'answer'}"
 
 
 @dataclass(frozen=True, slots=True)

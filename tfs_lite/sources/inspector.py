@@ -67,7 +67,7 @@ class VersionInspector:
         on_progress: Callable[[str], None] = ignore,
         trusts_stamps: bool = False,
     ) -> None:
-        """``trusts_stamps``: the disk's clock is taken to be ours, for one look that is not repeated."""
+        """``trusts_stamps``: the disk's clock is taken to be ours, for looks that serve nothing."""
         self._disk = disk
         self._clock = clock
         self._executor = executor

@@ -82,6 +82,24 @@ def test_reload_sends_the_file_and_shows_the_models(
     )
 
 
+def test_each_reload_of_a_config_with_a_model_that_does_not_load_fails(
+    server: Server, base: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    config, alone = tmp_path / "two.yaml", tmp_path / "one.yaml"
+    alone.write_text(f"model_config_list:\n  config:\n    - {{name: tagged, base_path: {base}}}\n")
+    config.write_text(f"{alone.read_text()}    - {{name: none, base_path: {tmp_path / 'bad'}}}\n")
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.pt2").write_text("no archive")
+    try:
+        told = []
+        for _ in range(2):
+            assert main(["reload", str(config), grpc(server), "--timeout=60"]) == 1
+            told.append(capsys.readouterr().err)
+        assert "tfs-lite: no version answers of: none; the table says why" in told[1]
+    finally:
+        assert main(["reload", str(alone), grpc(server)]) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -95,11 +95,37 @@ def test_a_file_that_differs_from_its_manifest_is_noticed(published: Path, capsy
     assert "sha256" in reason(model, 1)
 
 
-def test_files_that_were_just_written_wait(archives: TaggedArchives, tmp_path: Path, capsys: Captured) -> None:
+def test_files_that_were_just_written_are_waited_for(
+    archives: TaggedArchives, tmp_path: Path, capsys: Captured
+) -> None:
     archives.write_version(1, tmp_path / "base")
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (0, {1: "served"})
+
+
+def test_files_that_are_still_being_written_wait_and_the_check_ends(
+    archives: TaggedArchives, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, waits = archives.write_version(1, tmp_path / "base") / "model.pt2", []
+
+    def write_more(seconds: float) -> None:
+        waits.append(seconds)
+        archive.write_bytes(archive.read_bytes() + b"more")
+
+    monkeypatch.setattr(time, "sleep", write_more)
     code, model = check(tmp_path / "base", capsys)
     assert (code, verdicts(model)) == (1, {1: "waiting"})
     assert "changed less than" in reason(model, 1)
+    assert sum(waits) == pytest.approx(3.0)
+
+
+def test_a_broken_config_in_a_repository_is_the_reason_in_the_table(published: Path, capsys: Captured) -> None:
+    (published / "config.yaml").write_text("input: [{name: x\nmax_batch")
+    (published.parent / "repository").mkdir()
+    shutil.move(published, published.parent / "repository" / "m")
+    code, model = check(published.parent / "repository", capsys)
+    assert (code, verdicts(model), model["problem"]) == (1, {1: "refused"}, "")
+    assert reason(model, 1).startswith("INVALID_ARGUMENT: config.yaml:2:10: expected")
 
 
 def test_a_truncated_archive_is_refused(archives: TaggedArchives, tmp_path: Path, capsys: Captured) -> None:
@@ -261,10 +287,10 @@ def test_labels_of_served_versions_are_fine(published: Path, tmp_path: Path, cap
 
 
 def test_a_label_of_a_waiting_version_is_no_problem_of_its_own(
-    archives: TaggedArchives, tmp_path: Path, capsys: Captured
+    published: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    archives.write_version(1, tmp_path / "base")
-    _, model = check(labelled(tmp_path / "base", tmp_path, {"next": 1}), capsys)
+    (published / "1" / "model.pt2").unlink()
+    _, model = check(labelled(published, tmp_path, {"next": 1}), capsys)
     assert (verdicts(model), model["label_problems"]) == ({1: "waiting"}, [])
 
 

@@ -82,7 +82,8 @@ def test_text_format_and_yaml_say_the_same() -> None:
         ('model_config_list {\n  config { name: "m" ', "m.cfg:2:18: Expected"),
         ('model_config_list { config {\n name: "m" name: "n" } }', "m.cfg:2:"),
         ("model_config_list { config { model_type: PYTORCH } }", "m.cfg:1:42: Enum type"),
-        ("", "m.cfg:1:1: Only ModelConfigList is currently supported"),
+        ("", "m.cfg:1:1: it is empty: expected model_config_list { config {"),
+        ("# only a remark", "m.cfg:1:1: it is empty"),
         ("custom_model_config { [type.googleapis.com/tensorflow.serving.ModelConfigList] { } }", "m.cfg:1:1: custom_"),
         (
             'model_config_list {\n  config { name: "m" base_path: "/x" }\n'

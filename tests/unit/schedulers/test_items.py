@@ -157,7 +157,7 @@ def test_only_the_outputs_asked_for_come_back(serve):
     assert submitted(servable, 2.0, ("z",)).values == {"z": [-20.0]}
     assert list(submitted(servable, 2.0, ("z", "y")).values) == ["z", "y"]
     unknown = submitted(servable, 2.0, ("q",)).answer
-    assert unknown == Status(StatusCode.INTERNAL, "m-1 did not return output q; it returned: y, z")
+    assert unknown == Status(StatusCode.INTERNAL, "model m version 1 did not return output q; it returned: y, z")
 
 
 def test_it_shows_what_the_inner_servable_shows_and_counts_what_waits_anywhere(serve, inner, model):

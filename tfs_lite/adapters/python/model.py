@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.nn.parameter import is_lazy
 
-from tfs_lite.adapters.failures import run_failure, story
+from tfs_lite.adapters.failures import run_failure, story, with_detail
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.opening import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.python.items import ItemSteps
@@ -123,8 +123,9 @@ class PythonModel(TorchModel):
         except Exception:
             raise
         except BaseException as error:
-            name = type(error).__name__
-        raise ServingError(StatusCode.INTERNAL, f"model {self._id.name} version {self._id.version} raised {name}")
+            text = f"model {self._id.name} version {self._id.version} raised {type(error).__name__}"
+            failure = with_detail(ServingError(StatusCode.INTERNAL, text), story(error))
+        raise failure
 
     @abstractmethod
     def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:

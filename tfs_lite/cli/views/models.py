@@ -49,7 +49,7 @@ class ModelRow:
 
 def answering(count: int, total: int) -> str:
     """``1 of 2 models answers``."""
-    return f"{count} of {total} model{'s' if total != 1 else ''} answer{'s' if count == 1 else ''}"
+    return f"{count} of {total} model{'s' if total != 1 else ''} answer{'s' if 1 in (count, total) else ''}"
 
 
 def read_grpc(client: Client, name: str) -> ModelRow:

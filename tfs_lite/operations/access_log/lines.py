@@ -1,4 +1,5 @@
-"""``--access_log``: one line in the log for each request that has ended, or for each that has failed.
+"""``--access_log``: one line in the log for each request that has ended or was denied, or for each that has failed or
+was denied.
 
 A line says who asked for what, how it ended and where the time went. It never has contents, headers or tokens.
 """
@@ -13,6 +14,7 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.ended_requests import EndedRequest, ended_request
 from tfs_lite.metrics.request_records import RecordedRequest
 from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.server.access.access import Denied
 
 ALL, ERRORS = "all", "errors"
 FAILURES_A_SECOND = 20
@@ -28,6 +30,7 @@ class AccessLog:
     def __init__(self, metrics: RequestMetrics, wanted: str, now: Callable[[], float] = time.monotonic) -> None:
         """``wanted`` is one of the values of ``--access_log``."""
         self._now = now
+        self._wanted = wanted
         self._second = 0
         self._written = 0
         self._left_out = 0
@@ -40,9 +43,19 @@ class AccessLog:
         if access.isEnabledFor(logging.INFO):
             write_line(ended_request(record, code, seconds, error))
 
-    def _on_failure(self, ended: EndedRequest) -> None:
+    def on_denied(self, denied: Denied) -> None:
+        """A caller was denied: no model has seen the request."""
         if not access.isEnabledFor(logging.INFO):
             return
+        if self._wanted == ALL or (self._wanted == ERRORS and self._has_room()):
+            write_denial(denied)
+
+    def _on_failure(self, ended: EndedRequest) -> None:
+        if access.isEnabledFor(logging.INFO) and self._has_room():
+            write_line(ended)
+
+    def _has_room(self) -> bool:
+        """Whether this second may have another line of a failure; counts it if not."""
         second = int(self._now())
         if second != self._second:
             left_out, self._second, self._written, self._left_out = self._left_out, second, 0, 0
@@ -50,9 +63,9 @@ class AccessLog:
                 access.info("%d more requests have failed", left_out, extra={"left_out": left_out})
         if self._written >= FAILURES_A_SECOND:
             self._left_out += 1
-            return
+            return False
         self._written += 1
-        write_line(ended)
+        return True
 
 
 def write_line(ended: EndedRequest) -> None:
@@ -67,6 +80,25 @@ def write_line(ended: EndedRequest) -> None:
     failed = ended.code is not StatusCode.OK
     message = f" {ended.stage}: {ended.message[:MAX_MESSAGE]}" if failed else ""
     access.info("%s%s", " ".join(parts), message, extra=_fields(ended))
+
+
+def write_denial(denied: Denied) -> None:
+    """The line of a request that was denied. The caller is a name of the access file, else its address."""
+    scope, asked = denied.scope.name.lower(), denied.asked[:MAX_MESSAGE]
+    parts = [asked or "-", denied.peer or "-", denied.code.name, f"scope={scope}", f"caller={denied.caller or '-'}"]
+    parts += [f"id={denied.request_id}"] if denied.request_id else []
+    fields = {
+        "event": "denied",
+        "method": asked,
+        "peer": denied.peer,
+        "caller": denied.caller,
+        "scope": scope,
+        "reason": denied.reason.value,
+        "code": denied.code.name,
+        "request_id": denied.request_id,
+    }
+    given = {name: value for name, value in fields.items() if value}
+    access.info("%s access: %s", " ".join(parts), denied.message[:MAX_MESSAGE], extra=given)
 
 
 def _milliseconds(ended: EndedRequest) -> dict[str, float]:

@@ -94,7 +94,7 @@ def _kind(word: Any) -> EventKind:
 
 
 def _number(name: str, value: Any, most: float, *, least: float = 0, whole: bool = True) -> float:
-    expected = f"expected a {'whole ' if whole else ''}number from {least:g} to {most:g}"
+    expected = f"expected a {'whole ' if whole else ''}number from {least:g} to {most if whole else f'{most:g}'}"
     try:
         number: float = int(value) if whole else float(value)
     except (ValueError, TypeError, OverflowError):

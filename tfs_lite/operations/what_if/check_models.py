@@ -96,6 +96,8 @@ class ModelCheck:
     """Labels of versions that would not be served."""
     remarks: tuple[str, ...] = ()
     """Remarks about names that look like versions and are none, and about files of versions that are not read."""
+    settles_in: float | None = None
+    """Seconds after which the verdict on a waiting version may change by itself; None: only new files change one."""
 
     @property
     def ok(self) -> bool:
@@ -105,7 +107,25 @@ class ModelCheck:
         return VersionVerdict.SERVED in verdicts and not missing and not self.label_problems
 
 
+class FirstLooks:
+    """Looks at base paths as a server does at its start. What is seen of the files counts for the next look at them."""
+
+    def __init__(self) -> None:
+        self._executor = PoolExecutor("tfs-check", 0)
+        self._inspector = VersionInspector(RealDisk(), SystemClock(), self._executor, trusts_stamps=True)
+
+    def look(self, servable: ServableToMonitor, quiet_period: float, refused: Collection[int]) -> Look:
+        """The result of a server's first poll, with all digests computed, once the versions that are ``refused`` have
+        failed."""
+        config = SourceConfig((servable,), quiet_period=quiet_period)
+        stream = LookStream(failed=frozenset(refused))
+        look_at(servable, config, stream, RealDisk(), self._inspector)
+        self._executor.run_pending()
+        return look_at(servable, config, stream, RealDisk(), self._inspector)
+
+
 def check_model(
+    looks: FirstLooks,
     servable: ServableToMonitor,
     platform: str,
     trusted: TrustedPaths,
@@ -118,7 +138,7 @@ def check_model(
     checked: dict[int, VersionCheck] = {}
     while True:
         refused = {version for version, check in checked.items() if check.verdict is VersionVerdict.REFUSED}
-        look = _look(servable, quiet_period, refused)
+        look = looks.look(servable, quiet_period, refused)
         unchecked = [item for item in look.aspired or () if item.id.version not in checked]
         if not unchecked:
             break
@@ -148,6 +168,7 @@ def check_model(
             *(f"{name} beside the versions is passed over: {why}" for name, why in look.report.passed_over.items()),
             *(f"version {check.version}: {UNREAD}: {shown(check.unread)}" for check in ordered if check.unread),
         ),
+        min(look.retry_in, default=None),
     )
 
 
@@ -161,18 +182,6 @@ def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -
         elif verdicts[version] is VersionVerdict.NOT_WANTED:
             found.append(f'label "{label}" names version {version}, which the version policy passes over')
     return tuple(found)
-
-
-def _look(servable: ServableToMonitor, quiet_period: float, refused: Collection[int]) -> Look:
-    """The result of a server's first poll, with all digests computed, once the versions that are ``refused`` have
-    failed."""
-    executor = PoolExecutor("tfs-check", 0)
-    inspector = VersionInspector(RealDisk(), SystemClock(), executor, trusts_stamps=True)
-    config = SourceConfig((servable,), quiet_period=quiet_period)
-    stream = LookStream(failed=frozenset(refused))
-    look_at(servable, config, stream, RealDisk(), inspector)
-    executor.run_pending()
-    return look_at(servable, config, stream, RealDisk(), inspector)
 
 
 def _versions(base_path: str) -> list[int]:

@@ -77,7 +77,7 @@ class Execution:
             call.run_seconds, call.copy_seconds, call.batch_rows = ended - started, moving, report.rows
             wanted = call.outputs or queue.outputs
             if ok and len(answer) < len(wanted):
-                answer = complete(call, answer, wanted, self._name)
+                answer = complete(call, answer, wanted, f"model {self._id.name} version {self._id.version}")
             finish(call, answer, self._name)
         return None
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.request_context import REQUEST_ID, checked_id
 from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.server.access.access_file import AccessFile
 from tfs_lite.server.access.guesses import Guesses
@@ -33,12 +33,16 @@ from tfs_lite.transport.table import CallContext, Grant, Scope
 @dataclass(frozen=True, slots=True)
 class Denied:
     """The event that listeners get for a denied caller. ``caller`` is a name of the access file, else the peer's
-    address."""
+    address. ``asked`` is a method and a path; it and ``request_id`` are empty where they are not known."""
 
     scope: Scope
     reason: DenialReason
     caller: str
     message: str
+    code: StatusCode = StatusCode.PERMISSION_DENIED
+    peer: str = ""
+    asked: str = ""
+    request_id: str = ""
 
 
 class AccessDenied(ServingError):
@@ -58,28 +62,32 @@ class Access:
         file: AccessFile | None = None,
         allowed_hosts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
-        on_denied: Callable[[Denied], None] = ignore,
     ) -> None:
-        """``file`` None: there are no tokens. ``allowed_hosts`` are names of the server in addition to ``localhost``.
-        ``on_denied`` is told of every caller that is denied."""
+        """``file`` None: there are no tokens. ``allowed_hosts`` are names of the server beside ``localhost``."""
         self._policy = policy
         self._file = file
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._guesses = Guesses(clock)
-        self._on_denied = on_denied
+        self._listeners: list[Callable[[Denied], None]] = []
         self.denials: Counter[tuple[Scope, DenialReason]] = Counter()
+
+    def on_denied(self, listener: Callable[[Denied], None]) -> None:
+        """Tells the listener of every caller that is denied."""
+        self._listeners.append(listener)
 
     def checks(self, scope: Scope) -> bool:
         """Whether callers of such a route or method have to be checked. It never changes."""
         return self._policy.checks(scope)
 
-    def http(self, peer: Peer, header: Header) -> Caller:
-        """The caller of an HTTP request."""
-        return http_caller(peer, header, self._hosts)
+    def http(self, peer: Peer, header: Header, asked: str = "") -> Caller:
+        """The caller of an HTTP request. ``asked``: its method and path."""
+        caller = http_caller(peer, header, self._hosts)
+        return replace(caller, asked=asked, request_id=checked_id(header(REQUEST_ID)) or "")
 
-    def grpc(self, context: CallContext) -> Caller:
-        """The caller of a gRPC call."""
-        return grpc_caller(context.peer, context.metadata)
+    def grpc(self, context: CallContext, asked: str = "") -> Caller:
+        """The caller of a gRPC call. ``asked``: its method."""
+        caller = grpc_caller(context.peer, context.metadata)
+        return replace(caller, asked=asked, request_id=checked_id(context.header(REQUEST_ID)) or "")
 
     def may(self, caller: Caller) -> frozenset[Scope]:
         """The scopes that the caller has, for every model or some. A wrong token counts as a guess, for else this would
@@ -118,7 +126,7 @@ class Access:
                 continue
             if model != ALL_MODELS:
                 message = f"no model {model[:200]!r} is among those that {grant.name!r} may see"
-                self._count(Denied(scope, DenialReason.MODELS, grant.name, message))
+                self._count(scope, caller, Denial(StatusCode.NOT_FOUND, DenialReason.MODELS, message, grant.name))
                 raise not_found(message)
             message = f"{grant.name!r} of the access file is for models {grant.models}, and this concerns all models"
             raise self._deny(
@@ -140,9 +148,21 @@ class Access:
         return may(scope, caller, self._policy, entries)
 
     def _deny(self, scope: Scope, caller: Caller, denial: Denial, retry_after: int = 0) -> AccessDenied:
-        self._count(Denied(scope, denial.reason, denial.name or caller.peer.address, denial.message))
+        self._count(scope, caller, denial)
         return AccessDenied(denial, retry_after)
 
-    def _count(self, denied: Denied) -> None:
-        self.denials[denied.scope, denied.reason] += 1
-        self._on_denied(denied)
+    def _count(self, scope: Scope, caller: Caller, denial: Denial) -> None:
+        self.denials[scope, denial.reason] += 1
+        address = caller.peer.address
+        denied = Denied(
+            scope,
+            denial.reason,
+            denial.name or address,
+            denial.message,
+            denial.code,
+            address,
+            caller.asked,
+            caller.request_id,
+        )
+        for listener in self._listeners:
+            listener(denied)

@@ -41,13 +41,16 @@ Header = Callable[[str], str | None]
 class Caller:
     """The facts about a request that a decision needs. ``forwarded``: a proxy says that it stands between. ``token`` is
     the one that was sent, empty without. ``forged`` says why a foreign web page may have sent the request, empty where
-    none can have; ``rebound`` the same of the name by which the server was called."""
+    none can have; ``rebound`` the same of the name by which the server was called. ``asked`` and ``request_id`` are for
+    the log: a path without its query, and the id that was sent."""
 
     peer: Peer = UNKNOWN
     forwarded: bool = False
     token: str = ""
     forged: str = ""
     rebound: str = ""
+    asked: str = ""
+    request_id: str = ""
 
     @property
     def is_local(self) -> bool:

@@ -37,12 +37,12 @@ class _MethodCheck:
 
     def admit(self, context: CallContext) -> None:
         """Denies callers who are denied whatever they ask."""
-        method, access, caller = self._method, self._access, self._access.grpc(context)
+        method, access, caller = self._method, self._access, self._access.grpc(context, self._method.path)
         if method.reads is None or Scope.READ not in access.may(caller):
             access.check(method.scope, caller)
 
     def one_request(self, data: bytes, context: CallContext) -> Awaitable[bytes] | AsyncIterator[bytes]:
-        method, access, caller = self._method, self._access, self._access.grpc(context)
+        method, access, caller = self._method, self._access, self._access.grpc(context, self._method.path)
         scope = Scope.READ if method.reads is not None and method.reads(data) else method.scope
         if access.checks(scope):
             context.grant = grant = access.check(scope, caller)
@@ -54,7 +54,7 @@ class _MethodCheck:
     def many_requests(
         self, requests: AsyncIterator[bytes], context: CallContext
     ) -> Awaitable[bytes] | AsyncIterator[bytes]:
-        caller = self._access.grpc(context)
+        caller = self._access.grpc(context, self._method.path)
         context.grant = grant = self._access.check(self._method.scope, caller)
         handler = cast("ClientStreamHandler | BidiHandler", self._method.handler)
         if grant.models is None:

@@ -239,7 +239,8 @@ class Router:
         """Raises ServingError unless the caller may have the answer."""
         access, route = self._access, found.route
         assert access is not None
-        caller = access.http(request.peer, request.headers.find)
+        head = request.head
+        caller = access.http(request.peer, request.headers.find, f"{head.method} {head.path}")
         try:
             request.grant = access.check(route.scope, caller)
             if not route.checks_models:

@@ -373,6 +373,16 @@ def test_predict_that_goes_wrong_fails_the_request(opened, body, code, message):
     assert message in refusal(model.run, "", {"x": ROW}, (), code=code)
 
 
+@pytest.mark.parametrize("body", ["raise SystemExit(3)", "raise KeyboardInterrupt"])
+def test_the_log_shows_which_line_of_the_model_tried_to_end_the_process(opened, caplog, body):
+    model = opened(*plain(body))
+    refusal(model.run, "", {"x": ROW}, (), code=StatusCode.INTERNAL)
+    (record,) = [record for record in caplog.records if "failed on a request" in record.getMessage()]
+    assert body.split()[1].partition("(")[0] in record.story
+    assert "model.py" in record.story
+    assert "in predict" in record.story
+
+
 def test_plain_class_may_hold_a_script(opened, tmp_path):
     source = """
 import warnings

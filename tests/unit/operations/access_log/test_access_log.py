@@ -11,9 +11,21 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import GRPC, RequestMetrics
 from tfs_lite.operations.access_log.lines import ALL, ERRORS, FAILURES_A_SECOND, AccessLog
 from tfs_lite.protocols.log_format import JsonFormatter
+from tfs_lite.server.access.access import Denied
+from tfs_lite.server.access.rules import DenialReason
 from tfs_lite.transport.peer import Peer
-from tfs_lite.transport.table import CallContext
+from tfs_lite.transport.table import CallContext, Scope
 
+DENIED = Denied(
+    Scope.MANAGE,
+    DenialReason.NO_TOKEN,
+    "10.0.0.7",
+    "it needs a token",
+    StatusCode.UNAUTHENTICATED,
+    "10.0.0.7",
+    "POST /v2/logging",
+    "abc",
+)
 BROKEN = ServingError(StatusCode.INTERNAL, "the model\nis broken")
 
 
@@ -21,7 +33,7 @@ class LoggedRequests:
     def __init__(self, wanted: str) -> None:
         self.metrics = RequestMetrics(CollectorRegistry(), lambda name: True)
         self.now = 1000.0
-        AccessLog(self.metrics, wanted, lambda: self.now)
+        self.log = AccessLog(self.metrics, wanted, lambda: self.now)
 
     def end(self, error: Exception | None = None) -> None:
         context = CallContext(None, {"x-request-id": "abc", "authorization": "Bearer secret"}, peer=Peer("10.0.0.7"))
@@ -80,3 +92,14 @@ def test_the_format_json_has_fields(caplog: pytest.LogCaptureFixture):
     text = JsonFormatter().format(caplog.records[-1])
     for part in ('"request_id":"abc"', '"model":"m"', '"version":3', '"code":"INTERNAL"', '"stage":"check"', '"peer"'):
         assert part in text
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(ALL, 30), (ERRORS, FAILURES_A_SECOND), ("off", 0)])
+def test_denied_requests_have_lines_as_failed_ones(wanted: str, expected: int, caplog: pytest.LogCaptureFixture):
+    requests = LoggedRequests(wanted)
+    for _ in range(30):
+        requests.log.on_denied(DENIED)
+    found = lines(caplog)
+    assert len(found) == expected
+    line = "POST /v2/logging 10.0.0.7 UNAUTHENTICATED scope=manage caller=10.0.0.7 id=abc access: it needs a token"
+    assert set(found) <= {line}

@@ -150,3 +150,8 @@ def test_one_reader_more_than_may_wait_is_refused_until_one_has_gone(history):
             await stream.aclose()
 
     test(history)
+
+
+def test_a_number_out_of_range_is_refused_with_the_range() -> None:
+    with pytest.raises(ServingError, match="from 0 to 9223372036854775807, got -1"):
+        wanted_events({"after": "-1"})

@@ -44,7 +44,9 @@ def access(tmp_path: Path, clock: Clock, denied: list[Denied]) -> Access:
     path = tmp_path / "access"
     path.write_text(f"team-a manage,read,models=a-* sha256:{sha256(SECRET.encode()).hexdigest()}")
     file = AccessFile(str(path), clock)
-    return Access(AccessPolicy(OPEN, TOKEN, has_file=True), file, clock=clock, on_denied=denied.append)
+    access = Access(AccessPolicy(OPEN, TOKEN, has_file=True), file, clock=clock)
+    access.on_denied(denied.append)
+    return access
 
 
 def test_callers_have_the_scopes_that_their_requests_would_have(access: Access) -> None:

@@ -179,7 +179,8 @@ def checked(
 
     def start(scope: Scope = Scope.MANAGE, **policy: Any) -> grpc.Channel:
         file = AccessFile(str(path), lambda: 0.0)
-        access = Access(AccessPolicy(**policy, has_file=True), file, clock=lambda: 0.0, on_denied=denied.append)
+        access = Access(AccessPolicy(**policy, has_file=True), file, clock=lambda: 0.0)
+        access.on_denied(denied.append)
         servers.append(GrpcFixture(loop_thread, each_server, checked_methods(service.methods(scope), access)))
         return servers[-1].channel
 
