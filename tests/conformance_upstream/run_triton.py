@@ -24,7 +24,7 @@ import time
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
@@ -56,10 +56,18 @@ class Suite:
     environment: tuple[tuple[str, str], ...] = ()
     """What the file and Triton's scheduler read there: each case has a server of its own then, as theirs have."""
 
+    shared: bool = False
+    """Whether tensors lie in shared memory."""
+
     @property
     def name(self) -> str:
         """Of a suite that runs with several sets of models, with the one."""
-        return " ".join(filter(None, (self.file, self.client, self.models if self.environment else "")))
+        models = self.models if self.environment else ""
+        return " ".join(filter(None, (self.file, self.client, models, "shared" if self.shared else "")))
+
+    @property
+    def log(self) -> str:
+        return f"{self.models}{self.client}{'.shared' if self.shared else ''}.txt"
 
 
 VALUES = (
@@ -74,6 +82,7 @@ UNREGISTER = tuple(
 )
 """Those that use a slow model."""
 LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
+SHARED = "TEST_SYSTEM_SHARED_MEMORY"
 HOLD, HOLD_BACKLOG = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
@@ -145,6 +154,18 @@ def sequences(models: str, instances: int = 1, backends: str = "onnx custom") ->
             yield sequence(models, *names, instances=instances, backends=backends, hold=hold)
 
 
+def corrid(
+    models: str, *only: str, instances: str = "1", more: tuple[tuple[str, str], ...] = (), hold: str = ""
+) -> Suite:
+    environment = (("BACKENDS", "onnx"), ("NO_BATCHING", "0"), ("MODEL_INSTANCES", instances), *more)
+    if hold:
+        environment += ((HOLD, hold), (HOLD_BACKLOG, "0"))
+    return Suite(
+        "L0_sequence_corrid_batcher/sequence_corrid_batcher_test.py", models, "", only, environment=environment
+    )
+
+
+ID_TYPES = ("STRING", "UINT64", "INT64", "UINT32", "INT32")
 TRACE = tuple(f"--trace_config={each}" for each in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1"))
 NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
 STRICT = ("--ready_requires_all_models",)
@@ -158,7 +179,7 @@ def lifecycle(models: str, *only: str, flags: tuple[str, ...] = (), ready: tuple
     return Suite(LIFECYCLE, f"lifecycle_{models}", only=names, flags=flags, changes=True, ready=ready)
 
 
-SUITES = (
+ONE_BY_ONE = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
     Suite("L0_string_io/string_client_test.py", "string_io"),
     Suite("L0_http/http_test.py", "http"),
@@ -224,6 +245,26 @@ SUITES = (
     ),
     sequence("sequences_timeout", "request_timeout", "send_request_after_timeout"),
     sequence("sequences_order", "sequence_with_preserve_ordering", "sequence_without_preserve_ordering"),
+    corrid("sequences_corrid4", "test_skip_batch", instances="4", hold="12"),
+    *(
+        corrid(
+            f"sequences_corrid_{kind}",
+            "test_corrid_data_type",
+            more=(("TRITONSERVER_CORRID_DATA_TYPE", f"TYPE_{kind}"),),
+        )
+        for kind in ID_TYPES
+    ),
+)
+IN_REGIONS = ("infer_test", "batcher_test", "sequence_batcher_test", "sequence_corrid_batcher_test")
+"""The files whose cases can have their tensors in shared memory."""
+NEVER = ("sequences_timeout", "sequences_order", *(f"sequences_corrid_{kind}" for kind in ID_TYPES))
+SUITES = (
+    *ONE_BY_ONE,
+    *(
+        replace(suite, shared=True)
+        for suite in ONE_BY_ONE
+        if Path(suite.file).stem in IN_REGIONS and suite.models not in NEVER
+    ),
 )
 ONNX_BATCHERS = (
     *("static_batch_lt_any_preferred", "static_batch_not_preferred", "multi_batch_not_preferred"),
@@ -303,10 +344,11 @@ def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> 
     for name in (HOLD, HOLD_BACKLOG):
         os.environ.pop(name, None)
     os.environ.update(suite.environment)
+    os.environ[SHARED] = str(int(suite.shared))
     with printing_to(logs / "import.txt"):
         cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
     cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
-    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}.txt"
+    log = logs / f"{Path(suite.file).stem}.{suite.log}"
     if suite.changes:
         for case in cases:
             folder = root / f"{suite.models}.{case._testMethodName}"
@@ -331,7 +373,7 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
     if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
         return name, "not ours", NOT_OURS[key]
     result = unittest.TestResult()
-    with printing_to(logs / f"{key}.{suite.models}{suite.client}.txt"):
+    with printing_to(logs / f"{key}.{suite.log}"):
         unregister_regions()
         case.run(result)
         for _, trace in (*result.failures, *result.errors):
