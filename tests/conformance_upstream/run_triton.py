@@ -266,12 +266,6 @@ SUITES = (
         if Path(suite.file).stem in IN_REGIONS and suite.models not in NEVER
     ),
 )
-ONNX_BATCHERS = (
-    *("static_batch_lt_any_preferred", "static_batch_not_preferred", "multi_batch_not_preferred"),
-    *("multi_same_output0", "multi_same_output1", "multi_different_outputs", "multi_different_output_order"),
-    *("multi_batch_use_best_preferred", "multi_batch_delayed_use_max_batch", "multi_batch_use_biggest_preferred"),
-)
-"""Those whose first request should wait, with models that do not promise a row of output for each row."""
 TIMEOUT = "backlog_sequence_timeout"
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
@@ -285,7 +279,6 @@ DIFFERS = {
     for file, name, what in (
         ("http_test", "test_byte_too_many_elements", "a raw body for an input [-1] of texts is one text"),
         ("http_test", "test_content_encoding_chunked_manually", "Content-Length beside Transfer-Encoding is 400"),
-        ("http_test", "test_descriptive_status_code", "the first request after a load runs alone, and at once"),
         ("http_test", "test_negative_dimensions", "400, and not 500"),
         ("generate_endpoint_test", "test_generate_stream_response_error", "an error names model and version"),
         ("shared_memory_test", "test_infer_integer_overflow http", "offset and size are added without overflow"),
@@ -293,10 +286,6 @@ DIFFERS = {
             ("shared_memory_test", name, "unregistering counts at once for other requests")
             for name in UNREGISTER
             if "during" in name
-        ),
-        *(
-            ("batcher_test", f"test_{name} onnx", "the first request after a load runs alone, and at once")
-            for name in ONNX_BATCHERS
         ),
         (
             "queue_timeout_test",
