@@ -26,7 +26,7 @@ def hold_batches(count: int) -> None:
 
     def held(queue: SignatureQueue, now: float) -> BatchDecision:
         if queue.settings.max_batch_size > 0 and id(queue) not in begun:
-            if len(queue.jobs) < count:
+            if queue.count < count:
                 return NOTHING
             begun.add(id(queue))
         return decide(queue, now)

@@ -74,6 +74,15 @@ class Model:
             counts.append([self.counts[id]])
         return {"OUTPUT0": torch.tensor(counts, dtype=torch.int32)}
 """
+ADD_SUB = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        first, second = inputs["INPUT0"], inputs["INPUT1"]
+        return {"OUTPUT0": first + second, "OUTPUT1": first - second}
+"""
 
 
 class Sequence(torch.nn.Module):
@@ -94,6 +103,7 @@ def main(root: Path) -> None:
         write_sequences(root / "sequences_delay", 4, 1, scheduling=direct, name=name)
     for rows, instances in ((4, 1), (0, 4)):
         write_implicit(root / f"sequences_implicit{instances}", rows, instances)
+    write_with_ids(root)
     controls = control("START", "int32") + control("READY", "int32")
     inputs = same("TYPE_INT32", [1])
     sequence = f"max_batch_size: 1\nsequence_batching {{ max_sequence_idle_microseconds: 50000000 {controls} }}\n"
@@ -179,6 +189,36 @@ def write_sequences(
         write_python(repository / f"custom_sequence_int32{name}", KEPT.format(rows=rows), config)
     if not scheduling:
         write_sequence_ensembles(repository, f"onnx{middle}_sequence_int32", rows, size)
+
+
+def id_control(kind: str) -> str:
+    told = f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind}"
+    return f'control_input {{ name: "CORRID" control {{ {told} }} }} '
+
+
+def write_with_ids(root: Path) -> None:
+    """Models that read the id of their sequence: as a number, added at its end, and of every type, and unused."""
+    controls = "".join(control(name, "int32") for name in ("START", "END", "READY")) + id_control("INT32")
+    more = f"sequence_batching {{ max_sequence_idle_microseconds: 5000000 {controls} }}\n"
+    more += "instance_group { count: 4 kind: KIND_CPU }\n"
+    nodes = [
+        helper.make_node("Mul", ["CORRID", "END"], ["last"]),
+        helper.make_node("Add", ["INPUT", "START"], ["first"]),
+        helper.make_node("Add", ["first", "last"], ["sum"]),
+        helper.make_node("Mul", ["sum", "READY"], ["OUTPUT"]),
+    ]
+    own = [(name, "TYPE_INT32", [1]) for name in ("START", "END", "READY", "CORRID")]
+    ends: tuple[Tensors, Tensors] = [("INPUT", "TYPE_INT32", [1])], [("OUTPUT", "TYPE_INT32", [1])]
+    base = root / "sequences_corrid4" / "onnx_dyna_sequence_int32"
+    write_onnx(base, nodes, *ends, more, rows=1, own=(own, []))
+    both = [("0", "TYPE_FP32", [16]), ("1", "TYPE_FP32", [16])]
+    tensors_of = "".join(
+        tensors(kind, [(f"{kind.upper()}{at}", datatype, dims) for at, datatype, dims in both])
+        for kind in ("input", "output")
+    )
+    for kind in ("STRING", "UINT64", "INT64", "UINT32", "INT32"):
+        config = f"sequence_batching {{ {id_control(kind)} }}\n" + tensors_of
+        write_python(root / f"sequences_corrid_{kind}" / "add_sub", ADD_SUB, config)
 
 
 def write_sequence_ensembles(repository: Path, model: str, rows: int, size: int) -> None:

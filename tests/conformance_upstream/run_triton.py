@@ -24,7 +24,7 @@ import time
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
@@ -56,10 +56,18 @@ class Suite:
     environment: tuple[tuple[str, str], ...] = ()
     """What the file and Triton's scheduler read there: each case has a server of its own then, as theirs have."""
 
+    shared: bool = False
+    """Whether tensors lie in shared memory."""
+
     @property
     def name(self) -> str:
         """Of a suite that runs with several sets of models, with the one."""
-        return " ".join(filter(None, (self.file, self.client, self.models if self.environment else "")))
+        models = self.models if self.environment else ""
+        return " ".join(filter(None, (self.file, self.client, models, "shared" if self.shared else "")))
+
+    @property
+    def log(self) -> str:
+        return f"{self.models}{self.client}{'.shared' if self.shared else ''}.txt"
 
 
 VALUES = (
@@ -74,6 +82,7 @@ UNREGISTER = tuple(
 )
 """Those that use a slow model."""
 LIFECYCLE = "L0_lifecycle/lifecycle_test.py"
+SHARED = "TEST_SYSTEM_SHARED_MEMORY"
 HOLD, HOLD_BACKLOG = "TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
@@ -145,6 +154,18 @@ def sequences(models: str, instances: int = 1, backends: str = "onnx custom") ->
             yield sequence(models, *names, instances=instances, backends=backends, hold=hold)
 
 
+def corrid(
+    models: str, *only: str, instances: str = "1", more: tuple[tuple[str, str], ...] = (), hold: str = ""
+) -> Suite:
+    environment = (("BACKENDS", "onnx"), ("NO_BATCHING", "0"), ("MODEL_INSTANCES", instances), *more)
+    if hold:
+        environment += ((HOLD, hold), (HOLD_BACKLOG, "0"))
+    return Suite(
+        "L0_sequence_corrid_batcher/sequence_corrid_batcher_test.py", models, "", only, environment=environment
+    )
+
+
+ID_TYPES = ("STRING", "UINT64", "INT64", "UINT32", "INT32")
 TRACE = tuple(f"--trace_config={each}" for each in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1"))
 NONE, EXPLICIT = ("--model_control_mode=none",), ("--model_control_mode=explicit",)
 STRICT = ("--ready_requires_all_models",)
@@ -158,7 +179,7 @@ def lifecycle(models: str, *only: str, flags: tuple[str, ...] = (), ready: tuple
     return Suite(LIFECYCLE, f"lifecycle_{models}", only=names, flags=flags, changes=True, ready=ready)
 
 
-SUITES = (
+ONE_BY_ONE = (
     Suite("L0_input_validation/input_validation_test.py", "input_validation"),
     Suite("L0_string_io/string_client_test.py", "string_io"),
     Suite("L0_http/http_test.py", "http"),
@@ -224,13 +245,27 @@ SUITES = (
     ),
     sequence("sequences_timeout", "request_timeout", "send_request_after_timeout"),
     sequence("sequences_order", "sequence_with_preserve_ordering", "sequence_without_preserve_ordering"),
+    corrid("sequences_corrid4", "test_skip_batch", instances="4", hold="12"),
+    *(
+        corrid(
+            f"sequences_corrid_{kind}",
+            "test_corrid_data_type",
+            more=(("TRITONSERVER_CORRID_DATA_TYPE", f"TYPE_{kind}"),),
+        )
+        for kind in ID_TYPES
+    ),
 )
-ONNX_BATCHERS = (
-    *("static_batch_lt_any_preferred", "static_batch_not_preferred", "multi_batch_not_preferred"),
-    *("multi_same_output0", "multi_same_output1", "multi_different_outputs", "multi_different_output_order"),
-    *("multi_batch_use_best_preferred", "multi_batch_delayed_use_max_batch", "multi_batch_use_biggest_preferred"),
+IN_REGIONS = ("infer_test", "batcher_test", "sequence_batcher_test", "sequence_corrid_batcher_test")
+"""The files whose cases can have their tensors in shared memory."""
+NEVER = ("sequences_timeout", "sequences_order", *(f"sequences_corrid_{kind}" for kind in ID_TYPES))
+SUITES = (
+    *ONE_BY_ONE,
+    *(
+        replace(suite, shared=True)
+        for suite in ONE_BY_ONE
+        if Path(suite.file).stem in IN_REGIONS and suite.models not in NEVER
+    ),
 )
-"""Those whose first request should wait, with models that do not promise a row of output for each row."""
 TIMEOUT = "backlog_sequence_timeout"
 NOT_OURS = {
     "http_test.test_loading_large_invalid_model": "needs 10 GiB of memory in the client; 413: docs/kserve-v2.md",
@@ -244,7 +279,6 @@ DIFFERS = {
     for file, name, what in (
         ("http_test", "test_byte_too_many_elements", "a raw body for an input [-1] of texts is one text"),
         ("http_test", "test_content_encoding_chunked_manually", "Content-Length beside Transfer-Encoding is 400"),
-        ("http_test", "test_descriptive_status_code", "the first request after a load runs alone, and at once"),
         ("http_test", "test_negative_dimensions", "400, and not 500"),
         ("generate_endpoint_test", "test_generate_stream_response_error", "an error names model and version"),
         ("shared_memory_test", "test_infer_integer_overflow http", "offset and size are added without overflow"),
@@ -253,10 +287,10 @@ DIFFERS = {
             for name in UNREGISTER
             if "during" in name
         ),
-        *(
-            ("batcher_test", f"test_{name} onnx", "the first request after a load runs alone, and at once")
-            for name in ONNX_BATCHERS
-        ),
+        ("lifecycle_test", "test_parse_error_model_no_version", "the message says: is not found"),
+        ("lifecycle_test", "test_model_reload_fail", "other words for a GPU that is not there; version 1 stays"),
+        ("lifecycle_test", "test_config_override", "the config of a load call stays until the model is unloaded"),
+        ("lifecycle_test", "test_shutdown_dynamic", "what comes on an open connection during the drain is answered"),
         (
             "queue_timeout_test",
             "test_default_queue_policy_timeout_prompt_response",
@@ -303,10 +337,11 @@ def run(suite: Suite, arguments: argparse.Namespace, root: Path, logs: Path) -> 
     for name in (HOLD, HOLD_BACKLOG):
         os.environ.pop(name, None)
     os.environ.update(suite.environment)
+    os.environ[SHARED] = str(int(suite.shared))
     with printing_to(logs / "import.txt"):
         cases = list(cases_of(suite, arguments.checkout.resolve() / "qa" / suite.file))
     cases = [case for case in cases if arguments.only in f"{suite.name} {case._testMethodName}"]
-    log = logs / f"{Path(suite.file).stem}.{suite.models}{suite.client}.txt"
+    log = logs / f"{Path(suite.file).stem}.{suite.log}"
     if suite.changes:
         for case in cases:
             folder = root / f"{suite.models}.{case._testMethodName}"
@@ -331,7 +366,7 @@ def ended(case: unittest.TestCase, suite: Suite, logs: Path) -> tuple[str, str, 
     if (key := f"{Path(suite.file).stem}.{name}") in NOT_OURS:
         return name, "not ours", NOT_OURS[key]
     result = unittest.TestResult()
-    with printing_to(logs / f"{key}.{suite.models}{suite.client}.txt"):
+    with printing_to(logs / f"{key}.{suite.log}"):
         unregister_regions()
         case.run(result)
         for _, trace in (*result.failures, *result.errors):

@@ -12,6 +12,8 @@ python make_models.py ROOT
     served/shapeless/1  the same, and its signature says nothing of shapes, as half_plus_three there
     served/counter/1 a variable of references, as its counter: get, incr, incr_by, reset
     served/trained/1 as three/1, saved together with its optimizer
+    company/1        serving_default: how far rows are from their mean; places: the same of numbers in a table; tally: a
+                     variable that every request adds its rows to
     served/thief/1   returns the file that the request names
     served/filler/1  same: returns its input; fill: makes 4 TB of a few bytes first
     newer/2          as three/1, with twice the weights
@@ -92,6 +94,26 @@ class Many(tf.Module):
     @tf.function(input_signature=[spec([], tf.float32, "add")])
     def count(self, add):
         return {"total": self.total.assign_add(add).read_value()}
+
+
+class Company(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(tf.range(8.0))
+        self.total = tf.Variable(0.0)
+
+    @tf.function(input_signature=[spec([None, 2], tf.float32, "x")])
+    def predict(self, x):
+        return {"y": x - tf.reduce_mean(x, axis=0)}
+
+    @tf.function(input_signature=[spec([None], tf.int64, "place")])
+    def places(self, place):
+        values = tf.gather(self.table, place)
+        return {"y": values - tf.reduce_mean(values)}
+
+    @tf.function(input_signature=[spec([None], tf.float32, "add")])
+    def tally(self, add):
+        return {"total": self.total.assign_add(tf.reduce_sum(add)) + 0 * add}
 
 
 class Thief(tf.Module):
@@ -255,8 +277,9 @@ def main(root: Path) -> None:
         save(model, path, serving_default=model.predict, classify=model.classify, regress=model.regress)
     vocabulary = root / "vocabulary.txt"
     vocabulary.write_text("zero\none\ntwo\n")
-    many, thief, filler, bomb = Many(vocabulary), Thief(), Filler(), Bomb()
+    many, thief, filler, bomb, company = Many(vocabulary), Thief(), Filler(), Bomb(), Company()
     save(many, served / "many" / "1", same=many.same, words=many.words, count=many.count)
+    save(company, root / "company" / "1", serving_default=company.predict, places=company.places, tally=company.tally)
     save(thief, served / "thief" / "1", serving_default=thief.__call__)
     save(filler, served / "filler" / "1", serving_default=filler.same, fill=filler.fill)
     save(bomb, root / "bomb" / "1", serving_default=bomb.__call__)

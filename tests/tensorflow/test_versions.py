@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -277,6 +278,30 @@ def test_batches_of_concurrent_requests_are_put_together_and_taken_apart(publish
         for number in range(16):
             alone = served.client.predict("three", {"x": ROW["x"] * number}).outputs["y"]
             np.testing.assert_allclose(answers[number], alone, rtol=1e-5)
+
+
+def test_requests_share_no_run_of_a_signature_whose_rows_depend_on_one_another(
+    publish: Publish, serve: Serve, tmp_path: Path
+) -> None:
+    """Each is the mean of itself, whatever others there are; and what the load has tried leaves no traces."""
+    publish("company")
+    (tmp_path / "batching.pbtxt").write_text("batch_timeout_micros { value: 50000 }")
+    asked = {
+        "": [{"x": ROW["x"] * number} for number in range(16)],
+        "places": [{"place": np.array([number % 8])} for number in range(16)],
+    }
+    with serve(enable_batching=True, batching_parameters_file=str(tmp_path / "batching.pbtxt"), ready=False) as served:
+        wait_available(served, model="company")
+        for key, requests in asked.items():
+            served.client.predict("company", requests[1], signature=key)  # shows that each row has its own
+            with ThreadPoolExecutor(len(requests)) as pool:
+                calls = [pool.submit(served.client.predict, "company", each, signature=key) for each in requests]
+            assert [call.result().outputs["y"].tolist() for call in calls] == [
+                (0 * next(iter(each.values()))).tolist() for each in requests
+            ]
+        assert (
+            served.client.predict("company", {"add": np.ones(1, np.float32)}, signature="tally").outputs["total"] == 1
+        )
 
 
 def test_requests_of_every_shape_are_answered_apart_from_the_batches_of_others(publish: Publish, serve: Serve) -> None:

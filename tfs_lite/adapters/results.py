@@ -3,18 +3,33 @@
 Names are the keys of a dict, the fields of a named tuple or a dataclass, or ``output_0``, ``output_1``, ... What lies
 inside another container is called ``outer.inner``, and what is None there is left out. Names that the model's config
 declares replace numbers, position by position.
+
+:func:`dependent_output` runs a model at its load to see whether the answer for a row depends on its company.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
-from tfs_lite.core.signature import DataType, ShapeContract, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import (
+    DataType,
+    ShapeContract,
+    Signature,
+    SymbolicDim,
+    Tensor,
+    TensorSpec,
+    common_batch,
+    example_shapes,
+    format_shape,
+)
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import Array, from_numpy
+from tfs_lite.protocols.dtypes import FLOATING, Array, from_numpy, to_numpy
 
 COMPANY = 1e-2
 """How far the answer for a row may be from that for the same row beside others, relative to the largest number of it.
@@ -25,6 +40,11 @@ DEPENDS = (
     "rows beside it, as a mean over the rows or a batch norm in training makes it"
 )
 """For the log: a version, and an output whose rows differ by more than :data:`COMPANY`."""
+MADE_UP_SIZES = (2, 8, 64)
+"""Sizes that requests choose, but for the rows, in runs at the load: the first ones are tried that the model takes."""
+MAX_MADE_UP = 1 << 22
+"""Elements of made-up inputs."""
+logger = logging.getLogger(__name__)
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -165,3 +185,63 @@ def alike(left: Array, right: Array) -> bool:
     first, second = left.astype(wide), right.astype(wide)
     largest = np.max(np.abs(first), initial=0.0, where=np.isfinite(first))
     return bool(np.allclose(first, second, rtol=0, atol=COMPANY * largest, equal_nan=True))
+
+
+def dependent_output(
+    servable_id: ServableId,
+    signature: Signature,
+    run: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+    second: int = 1,
+) -> str | None:
+    """The first output of floating-point numbers that is another one for a row beside a second row than for the row
+    alone, by runs on made-up inputs. Empty: each output has a row for each row, which depends on no
+    other. None: nothing is known, because the model takes no such inputs, or outputs do not follow the rows.
+
+    ``run`` raises what the run raises. ``second``: the integers of the second row; those of the first are 1. Rows of
+    two lengths say nothing: an output may be as long as there are rows."""
+    for size in MADE_UP_SIZES if common_batch(signature) is not None else ():
+        try:
+            inputs = _two_rows(signature, size, second)
+            alone, together = (run({name: array[:rows] for name, array in inputs.items()}) for rows in (1, 2))
+            if any(
+                array.shape[:1] != (rows,) for rows, found in ((1, alone), (2, together)) for array in found.values()
+            ):
+                return None
+            output = _differing(alone, together)
+            if output and _differing(*[run({name: array[:1] for name, array in inputs.items()}) for _ in range(2)]):
+                output = ""  # it draws random numbers
+        except Exception as error:
+            logger.debug("%s was tried with made-up inputs: %s", servable_id, error)
+            continue
+        return output
+    return None
+
+
+def _two_rows(signature: Signature, size: int, second: int) -> dict[str, Array]:
+    """Made-up inputs: empty texts, random numbers between 0 and 1, integers and truth values of 1. ValueError for
+    inputs that the model does not take, or that are too large."""
+    shapes = example_shapes(signature, size, 2)
+    if shapes is None or sum(map(prod, shapes.values())) > MAX_MADE_UP:
+        raise ValueError("inputs are too large")
+    if any(shape[:1] != (2,) for shape in shapes.values()):
+        raise ValueError("the batch has fewer rows")
+    random, inputs = np.random.default_rng(0), dict[str, Array]()
+    for spec in signature.inputs:
+        shape = shapes[spec.name]
+        if spec.dtype is DataType.STRING:
+            inputs[spec.name] = np.full(shape, b"", object)
+            continue
+        values = random.random(shape) if spec.dtype in FLOATING else np.ones(shape)
+        if spec.dtype not in FLOATING:
+            values[1:] = second
+        inputs[spec.name] = values.astype(to_numpy(spec.dtype))
+    return inputs
+
+
+def _differing(alone: Mapping[str, Array], together: Mapping[str, Array]) -> str:
+    """The first output of floating-point numbers whose first row is another one in each answer; empty without one."""
+    for name, array in alone.items():
+        first, second = array[:1], together[name][:1]
+        if array.dtype.kind in "fc" and first.shape == second.shape and not alike(first, second):
+            return name
+    return ""

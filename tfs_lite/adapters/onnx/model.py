@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,7 +24,7 @@ from tfs_lite.adapters.onnx.model_file import ARTEFACT, ModelFile, artefact_path
 from tfs_lite.adapters.onnx.session import CUSTOM_OPS, check_parameters, is_mapped, open_session, run_error
 from tfs_lite.adapters.onnx.signature import ELEMENT_TYPES, NOT_IN_NUMPY, declares, named_sizes, signature_of
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.results import DEPENDS, alike
+from tfs_lite.adapters.results import DEPENDS, dependent_output
 from tfs_lite.adapters.signatures import check_declared
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import LoadPhase
@@ -39,13 +38,12 @@ from tfs_lite.core.signature import (
     Tensor,
     TensorSpec,
     common_batch,
-    example_shapes,
     find_signature,
     format_shape,
 )
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.conditions import read_conditions
-from tfs_lite.protocols.dtypes import CONFIG_NAMES, FLOATING, Array, to_numpy
+from tfs_lite.protocols.dtypes import CONFIG_NAMES, Array, to_numpy
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, OrtValue
@@ -53,10 +51,6 @@ if TYPE_CHECKING:
 NAME = "onnxruntime_onnx"
 CONCURRENCY = 64
 FIXED_BYTES = 32 << 20
-MADE_UP_SIZES = (2, 8, 64)
-"""Sizes that requests choose, but for the rows, in runs at the load: the first ones are tried that the model takes."""
-MAX_MADE_UP = 1 << 22
-"""Elements of made-up inputs."""
 logger = logging.getLogger(__name__)
 _INTEGERS = {
     dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
@@ -101,38 +95,17 @@ class OnnxModel(LoadedModel):
         from the first on, and never do so if the first row is answered differently beside the second; where runs fail,
         nothing is known. Before the first run."""
         signature = self._signatures[DEFAULT_SIGNATURE]
-        for size in MADE_UP_SIZES if self._batch is not None else ():
-            try:
-                inputs = self._made_up(signature, size)
-                answers = [self._rows_of(inputs, rows) for rows in (1, 2)]
-                if any(array.shape[:1] != (rows,) for rows, found in enumerate(answers, 1) for array in found.values()):
-                    return
-                output = _dependent(*answers)
-                if output and _dependent(*[self._rows_of(inputs, rows) for rows in (1, 1)]):
-                    output = ""  # it draws random numbers
-            except Exception as error:
-                logger.debug("%s was tried with made-up inputs: %s", self._id, error)
-                continue
-            found = replace(signature, contract=ShapeContract.ROWS)
-            if output:
-                logger.warning(DEPENDS, self._id, shown(output))
-                found = replace(signature, conditions=read_conditions((), (), complete=False))
-            self._signatures = {DEFAULT_SIGNATURE: found}
+        output = dependent_output(self._id, signature, self._run)
+        if output is None:
             return
+        found = replace(signature, contract=ShapeContract.ROWS)
+        if output:
+            logger.warning(DEPENDS, self._id, shown(output))
+            found = replace(signature, conditions=read_conditions((), (), complete=False))
+        self._signatures = {DEFAULT_SIGNATURE: found}
 
-    def _made_up(self, signature: Signature, size: int) -> dict[str, Array]:
-        """Two rows. ValueError for inputs that the model does not take, or that are too large."""
-        shapes = example_shapes(signature, size, 2)
-        if shapes is None or sum(map(prod, shapes.values())) > MAX_MADE_UP:
-            raise ValueError("inputs are too large")
-        if any(shape[:1] != (2,) for shape in shapes.values()):
-            raise ValueError("the batch has fewer rows")
-        random = np.random.default_rng(0)
-        return {spec.name: _made_up(spec.dtype, shapes[spec.name], random) for spec in signature.inputs}
-
-    def _rows_of(self, inputs: Mapping[str, Array], rows: int) -> Mapping[str, Array]:
-        """The answer for the first rows. Raises what the run raises."""
-        return cast("Mapping[str, Array]", self.compute("", {name: array[:rows] for name, array in inputs.items()}, ()))
+    def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return cast("Mapping[str, Array]", self.compute("", inputs, ()))
 
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         names = list(outputs or find_signature(self.signatures, signature).output_names)
@@ -206,24 +179,6 @@ class OnnxModel(LoadedModel):
         values = {name: _to_value(array, self._dtypes[name]) for name, array in kept.items()}
         found = self._session.run_with_ort_values(names, values)
         return [_from_value(value, self._dtypes[name]) for name, value in zip(names, found, strict=True)]
-
-
-def _dependent(alone: Mapping[str, Array], together: Mapping[str, Array]) -> str:
-    """The first output of floating-point numbers whose first row is another one in each answer; empty without one.
-    Rows of two lengths say nothing: an output may be as long as there are rows."""
-    for name, array in alone.items():
-        first, second = array[:1], together[name][:1]
-        if array.dtype.kind == "f" and first.shape == second.shape and not alike(first, second):
-            return name
-    return ""
-
-
-def _made_up(dtype: DataType, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-    """A made-up array: empty texts, random numbers between 0 and 1, integers and truth values of 1."""
-    if dtype is DataType.STRING:
-        return np.full(shape, b"", object)
-    values = random.random(shape) if dtype in FLOATING else np.ones(shape)
-    return values.astype(to_numpy(dtype))
 
 
 def _chooses(spec: TensorSpec) -> bool:

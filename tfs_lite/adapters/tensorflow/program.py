@@ -17,8 +17,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,12 +28,14 @@ import orjson
 
 from tfs_lite.adapters.failures import label_of, sentence, story, with_detail
 from tfs_lite.adapters.loaded_model import LoadedModel
+from tfs_lite.adapters.results import DEPENDS, dependent_output
 from tfs_lite.adapters.tensorflow.platform import LIBRARY, NAME, inspect_graph, not_installed
 from tfs_lite.adapters.tensorflow.saved_model import INIT_COLLECTIONS, INIT_OP, open_saved_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, shapes_fault
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, common_batch, shapes_fault
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.protocols.conditions import read_conditions
 from tfs_lite.protocols.dtypes import Array
 
 MAX_CALLABLES = 64
@@ -41,6 +44,24 @@ _PASSED_ON = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.UNIMPLEMENTED, StatusCode.RESOURCE_EXHAUSTED}
 )
 """Codes of TensorFlow that clients get as they are."""
+_READING = frozenset(
+    {
+        *(
+            "VarHandleOp",
+            "ReadVariableOp",
+            "ResourceGather",
+            "ResourceGatherNd",
+            "VariableShape",
+            "Variable",
+            "VariableV2",
+        ),
+        *("HashTable", "HashTableV2", "LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2"),
+        *("If", "Case", "PartitionedCall", "StatefulPartitionedCall", "Assert"),
+    }
+)
+"""Operators that TensorFlow counts among those with a state, and that change none; the functions that some of them call
+are looked at themselves."""
+_LOOPS = frozenset({"While", "StatelessWhile", "LoopCond"})
 _ASSETS = "saved_model_assets"
 _PLACES = ("Graph execution error", "Detected at node", "<stack traces", "Original stack trace")
 logger = logging.getLogger(__name__)
@@ -56,6 +77,9 @@ def open_version(arguments: str) -> SavedModelSession:
     with open_saved_model(directory) as saved:
         graph = saved.tagged(tags)
         signatures = inspect_graph(graph, request["trusted"], ModelSettings.model_validate(request["settings"]))
+        shares = request["device"] == "cpu" and max(request["batch_rows"]) > 1
+        batched = {key: found for key, found in signatures.items() if shares and _has_rows(found)}
+        operators = graph.operators_of(batched)
         content = graph.content
         del graph, saved
     _set_environment(request["device"])
@@ -81,7 +105,9 @@ def open_version(arguments: str) -> SavedModelSession:
             imported - started,
             time.monotonic() - imported,
         )
-        return SavedModelSession(servable_id, signatures, tensorflow, session)
+        found = SavedModelSession(servable_id, signatures, tensorflow, session)
+        found.look_for_company([key for key in batched if _may_be_tried(operators[key])])
+        return found
     raise failure
 
 
@@ -97,12 +123,26 @@ class SavedModelSession(LoadedModel):
         self._session = session
         self._prepared = lru_cache(MAX_CALLABLES)(self._prepare)
 
+    def look_for_company(self, keys: Iterable[str]) -> None:
+        """Runs these signatures on made-up inputs of one row and of two. Calls of one that answers a row differently
+        beside another share no run. Before the first request."""
+        for key in keys:
+            declared = self._signatures[key]
+            output = dependent_output(self._id, declared, partial(self._run, key, declared.output_names), second=0)
+            if output:
+                logger.warning(DEPENDS, f"signature {key} of {self._id}", output)
+                alone = replace(declared, conditions=read_conditions((), (), complete=False))
+                self._signatures = {**self._signatures, key: alone}
+
+    def _run(self, key: str, outputs: tuple[str, ...], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        results = self._prepared(key, outputs)(*[_own(inputs[name]) for name in self._signatures[key].input_names])
+        return {name: _array(result) for name, result in zip(outputs, results, strict=True)}
+
     def compute(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, object]:
         key = signature or DEFAULT_SIGNATURE
         declared, wanted = self._signatures[key], outputs or self._signatures[key].output_names
         try:
-            results = self._prepared(key, wanted)(*[_own(inputs[name]) for name in declared.input_names])
-            return {name: _array(result) for name, result in zip(wanted, results, strict=True)}
+            return self._run(key, wanted, inputs)
         except self._tensorflow.errors.OpError as error:
             failure = self._failure(error, shapes_fault(declared, inputs))
         raise failure
@@ -140,6 +180,25 @@ class SavedModelSession(LoadedModel):
         if code is StatusCode.INTERNAL:
             logger.error("%s failed on a request: %s", self._label, failure, extra={"story": story(error)})
         return failure
+
+
+def _has_rows(signature: Signature) -> bool:
+    batch = common_batch(signature)
+    return batch is not None and all(spec.batch == batch for spec in signature.outputs)
+
+
+def _may_be_tried(operators: Set[str]) -> bool:
+    """Whether runs of these operators leave no traces and come to an end: none changes anything, draws random numbers
+    or has a loop. TensorFlow has to be imported."""
+    from tensorflow.python.framework import op_def_registry
+
+    for operator in operators - _READING:
+        definition = op_def_registry.get(operator)
+        if operator in _LOOPS or definition is None or definition.is_stateful:
+            return False
+        if any(argument.is_ref for argument in definition.input_arg):
+            return False
+    return True
 
 
 def _load(tensorflow: Any, definition: Any, directory: str, threads: int) -> Any:

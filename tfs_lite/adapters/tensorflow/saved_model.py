@@ -9,7 +9,7 @@ damaged file is DATA_LOSS, one that says something impossible FAILED_PRECONDITIO
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -64,6 +64,14 @@ class MetaGraph:
         own = graph.functions.keys()
         running = frozenset(graph.operators(self._roots())) - own
         return running, frozenset(graph.operators(self._restore_ops())) - own
+
+    def operators_of(self, signatures: Mapping[str, Signature]) -> dict[str, frozenset[str]]:
+        """The operators that calls of each of these signatures run. RESOURCE_EXHAUSTED as :meth:`operators`."""
+        graph = self._graph() if signatures else Graph()
+        return {
+            key: frozenset(graph.operators(spec.tensor for spec in signature.outputs)) - graph.functions.keys()
+            for key, signature in signatures.items()
+        }
 
     def _graph(self) -> Graph:
         graph = Graph()

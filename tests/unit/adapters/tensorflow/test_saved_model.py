@@ -187,3 +187,27 @@ def test_functions_within_functions_without_end_are_refused() -> None:
     graph = graph_of(SavedModelFile([MetaGraphFile(nodes=[node("y", "Identity", attributes=attribute)])]))
     with refuses(StatusCode.DATA_LOSS, "damaged"):
         check_operators(graph)
+
+
+def test_operators_of_a_signature_are_those_that_its_outputs_need() -> None:
+    """In functions too; neither those of the initialiser nor those of another signature."""
+    outputs = {"ends": "call:0", "counts": "count:0"}
+    graph = MetaGraphFile(
+        signatures={
+            key: signature({"x": tensor(1, (-1,), "x:0")}, {"y": tensor(1, (-1,), name)})
+            for key, name in outputs.items()
+        },
+        nodes=[
+            node("x", "Placeholder"),
+            node("call", "StatefulPartitionedCall", "x", functions=["body"]),
+            node("count", "AssignAddVariableOp", "x"),
+            node("start", "LookupTableImportV2"),
+        ],
+        functions=[function("body", node("mean", "Mean"))],
+        init="start",
+    )
+    found = read_saved_model(memoryview(SavedModelFile([graph]).encode())).tagged(["serve"])
+    assert found.operators_of(found.signatures()) == {
+        "ends": {"Placeholder", "StatefulPartitionedCall", "Mean"},
+        "counts": {"Placeholder", "AssignAddVariableOp"},
+    }
