@@ -39,14 +39,12 @@ class Explain(ServerFeature):
         """Why the model, its version or its label is in its state, and what to do. A model that is not served has an
         explanation too. ``paths``: whether the reader may see paths of the server."""
         found = explain(self._snapshots.of_model(ref), ref, paths=paths)
-        core, version, more = self._core, found.version, dict[str, list[Any]]()
+        core, version = self._core, found.version
         events = [event for event in core.history.of_model(ref.name) if version in (None, event.version)]
         workers = [worker for worker in core.view.workers(ref.name) if version in (None, worker.id.version)]
+        more = core.features.explains(ref.name, version)
         if said := {f"version {worker.id.version}: {worker.reason}": None for worker in workers if worker.reason}:
-            more["notes"] = list(said)
-        for feature in core.features:
-            for member, values in feature.explains(ref.name, version).items():
-                more.setdefault(member, []).extend(values)
+            more["notes"] = [*said, *more.get("notes", ())]
         return replace(
             found,
             processes=[_process(worker) for worker in workers if worker.kind == "process"],
