@@ -275,7 +275,7 @@ NOT_OURS = {
     "shared_memory_test.test_register_reserved_names": "names of its Python backend's own regions",
 }
 DIFFERS = {
-    f"{file}.{name}": f"{what}: docs/kserve-v2.md"
+    f"{file}.{name}": f"{what}: docs/conformance.md"
     for file, name, what in (
         ("http_test", "test_byte_too_many_elements", "a raw body for an input [-1] of texts is one text"),
         ("http_test", "test_content_encoding_chunked_manually", "Content-Length beside Transfer-Encoding is 400"),
@@ -291,6 +291,7 @@ DIFFERS = {
         ("lifecycle_test", "test_model_reload_fail", "other words for a GPU that is not there; version 1 stays"),
         ("lifecycle_test", "test_config_override", "the config of a load call stays until the model is unloaded"),
         ("lifecycle_test", "test_shutdown_dynamic", "what comes on an open connection during the drain is answered"),
+        ("batcher_test", "test_max_queue_delay_only_default", "how many requests the first batch has is chance"),
         (
             "queue_timeout_test",
             "test_default_queue_policy_timeout_prompt_response",
