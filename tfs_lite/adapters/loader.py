@@ -102,7 +102,7 @@ class AdapterSettings:
     warm_up: Callable[[Servable, OpenRequest], None] | None = None
     drop_file_caches: bool = False
     warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
-    worker: str = "thread"
+    worker: str = "auto"
     measured: MeasuredVersions = field(default_factory=MeasuredVersions)
     gpus: GpuReservations = field(default_factory=lambda: GpuReservations(gpu_bytes))
     batch_rows: Callable[[OpenRequest], tuple[int, ...]] = lambda request: (1,)
@@ -246,7 +246,9 @@ class ArtifactLoader(Loader):
 
         def shares(group: InstanceGroup) -> bool:
             return (
-                platform is not None and platform.shares_weights and (group.worker or self._settings.worker) == "thread"
+                platform is not None
+                and platform.shares_weights
+                and (group.worker or self._settings.worker) in ("auto", "thread")
             )
 
         return copies_of(groups, default, shares)

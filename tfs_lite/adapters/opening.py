@@ -210,7 +210,10 @@ class Platform:
 
     ``extra`` is the extra of the package that the platform needs: its library is imported inside ``open``. ``home`` is
     where models live: where config and server say, always in the server, or always in a process of their own.
-    ``shares_weights``: instances in one process on one device have one copy of the weights as a rule (``another``).
+    ``apart`` says why a version should have a process of its own where neither of them says anything; empty if it
+    should not. ``shares_weights``: instances in one process on one device have one copy of the weights as a rule
+    (``another``).
+
     ``program`` (``module:function``) opens versions in processes that are started without torch; if it is empty, they
     are forked from one that has imported it. ``sandbox`` is for processes of models: "auto", one where the kernel has
     it; "asked", only if the model's config or the server asks for it; "required", no process without one unless the
@@ -228,6 +231,7 @@ class Platform:
     for_a_moment: Callable[[VersionFiles], int] = lambda files: 0
     extra: str = ""
     home: Literal["any", "server", "process"] = "any"
+    apart: Callable[[OpenRequest], str] = lambda request: ""
     shares_weights: bool = False
     program: str = ""
     sandbox: Literal["auto", "asked", "required"] = "auto"

@@ -40,10 +40,12 @@ def describe(
     torch_threads: int = 0,
     gpu_fraction: float = 0.0,
     saved_model_tags: str = "serve",
+    reason: str = "",
 ) -> str:
     """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch uses inside an
     operator there (0: all cores but one), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
-    all of it), ``saved_model_tags`` which graph of a SavedModel is served. The files are listed again when the version
+    all of it), ``saved_model_tags`` which graph of a SavedModel is served. ``reason``: why the version has a process,
+    where neither its config nor the server asks for one. The files are listed again when the version
     is opened. FAILED_PRECONDITION for a directory whose name is no text."""
     if not is_text(request.files.directory):
         raise failed_precondition("its path is no UTF-8 text, so no other process can be told it; rename the directory")
@@ -60,6 +62,7 @@ def describe(
             "torch_threads": torch_threads,
             "gpu_fraction": gpu_fraction,
             "saved_model_tags": saved_model_tags,
+            "reason": reason,
         }
     ).decode()
 
@@ -92,7 +95,7 @@ def open_version(arguments: str) -> OpenedModel:
     if platform is None:
         raise invalid_argument(f'platform "{name}" is not known; known: {", ".join(sorted(PLATFORMS))}')
     try:
-        return _open(platform, request)
+        return _open(platform, request, fields["reason"])
     except ServingError:
         raise
     except BaseException as error:
@@ -108,13 +111,14 @@ def _end_process(failure: str) -> None:
     os._exit(1)
 
 
-def _open(platform: Platform, request: OpenRequest) -> OpenedModel:
-    """Opens the version in its platform's usual way, or in the other one that is for processes of models."""
+def _open(platform: Platform, request: OpenRequest, reason: str) -> OpenedModel:
+    """Opens the version in its platform's usual way, or in the other one that is for processes of models. ``reason``:
+    why it has a process; empty if config or server want it so."""
     try:
-        return platform.start(request)
+        model = platform.start(request)
     except NeedsProcess as error:
         reason = str(error)
-    model = platform.start_in_process(request)
+        model = platform.start_in_process(request)
     if isinstance(model, LoadedModel):
         model.reason = reason
     return model

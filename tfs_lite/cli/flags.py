@@ -232,9 +232,9 @@ FLAGS: tuple[Flag, ...] = (
     _run(
         "worker",
         _STRING,
-        "thread",
-        "models run in the server, in processes of their own, or in replicas (ray)",
-        words="thread|process|ray",
+        "auto",
+        "models run in the server, in processes of their own or in replicas (ray); auto: see docs/batching.md",
+        words="auto|thread|process|ray",
     ),
     _run("enable_batching", _BOOL, False, "run requests that wait for the same model together"),
     _run("batching_parameters_file", _STRING, "", "BatchingParameters (text proto or YAML)"),

@@ -152,7 +152,8 @@ class ModelServerConfig(Settings):
     @classmethod
     def _list_only(cls, data: Any) -> Any:
         if data == {}:
-            raise problem("it is empty: expected model_config_list { config { name: ... base_path: ... } }")
+            expected = "expected model_config_list { config { name: ... base_path: ... } }"
+            raise problem(f"it is empty: {expected} (Only ModelConfigList is currently supported)")
         if isinstance(data, dict) and "custom_model_config" in data:
             raise problem("Only ModelConfigList is currently supported: expected model_config_list", *data)
         return data

@@ -22,7 +22,7 @@ GRPC_SERVERS = (NATIVE, GRPCIO)
 CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
-WORKERS = ("thread", "process", RAY)
+WORKERS = ("auto", "thread", "process", RAY)
 SANDBOXES = ("auto", "require", "off")
 SEND_BATCHES = ("expect", "greedy")
 MANAGEMENT_ACCESS = ("auto", "open", "token")
@@ -148,9 +148,10 @@ class ServerOptions:
     send_batches: str = "expect"
     """The moment when a batch without a delay is run that could still grow: when no more requests are expected soon, or
     (``greedy``) at once."""
-    worker: str = "thread"
+    worker: str = "auto"
     """The place where models run whose config names none: in a ``thread`` of the server, in a ``process`` of their own,
-    or as replicas on the nodes of the cluster (``ray``)."""
+    or as replicas on the nodes of the cluster (``ray``). ``auto``: in a thread, but for those whose load or unload
+    would hold up the requests of the others."""
     worker_sandbox: str = "auto"
     """Whether models' processes are confined: as far as the system can (``auto``), always, or the load fails
     (``require``), or never (``off``)."""

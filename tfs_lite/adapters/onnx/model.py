@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 NAME = "onnxruntime_onnx"
 CONCURRENCY = 64
 FIXED_BYTES = 32 << 20
+LARGE_BYTES = 256 << 20
+"""The size of a model from which on its unload would be felt: onnxruntime frees its weights with the interpreter lock
+held, ten megabytes and more in a millisecond."""
 logger = logging.getLogger(__name__)
 _INTEGERS = {
     dtype: (number, np.dtype(np.uint16 if dtype is DataType.BFLOAT16 else np.uint8))
@@ -323,11 +326,18 @@ def _reads(files: VersionFiles, paths: Collection[str]) -> set[str]:
     return {folder + ARTEFACT, *named}
 
 
+def _apart(request: OpenRequest) -> str:
+    if request.files.unpacked_bytes < LARGE_BYTES:
+        return ""
+    return "opened in a process: onnxruntime would hold up the requests of all models while it frees one of this size"
+
+
 PLATFORM = Platform(
     NAME,
     ARTEFACT,
     recognises,
     open_onnx,
+    apart=_apart,
     reserve=reserve,
     for_a_moment=for_a_moment,
     extra="onnx",

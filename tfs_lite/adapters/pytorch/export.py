@@ -25,7 +25,7 @@ from tfs_lite.adapters.exported.signature import signature_of
 from tfs_lite.adapters.failures import RefusedInputs
 from tfs_lite.adapters.inspect.archive import Archive, damaged, open_archive, unsafe
 from tfs_lite.adapters.measured import bytes_parameter
-from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.memory import free_in_turn, tensor_bytes
 from tfs_lite.adapters.opening import NeedsProcess, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.pytorch.cpu_layout import build_in_form, wanted_form
 from tfs_lite.adapters.pytorch.self_check import check_itself
@@ -136,7 +136,9 @@ class ExportedModel(DeviceModel):
 
     def drop_weights(self) -> None:
         self._sharing.remove(self)
+        held = list(self._program.weights)
         del self._forward, self._program
+        free_in_turn(held)
 
 
 def open_exported(request: OpenRequest) -> ExportedModel:

@@ -34,6 +34,9 @@ from tfs_lite.protocols.dtypes import Array
 
 NAME = "pytorch_libtorch"
 ARTEFACT = "model.pt"
+LARGE_BYTES = 16 << 20
+"""The size of a script from which on its load would be felt: torch reads scripts with the interpreter lock held, about
+a megabyte in a millisecond."""
 _TENSORS = frozenset({"Tensor", "Optional[Tensor]"})
 _TEXTS = "List[str]"
 _SINGLE = frozenset(
@@ -255,4 +258,10 @@ def _recognises(files: VersionFiles) -> bool:
     return ARTEFACT in files.names
 
 
-PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_script, reads=lambda files, paths: {ARTEFACT})
+def _apart(request: OpenRequest) -> str:
+    if request.on_gpu or request.files.unpacked_bytes < LARGE_BYTES:
+        return ""
+    return "opened in a process: torch would hold up the requests of all models while it reads a script of this size"
+
+
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_script, apart=_apart, reads=lambda files, paths: {ARTEFACT})

@@ -32,7 +32,7 @@ from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 
-PROCESS, THREAD = "process", "thread"
+AUTO, PROCESS, THREAD = "auto", "process", "thread"
 OpenReplicas: TypeAlias = Callable[[Platform, OpenRequest, ReplicaOptions], Sequence[OpenedModel] | None]
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class ModelOpener:
         sandbox: str = "auto",
         saved_model_tags: str = SERVE,
     ) -> None:
-        """``worker``: thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each process
-        that uses one; 0: all. ``open_replicas`` opens the instances of a version whose config wants replicas; None from
-        it: this server belongs to no cluster. ``on_worker`` is told why a process of a version has ended, and None when
-        it runs again. ``sandbox``: auto, require or off; see :mod:`~tfs_lite.serving.opening.sandboxes`.
+        """``worker``: auto, thread, process or ray. ``gpu_fraction``: the share of a GPU's memory for torch in each
+        process that uses one; 0: all. ``open_replicas`` opens the instances of a version whose config wants replicas;
+        None from it: this server belongs to no cluster. ``on_worker`` is told why a process of a version has ended, and
+        None when it runs again. ``sandbox``: auto, require or off; see :mod:`~tfs_lite.serving.opening.sandboxes`.
         ``saved_model_tags``: which graph of a SavedModel is opened."""
         self._worker = worker
         self._gpu_fraction = gpu_fraction
@@ -113,8 +113,9 @@ class ModelOpener:
         asked = asks_for_sandbox(request.settings.parameters)
         if asked and (group.worker == THREAD or platform.home == "server"):
             raise invalid_argument("parameters: worker_sandbox is true, and a model in the server's process has none")
-        if asked or _home(platform, group.worker or self._worker) == PROCESS:
-            return [self._open_in_process(platform, request)]
+        worker, reason = _home(platform, group.worker or self._worker, request)
+        if asked or worker == PROCESS:
+            return [self._open_in_process(platform, request, reason)]
         sharing = (model.another(request.device) for model in request.beside)
         if (found := next(filter(None, sharing), None)) is not None:
             return [found]
@@ -124,10 +125,12 @@ class ModelOpener:
             self._preload = platform.shared
             return [self._open_in_process(platform, request)]
 
-    def _open_in_process(self, platform: Platform, request: OpenRequest) -> OpenedModel:
+    def _open_in_process(self, platform: Platform, request: OpenRequest, reason: str = "") -> OpenedModel:
         if platform.open is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
-        arguments = describe(request, platform.name, request.threads, self._gpu_fraction, self._saved_model_tags)
+        arguments = describe(
+            request, platform.name, request.threads, self._gpu_fraction, self._saved_model_tags, reason
+        )
         model = open_in_process(
             self._bare_supervisor if platform.program else self._supervisor,
             label_of(request.id),
@@ -144,9 +147,14 @@ class ModelOpener:
         return model
 
 
-def _home(platform: Platform, wanted: str) -> str:
-    """The home of the platform's instances that ``wanted`` places: processes of their own, or this one."""
-    return wanted if platform.home == "any" else platform.home
+def _home(platform: Platform, wanted: str, request: OpenRequest) -> tuple[str, str]:
+    """The home of an instance that ``wanted`` places, a process of its own or this one, and why it was chosen here."""
+    if platform.home != "any":
+        return platform.home, ""
+    if wanted != AUTO:
+        return wanted, ""
+    reason = platform.apart(request)
+    return (PROCESS, reason) if reason else (THREAD, "")
 
 
 def _joined(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -277,10 +278,23 @@ def test_records_go_before_their_memory_and_steps_are_ordinary_ones_then() -> No
     network = fixed_network()
     decoding = FixedDecode(network, lambda: gone.append("pool"))
     assert record_and_check(network, decoding, noted, SHAPES[:2]) == ""
-    network.close()
-    network.close()
+    network.decoding = None
+    decoding.close()
     assert gone == ["record", "record", "pool"]
     assert network.logits(Step([Rows(0, 0, [5], DRAW)])).shape == (1, VOCABULARY)
+
+
+def test_closing_a_network_drops_its_records_and_its_weights_at_once() -> None:
+    gone: list[str] = []
+    network = fixed_network()
+    decoding = FixedDecode(network, lambda: gone.append("pool"))
+    assert record_and_check(network, decoding, recorded, SHAPES[:2]) == ""
+    with network.ordinary() as module:
+        weights = [weakref.ref(parameter) for parameter in module.parameters()]
+    del decoding, module
+    network.close()
+    assert gone == ["pool"]
+    assert [weight() for weight in weights] == [None] * len(weights)
 
 
 def test_the_slot_for_idle_rows_costs_one_position() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import io
+import re
 import struct
 import threading
 import weakref
@@ -395,9 +396,9 @@ class Bags(torch.nn.Module):
 @pytest.mark.parametrize(
     ("ids", "offsets", "words"),
     [
-        ([0, 1, 2], [1, 2], "offsets[0] has to be 0"),
+        ([0, 1, 2], [1, 2], r"offsets\[0\] has to be 0"),
         ([0, 1, 2], [0, 4], "can not be greater than input's length"),
-        ([0, 1, 9], [0, 2], "9"),
+        ([0, 1, 9], [0, 2], r"\b9\b|i < index_size"),  # torch has two kernels, and a text for each
     ],
 )
 def test_values_that_an_operator_refuses_are_the_requests_fault(opened, ids, offsets, words):
@@ -406,7 +407,7 @@ def test_values_that_an_operator_refuses_are_the_requests_fault(opened, ids, off
     answer = model.run("", {"ids": np.array([0, 1, 3]), "offsets": np.array([0, 1])}, ())["output_0"]
     assert answer.shape == (2, 2)
     sent = {"ids": np.array(ids), "offsets": np.array(offsets)}
-    assert words in refusal(model.run, "", sent, (), code=StatusCode.INVALID_ARGUMENT)
+    assert re.search(words, refusal(model.run, "", sent, (), code=StatusCode.INVALID_ARGUMENT))
 
 
 class Sparse(torch.nn.Module):

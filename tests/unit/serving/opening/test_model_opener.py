@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -60,9 +61,14 @@ def recognises(files):
     return "number" in files.names
 
 
-PLATFORM = Platform("numbers", "a number", recognises, open_number, open_in_process=Number)
+def apart(request):
+    return "opened in a process: it is large" if "large" in request.files.names else ""
+
+
+PLATFORM = Platform("numbers", "a number", recognises, open_number, open_in_process=Number, apart=apart)
 '''
 X = np.zeros(1, np.float32)
+Worker = Literal["", "thread", "process", "ray"]
 REASON = "loaded by torch's loader in a process: operator odd.number is not known"
 
 
@@ -97,11 +103,11 @@ def opener(worker: str, numbers: Platform) -> Iterator[ModelOpener]:
     found.close()
 
 
-def number(directory: Path, *more: str, instances: int = 1) -> OpenRequest:
+def number(directory: Path, *more: str, instances: int = 1, worker: Worker = "") -> OpenRequest:
     directory.mkdir()
     for name in ("number", *more):
         (directory / name).touch()
-    settings = ModelSettings(instance_group=(InstanceGroup(count=instances),))
+    settings = ModelSettings(instance_group=(InstanceGroup(count=instances, worker=worker),))
     files = read_version(str(directory))
     return OpenRequest(ServableId("m", 1), files, "cpu", False, settings)
 
@@ -122,6 +128,24 @@ def test_version_is_opened_where_the_flag_says(
     (model,) = opener(numbers, number(tmp_path / "1"))
     assert (model.worker.kind, model.worker.reason) == (worker, "")
     model.close()
+
+
+@pytest.mark.parametrize("worker", ["auto"], indirect=True)
+def test_version_whose_load_others_would_feel_gets_a_process_where_nobody_asks_for_a_thread(
+    tmp_path: Path, numbers: Platform, opener: ModelOpener
+) -> None:
+    asked = (
+        number(tmp_path / "1"),
+        number(tmp_path / "2", "large"),
+        number(tmp_path / "3", "large", worker="thread"),
+        number(tmp_path / "4", worker="process"),
+    )
+    models = [model for request in asked for model in opener(numbers, request)]
+    homes = [(model.worker.kind, model.worker.reason) for model in models]
+    large = "opened in a process: it is large"
+    assert homes == [("thread", ""), ("process", large), ("thread", ""), ("process", "")]
+    for model in models:
+        model.close()
 
 
 def test_version_that_needs_a_process_gets_one_and_says_why(
