@@ -13,7 +13,6 @@ old and the new config.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
@@ -157,13 +156,12 @@ class ArtifactLoader(Loader):
         return self._placed or self._reserve().allocation
 
     def load(self, servable_id: ServableId) -> None:
-        self._meter, modules = LoadMeter(), len(sys.modules)
+        self._meter = LoadMeter()
         try:
             with importing_in_turns():
                 self._load(servable_id, self._meter)
         finally:
             self._meter = None
-            memory.exempt_imports(modules)
 
     def _load(self, servable_id: ServableId, meter: LoadMeter) -> None:
         try:

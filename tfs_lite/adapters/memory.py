@@ -83,8 +83,8 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
 
 
 def take_apart(module: torch.nn.Module) -> None:
-    """Frees what a module holds at once. Nobody may use it any more. Its parts may refer to one another in circles, as
-    those of transformers do: then only a collection would free its weights, which holds up every request."""
+    """Frees what a module holds, one weight after the other, although its parts may refer to one another in circles.
+    Nobody may use it any more."""
     held = [*module.parameters(), *module.buffers()]
     for part in list(module.modules()):
         vars(part).clear()
@@ -115,10 +115,10 @@ def return_free_memory() -> None:
 
 
 def exempt_imports(modules: int) -> None:
-    """Called at the end of a load, with the number of modules before it. If it has imported many, as the first load of
-    a language model does, what they brought is exempted from garbage collection, as :func:`freeze_gc` does it at the
-    start: each later collection would visit it. So is what else exists; of that, what a version leaves behind in
-    circles stays until :func:`release_exempt_memory`."""
+    """Called after an import, with the number of modules before it. If it was of many, as that of transformers is, what
+    they brought is exempted from garbage collection, as :func:`freeze_gc` does it at the start: each later collection
+    would visit it. So is what else exists; of that, what a version leaves behind in circles stays until
+    :func:`release_exempt_memory`."""
     if len(sys.modules) - modules >= MANY_MODULES:
         _exempt()
 

@@ -199,7 +199,7 @@ class _Account:
     unloaded: Moment | None = None
     disturbed: bool = False
     held: Measured = field(default_factory=dict)
-    exempted: int = 0  # of GivesBack, when the load began
+    exempted: int = 0  # of GivesBack, when it was loaded
 
     def value(self) -> VersionMemory:
         """The account of a version in memory, as it is now: instances come and go."""
@@ -264,10 +264,10 @@ class MemoryAccounts:
             self._accounts.setdefault(servable_id.name, {})[loader] = account
             self._begin(account)
         account.before = self._read()
-        account.exempted = self._memory.exempted() if self._memory is not None else 0
         try:
             yield
             account.measured, account.held, account.loaded = by_device(loader), _held(loader), self._read()
+            account.exempted = self._memory.exempted() if self._memory is not None else 0
         finally:
             if account.loaded is None:
                 self._give_back_failed(account)
