@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfs_lite.core.status import Reason, listed
-from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.harness import LEAVING, HarnessState, Overdue
 from tfs_lite.managers.survey import LoadStage
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import clock, counted, name_of, numbers
@@ -14,17 +14,23 @@ from tfs_lite.operations.explain.snapshot import VersionSnapshot
 from tfs_lite.operations.explain.verdicts import verdict_of_model
 
 
+_WAIT_FOR_LOAD = (
+    "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
+    "hangs keeps its thread and its memory until the server is started again"
+)
+_MEND_CLOSE = (
+    "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
+    "memory, which counts as used"
+)
+
+
 def load_hangs(case: Case) -> Link | None:
     load, server = case.load_in(LoadStage.AT_WORK), case.server
     if load is None or not case.found.is_overdue:
         return None
     seconds = max(server.monotonic - load.since, 0.0)
     text = f"version {case.version} has been loading for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
-    fix = (
-        "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
-        "hangs keeps its thread and its memory until the server is started again"
-    )
-    return Link("LOAD_HANGS", text, fix, server.wall(load.since))
+    return Link("LOAD_HANGS", text, _WAIT_FOR_LOAD, server.wall(load.since))
 
 
 def loading(case: Case) -> Link | None:
@@ -138,11 +144,7 @@ def unload_hangs(case: Case) -> Link | None:
     if case.verdict is not Verdict.LEAVING or not found.is_overdue or _is_quiescing(found):
         return None
     text = f"version {found.version} is being unloaded for longer than --slow_unload_seconds; others go on"
-    fix = (
-        "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
-        "memory, which counts as used"
-    )
-    return Link("UNLOAD_HANGS", text, fix, found.since)
+    return Link("UNLOAD_HANGS", text, _MEND_CLOSE, found.since)
 
 
 def _is_quiescing(found: VersionSnapshot) -> bool:
@@ -150,15 +152,36 @@ def _is_quiescing(found: VersionSnapshot) -> bool:
 
 
 def draining(case: Case) -> Link | None:
-    return requests_inside(case.found) if case.verdict is Verdict.LEAVING else None
+    return requests_inside(case) if case.verdict is Verdict.LEAVING else None
 
 
-def requests_inside(found: VersionSnapshot) -> Link:
+def beside(case: Case) -> Link | None:
+    """Another load of the version that answers: the one before it, which requests keep or whose unload takes too long,
+    or the next one, which takes too long."""
+    view, server = case.found.view, case.server
+    if view is None or not case.found.answers:
+        return None
+    if view.leaving:
+        return requests_inside(case)
+    since = {step: server.wall(begun) for step, begun in view.hangs_beside}
+    if Overdue.UNLOAD in since:
+        text = "its load from before it was loaded anew is being unloaded for longer than --slow_unload_seconds"
+        return Link("UNLOAD_HANGS", f"{text}; others go on", _MEND_CLOSE, since[Overdue.UNLOAD])
+    if Overdue.LOAD in since:
+        seconds = max(server.taken - since[Overdue.LOAD], 0.0)
+        text = f"it has been loading anew for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
+        return Link("LOAD_HANGS", text, _WAIT_FOR_LOAD, since[Overdue.LOAD])
+    return None
+
+
+def requests_inside(case: Case) -> Link:
     """The link for a version that was withdrawn, or for the load before the one that answers."""
+    found = case.found
     view = found.view
     assert view is not None
     inside, pids = view.leaving, [str(worker.pid) for worker in found.leaving if worker.pid is not None]
-    hangs = bool(inside) and view.state.is_overdue
+    drain_since = dict(view.hangs_beside).get(Overdue.DRAIN)
+    hangs = bool(inside) and (drain_since is not None if found.answers else view.state.is_overdue)
     text = f"{counted(inside, 'request')} inside"
     if found.answers:
         text = f"{text} from before it was loaded anew"
@@ -178,7 +201,7 @@ def requests_inside(found: VersionSnapshot) -> Link:
     fix = _end_requests(pids) if hangs else "wait for its requests to end" if inside else "wait"
     if view.state.is_aspired and not found.answers:
         fix += "; it is wanted again and is loaded anew then"
-    since = None if found.answers else found.since
+    since = case.server.wall(drain_since) if drain_since is not None else None if found.answers else found.since
     return Link("DRAIN_HANGS" if hangs else "DRAINING", text, fix, since, "serving.md#what-hangs")
 
 
