@@ -23,7 +23,6 @@ from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import BEGIN, Fate
 
-
 NOT_AVAILABLE = "it is not available yet"
 HAS_FAILED = "it has failed, and is not tried any more"
 

@@ -13,7 +13,6 @@ from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.explain.snapshot import VersionSnapshot
 from tfs_lite.operations.explain.verdicts import verdict_of_model
 
-
 _WAIT_FOR_LOAD = (
     "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
     "hangs keeps its thread and its memory until the server is started again"
