@@ -307,6 +307,27 @@ def test_a_process_that_is_started_again(root: Path, gate: Path) -> None:
         explain.wait("m", "SERVING")
 
 
+def test_a_process_that_is_not_started_because_what_starts_them_is_frozen(
+    root: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfs_lite.operations.explain.causes.loading.SILENT_SECONDS", 0.0)
+    (gate / "open").touch()
+    write_python_version(root / "m", 1, waiting_source(1, gate))
+    with started(root, entry("m"), worker="process") as (served, explain):
+        explain.wait("m", "SERVING")
+        frozen = served.server.core.opener._supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            write_python_version(root / "m", 2, waiting_source(2, gate))
+            answer = explain.wait("m/versions/2", "LOADING", "PROCESS_NOT_STARTED", f"(pid {frozen}) was asked")
+            assert causes_of(answer) == ["LOADING", "PROCESS_NOT_STARTED"]
+            assert f"kill -CONT {frozen}" in link_of(answer, "PROCESS_NOT_STARTED")["fix"]
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        explain.wait("m/versions/2", "SERVING")
+
+
 def test_a_process_that_cannot_be_started_again(root: Path, gate: Path) -> None:
     away = "if (GATE / 'away').exists():\n    raise ValueError('its disk is away')\n"
     write_python_version(root / "m", 1, waiting_source(1, gate).replace("class Model", f"{away}\nclass Model"))

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -440,7 +441,10 @@ def test_request_does_not_wait_for_ever_while_what_starts_processes_is_frozen(
         for _ in range(2):
             with pytest.raises(WorkerLost, match="it is being started again"):
                 model.run("echo", {"x": ROW}, ())
+        (asked,) = wait_until(supervisor.unanswered, "a process is asked for").values()
+        assert (asked.pid, asked.since < time.monotonic()) == (supervisor.pid, True)
         wait_until(lambda: "has not answered for 0.5 s" in model.worker.failure, "the cause is told")
     finally:
         os.kill(supervisor.pid, signal.SIGCONT)
     wait_until(lambda: model.alive, "it runs again")
+    wait_until(lambda: not supervisor.unanswered(), "every question is answered")

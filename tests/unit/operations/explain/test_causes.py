@@ -23,6 +23,7 @@ from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.serving.view import Burden
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.workers.supervisor import Unanswered
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
@@ -246,6 +247,18 @@ def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -
     worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="no process can be forked")
     answer = ask(model(serving(1, burden=Burden(0, down, (worker,)))))
     assert [link.cause for link in answer.because] == ["WORKER_DOWN"]
+
+
+def test_process_that_is_not_started_again_names_the_one_that_starts_them() -> None:
+    lost = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
+    worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 11")
+    burden = Burden(0, lost, (worker,))
+    for asked, causes in ((40.0, ["WORKER_RESTARTING", "PROCESS_NOT_STARTED"]), (49.0, ["WORKER_RESTARTING"])):
+        answer = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, asked))))
+        assert [link.cause for link in answer.because] == causes
+    link = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, 40.0)))).because[1]
+    assert "(pid 4711) was asked for one of version 1 10 s ago" in link.text
+    assert "kill -CONT 4711" in link.fix
 
 
 def test_files_that_are_not_loaded_do_not_go_on_where_every_process_is_down() -> None:

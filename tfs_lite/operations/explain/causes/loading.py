@@ -12,7 +12,10 @@ from tfs_lite.operations.explain.causes.phrases import clock, counted, name_of, 
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.explain.snapshot import VersionSnapshot
 from tfs_lite.operations.explain.verdicts import verdict_of_model
+from tfs_lite.workers.process_connection import START_SECONDS
 
+SILENT_SECONDS = 5.0
+"""A process that has not been started for longer than this is worth a word."""
 _WAIT_FOR_LOAD = (
     "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
     "hangs keeps its thread and its memory until the server is started again"
@@ -40,6 +43,23 @@ def loading(case: Case) -> Link | None:
     attempt = f", attempt {load.failures + 1} of {load.max_attempts}" if load.failures else ""
     text = f"version {case.version} has been loading for {seconds:.1f} s{attempt}"
     return Link("LOADING", text, "wait: it serves when it has loaded and warmed up", server.wall(load.since))
+
+
+def process_not_started(case: Case) -> Link | None:
+    """The process that forks those of models does not answer: it is stopped, or imports for long."""
+    asked, server = case.found.unanswered, case.server
+    if asked is None or server.monotonic - asked.since < SILENT_SECONDS:
+        return None
+    text = (
+        f"the process that starts those of models (pid {asked.pid}) was asked for one of version {case.version} "
+        f"{server.monotonic - asked.since:.0f} s ago, and has not answered: it imports libraries, or does not run"
+    )
+    fix = (
+        f"wait if it imports; each attempt ends after {START_SECONDS:.0f} s, and the next one follows. If it is "
+        f"stopped (ps shows T), kill -CONT {asked.pid}; if it hangs, kill -9 {asked.pid}: it and every process of a "
+        "model are started again"
+    )
+    return Link("PROCESS_NOT_STARTED", text, fix, server.wall(asked.since))
 
 
 def waits_for_load_thread(case: Case) -> Link | None:
