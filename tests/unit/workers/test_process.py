@@ -430,11 +430,11 @@ def test_death_of_the_fork_server_is_survived(supervisor, open_child):
 def test_request_does_not_wait_for_ever_while_what_starts_processes_is_frozen(
     supervisor, open_child, monkeypatch
 ) -> None:
+    model = open_child()
     monkeypatch.setattr("tfs_lite.workers.reconnecting.WAIT_SECONDS", 0.3)
     monkeypatch.setattr("tfs_lite.workers.process_connection.START_SECONDS", 0.5)
     monkeypatch.setattr("tfs_lite.workers.process_connection.GRACE_SECONDS", 0.1)
     monkeypatch.setattr("tfs_lite.workers.process_connection.KILL_SECONDS", 0.1)
-    model = open_child()
     os.kill(supervisor.pid, signal.SIGSTOP)
     try:
         os.kill(model.pid, signal.SIGKILL)

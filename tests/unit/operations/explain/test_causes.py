@@ -253,9 +253,9 @@ def test_process_that_is_not_started_again_names_the_one_that_starts_them() -> N
     lost = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
     worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 11")
     burden = Burden(0, lost, (worker,))
-    for asked, causes in ((40.0, ["WORKER_RESTARTING", "PROCESS_NOT_STARTED"]), (49.0, ["WORKER_RESTARTING"])):
+    for asked, told in ((40.0, ["WORKER_RESTARTING", "PROCESS_NOT_STARTED"]), (49.0, ["WORKER_RESTARTING"])):
         answer = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, asked))))
-        assert [link.cause for link in answer.because] == causes
+        assert [link.cause for link in answer.because] == told
     link = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, 40.0)))).because[1]
     assert "(pid 4711) was asked for one of version 1 10 s ago" in link.text
     assert "kill -CONT 4711" in link.fix
