@@ -171,7 +171,7 @@ class ConfigFileWatcher:
             except ServingError as error:
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
-                    logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+                    logger.error("the config file was refused, nothing changed; it is tried again: %s", str(error))
 
     def look(self) -> None:
         """Reads the file now, on the caller's thread, and applies it as it is, also where a call has applied another

@@ -94,7 +94,7 @@ class Worker:
             try:
                 call()
             except Exception:
-                logger.exception("nobody was told that a process has ended")
+                logger.exception("%s: one of those who wait for the end of its process was not told", self.label)
 
 
 class Supervisor:
