@@ -245,6 +245,22 @@ def test_a_withdrawn_version_with_requests_inside(root: Path, gate: Path, archiv
         explain.wait("m/versions/1", "SERVING")
 
 
+def test_a_load_that_was_replaced_and_whose_request_does_not_end(root: Path, gate: Path) -> None:
+    """The version answers by its new load all the while."""
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    bounds = {"slow_unload_seconds": 0.2, "sequence_drain_seconds": 0.2}
+    with started(root, entry("m"), **bounds) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            write_python_version(root / "m", 1, SLOW_SOURCE)
+            answer = explain.wait("m", "SERVING", "DRAIN_HANGS", "1 request inside from before it was loaded anew")
+            assert link_of(answer, "DRAIN_HANGS")["since"]
+            assert causes_of(explain.ask("m/versions/1")) == ["DRAIN_HANGS"]
+            (line,) = explain.get("/v1/models:explain")["models"]
+            assert (line["verdict"], line["cause"]) == ("SERVING", "DRAIN_HANGS")
+        wait_until(lambda: not causes_of(explain.ask("m")), "the request has ended")
+
+
 def test_a_full_queue(root: Path, gate: Path) -> None:
     write_python_version(root / "m", 1, gated_source(1, gate))
     with started(root, entry("m"), max_queued_requests=2) as (served, explain):
