@@ -252,7 +252,7 @@ def test_a_load_that_was_replaced_and_whose_request_does_not_end(root: Path, gat
     with started(root, entry("m"), **bounds) as (served, explain):
         explain.wait("m", "SERVING")
         with inside(served, gate, 1):
-            write_python_version(root / "m", 1, SLOW_SOURCE)
+            (root / "m" / "1" / "model.py").write_text(SLOW_SOURCE)
             answer = explain.wait("m", "SERVING", "DRAIN_HANGS", "1 request inside from before it was loaded anew")
             assert link_of(answer, "DRAIN_HANGS")["since"]
             assert causes_of(explain.ask("m/versions/1")) == ["DRAIN_HANGS"]
