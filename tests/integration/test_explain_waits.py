@@ -245,6 +245,22 @@ def test_a_withdrawn_version_with_requests_inside(root: Path, gate: Path, archiv
         explain.wait("m/versions/1", "SERVING")
 
 
+def test_a_load_that_was_replaced_and_whose_request_does_not_end(root: Path, gate: Path) -> None:
+    """The version answers by its new load all the while."""
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    bounds = {"slow_unload_seconds": 0.2, "sequence_drain_seconds": 0.2}
+    with started(root, entry("m"), **bounds) as (served, explain):
+        explain.wait("m", "SERVING")
+        with inside(served, gate, 1):
+            (root / "m" / "1" / "model.py").write_text(SLOW_SOURCE)
+            answer = explain.wait("m", "SERVING", "DRAIN_HANGS", "1 request inside from before it was loaded anew")
+            assert link_of(answer, "DRAIN_HANGS")["since"]
+            assert causes_of(explain.ask("m/versions/1")) == ["DRAIN_HANGS"]
+            (line,) = explain.get("/v1/models:explain")["models"]
+            assert (line["verdict"], line["cause"]) == ("SERVING", "DRAIN_HANGS")
+        wait_until(lambda: not causes_of(explain.ask("m")), "the request has ended")
+
+
 def test_a_full_queue(root: Path, gate: Path) -> None:
     write_python_version(root / "m", 1, gated_source(1, gate))
     with started(root, entry("m"), max_queued_requests=2) as (served, explain):
@@ -305,6 +321,27 @@ def test_a_process_that_is_started_again(root: Path, gate: Path) -> None:
         assert "memory" in link_of(answer, "WORKER_RESTARTING")["fix"]
         (gate / "open").touch()
         explain.wait("m", "SERVING")
+
+
+def test_a_process_that_is_not_started_because_what_starts_them_is_frozen(
+    root: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfs_lite.operations.explain.causes.loading.SILENT_SECONDS", 0.0)
+    (gate / "open").touch()
+    write_python_version(root / "m", 1, waiting_source(1, gate))
+    with started(root, entry("m"), worker="process") as (served, explain):
+        explain.wait("m", "SERVING")
+        frozen = served.server.core.opener._supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            write_python_version(root / "m", 2, waiting_source(2, gate))
+            answer = explain.wait("m/versions/2", "LOADING", "PROCESS_NOT_STARTED", f"(pid {frozen}) was asked")
+            assert causes_of(answer) == ["LOADING", "PROCESS_NOT_STARTED"]
+            assert f"kill -CONT {frozen}" in link_of(answer, "PROCESS_NOT_STARTED")["fix"]
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        explain.wait("m/versions/2", "SERVING")
 
 
 def test_a_process_that_cannot_be_started_again(root: Path, gate: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.servers.models import write_python_version
@@ -119,6 +120,11 @@ def test_other_commands_end_quietly_where_their_output_is_closed(command: str) -
     assert (full.returncode, full.stderr) == (1, "tfs-lite: No space left on device\n")
 
 
+def wanted_by(http: httpx.Client, kind: str) -> tuple[str, str]:
+    event = http.get(f"/v1/events?kind={kind}").json()["events"][-1]
+    return event["cause"], event["by"]
+
+
 def test_a_hang_up_reads_the_config_again_and_ends_nothing(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_python_version(tmp_path / name, 1, TALKATIVE)
@@ -139,4 +145,13 @@ def test_a_hang_up_reads_the_config_again_and_ends_nothing(tmp_path: Path) -> No
         os.kill(server.pid, signal.SIGHUP)
         wait_until(lambda: "SIGHUP: refused" in server.log() or None, "the config is refused")
         assert (probe.ask("one"), probe.ask("two")) == (1, 1)
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}") as http:
+            assert wanted_by(http, "CONFIG_APPLIED") == ("OPERATOR", "SIGHUP")
+            assert wanted_by(http, "CONFIG_REFUSED") == ("OPERATOR", "SIGHUP")
+            refused = http.get("/v1/models").json()["config_refused"]
+            assert "the config file was refused" in refused["text"]
+            assert "then send the server SIGHUP" in refused["fix"], "nothing polls it"
+            write("one", "two")
+            os.kill(server.pid, signal.SIGHUP)
+            wait_until(lambda: "config_refused" not in http.get("/v1/models").json(), "the right file is read")
     assert server.exit_code == 0

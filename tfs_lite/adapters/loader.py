@@ -188,12 +188,14 @@ class ArtifactLoader(Loader):
         raise failure
 
     def unload(self) -> None:
-        servable, self._servable, self._opened = self._servable, None, None
+        servable, opened, self._servable, self._opened = self._servable, self._opened, None, None
         try:
             if servable is not None:
                 servable.close()
         except Exception:
-            logger.exception("closing a model failed")
+            name = label_of(opened.request.id) if opened is not None else "a model"
+            logger.exception("%s: its unload goes on, though closing it failed", name)
+        del opened
         del servable
         self._forget_place()
 

@@ -88,7 +88,9 @@ class Rollout:
             self._clients[server].reload(beside, timeout=max(ends - time.monotonic(), 0.1))
 
         self._on_all(load, "loading")
-        stays = "no label has moved; what was loaded stays beside the old versions: mend it and run this again"
+        stays = (
+            "no label has moved; what was loaded stays beside the old versions: mend what has failed and run this again"
+        )
         self._raise_if_failed(stays)
         self._wait_until_loaded(ends, stays)
 

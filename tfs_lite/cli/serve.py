@@ -26,7 +26,7 @@ from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, FlagValues, parse_flags
 from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, LEFT_BEHIND, CliError, UsageError, print_json
 from tfs_lite.core.callbacks import ignore
-from tfs_lite.core.history import iso_time
+from tfs_lite.core.history import Cause, Origin, acting, iso_time
 from tfs_lite.core.status import Reason, ServingError
 from tfs_lite.core.threads import left_behind
 from tfs_lite.protocols.log_format import JSON, start_logging
@@ -130,7 +130,8 @@ class HangUps:
     def _run(self) -> None:
         while self._take():
             try:
-                logger.info("SIGHUP: read again: %s", self._read_again())
+                with acting(Origin(Cause.OPERATOR, "SIGHUP")):
+                    logger.info("SIGHUP: read again: %s", self._read_again())
             except ServingError as error:
                 logger.error("SIGHUP: refused, nothing changed: %s", error)
             except Exception:

@@ -114,7 +114,7 @@ _FATES = {
     "keep": "goes on answering, though it is wanted no more",
     "unload": "is unloaded",
     "finish": "goes on loading",
-    "call off": "is given up before it is available",
+    "call off": "is given up",
     "leave": "is on its way out already",
     "failed": "has failed, and is not tried again before its files change",
 }

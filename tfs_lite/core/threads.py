@@ -57,7 +57,7 @@ def leave_behind(found: Mapping[str, Callable[[], bool]]) -> None:
         new = {name: goes_on for name, goes_on in found.items() if (name, goes_on) not in _left}
         _left[:] = [(name, goes_on) for name, goes_on in _left if goes_on()] + list(new.items())
     if new:
-        logger.warning("has not ended in time and is left behind: %s", ", ".join(new))
+        logger.warning("these have not ended in time and are left behind: %s", ", ".join(new))
 
 
 def left_behind() -> list[str]:

@@ -283,7 +283,7 @@ class LoadFlow:
             self._failed(load, status_of(error), error)
             return
         harness = load.harness
-        estimate = self._reservations.estimate_loaded(load.loader, harness.estimate)
+        estimate = self._reservations.estimate_loaded(harness.id, load.loader, harness.estimate)
         with self._registry.lock:
             self._registry.releases += load.waited and estimate != harness.estimate
             harness.estimate = estimate

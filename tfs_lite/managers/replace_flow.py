@@ -118,7 +118,7 @@ class ReplaceFlow:
             call_done(replacement.done, harness.status)
             self._registry.changed()
             return
-        estimate = self._reservations.estimate_loaded(replacement.loader, harness.estimate)
+        estimate = self._reservations.estimate_loaded(harness.id, replacement.loader, harness.estimate)
         try:
             with self._registry.lock:
                 harness.estimate = estimate

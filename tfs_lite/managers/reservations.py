@@ -10,6 +10,7 @@ import logging
 
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation, RunningTotal
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.admission import Admission, Demand, decide
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
@@ -39,13 +40,17 @@ class Reservations:
         self._tracker.measure()
         return self._tracker.verify(loader.estimate_resources())
 
-    def estimate_loaded(self, loader: Loader, before: ResourceAllocation) -> ResourceAllocation:
+    def estimate_loaded(
+        self, servable_id: ServableId, loader: Loader, before: ResourceAllocation
+    ) -> ResourceAllocation:
         """The resources that the version takes now that it is loaded; the estimate from before the load if the loader
         cannot say."""
         try:
             return self.estimate(loader)
         except Exception:
-            logger.exception("no estimate after loading; the one from before the load stays: %s", before)
+            logger.exception(
+                "%s: its memory is not known; the estimate from before the load stays: %s", servable_id, before
+            )
             return before
 
     def measure(self) -> None:

@@ -133,7 +133,7 @@ class RequestLogs:
         try:
             self._on_result(model, code)
         except Exception:
-            logger.exception("counting a logged request failed")
+            logger.exception("a request of model %s, written to its request log, could not be counted", model)
 
 
 def _check_directory(model: str, settings: LoggingSettings) -> None:

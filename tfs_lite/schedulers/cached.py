@@ -138,7 +138,7 @@ class CachedServable(JudgesCalls):
                 if self._loads() == loads and all(name in result for name in wanted):
                     self._insert(key, result)
             except Exception:
-                logger.exception("an answer of %s could not be kept", self.id)
+                logger.exception("an answer of %s could not be kept in the response cache", self.id)
         on_done(result)
 
     def _insert(self, key: bytes, outputs: Mapping[str, Tensor]) -> None:

@@ -135,7 +135,9 @@ class ResponseCache:
         """Keeps copies of the arrays, and drops older answers to make room; returns False if there can be none."""
         size = _size(outputs)
         if size > self._max_bytes:
-            logger.debug("an answer of %s takes %d bytes, the cache has %d", servable_id, size, self._max_bytes)
+            logger.debug(
+                "an answer of %s is not kept: it takes %d bytes, the cache %d", servable_id, size, self._max_bytes
+            )
             return False
         entry = _Entry(servable_id, {name: _copy(array) for name, array in outputs.items()}, size)
         gone = []

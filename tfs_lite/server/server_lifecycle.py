@@ -12,6 +12,7 @@ from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.history import Cause, Origin, acting, current_origin
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.core.threads import JOIN_SECONDS, join, within
 from tfs_lite.server.endpoints import Endpoints, EndpointSettings
@@ -22,7 +23,6 @@ from tfs_lite.serving.config_sources import (
     ConfigFileWatcher,
     ModelLocator,
     RepositoryWatcher,
-    read_config_file,
     read_first_config,
     working_directory,
 )
@@ -54,15 +54,13 @@ class ServerLifecycle:
         if failure is not None:
             self._end(0.0)
             raise failure
-        interval = options.model_config_file_poll_wait_seconds
-        if options.follows_changes and options.model_config_file and interval > 0:
-            file, directory = options.model_config_file, working_directory(options)
+        if options.follows_changes and options.model_config_file:
             core = self.core
             self._watchers.append(
                 ConfigFileWatcher(
-                    file,
-                    directory,
-                    interval,
+                    options.model_config_file,
+                    working_directory(options),
+                    options.model_config_file_poll_wait_seconds,
                     self._config,
                     core.reloader.follow,
                     core.clock,
@@ -110,23 +108,13 @@ class ServerLifecycle:
         """Reads what says which models there are, and looks at their directories, without waiting for the next poll:
         what was read. FAILED_PRECONDITION where nothing is followed; else the error of the config, which changes
         nothing. Any thread but the event loop's."""
-        core, options = self.core, self.core.options
+        core = self.core
         core.reloader.require_following()
         core.sources.wake()
-        if options.model_config_file:
-            try:
-                config = core.disk_calls.call(
-                    "the config file", lambda: read_config_file(options.model_config_file, working_directory(options))
-                )
-            except ServingError as error:
-                core.reloader.refused(error.status)
-                raise
-            core.reloader.follow(config)
-            return "the config file and the directories of its models"
-        for watcher in self._watchers:
-            if isinstance(watcher, RepositoryWatcher):
+        with acting(current_origin() or Origin(Cause.OPERATOR)):
+            for watcher in self._watchers:  # one, or none
                 watcher.look()
-                return "the repository and the directories of its models"
+                return f"{watcher.what} and the directories of its models"
         return "the directory of the model"
 
     def begin(self, on_decided: Callable[[ServingError | None], None]) -> None:

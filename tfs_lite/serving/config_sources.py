@@ -66,23 +66,37 @@ _Found = tuple[str, VersionPolicy]
 @dataclass(frozen=True, slots=True)
 class RefusedConfig:
     """The reason why the config file or the model repository at ``path`` is not in force. ``config`` is its content;
-    None if it cannot be read."""
+    None if it cannot be read. ``is_polled``: the server looks at it again by itself."""
 
     path: str
     status: Status
     config: ModelServerConfig | None = None
     is_repository: bool = False
+    is_polled: bool = True
 
     @classmethod
     def of(
-        cls, path: str, status: Status, config: ModelServerConfig | None, *, is_repository: bool = False
+        cls,
+        path: str,
+        status: Status,
+        config: ModelServerConfig | None,
+        *,
+        is_repository: bool = False,
+        is_polled: bool = True,
     ) -> RefusedConfig:
-        return cls(path, without_path(status, path), config, is_repository)
+        return cls(path, without_path(status, path), config, is_repository, is_polled)
 
     def named(self, model: str) -> ModelConfig | None:
         """The config of the model; None if the file does not name it, or cannot be read."""
         models = self.config.models if self.config is not None else ()
         return next((found for found in models if found.name == model), None)
+
+    @property
+    def fix(self) -> str:
+        """The words that follow "correct the config file": how the server comes to read it again."""
+        return (
+            ": it is read again by itself" if self.is_polled else ", then send the server SIGHUP, which reads it again"
+        )
 
 
 def without_path(status: Status, path: str) -> Status:
@@ -92,11 +106,14 @@ def without_path(status: Status, path: str) -> Status:
 
 class ConfigFileWatcher:
     """Looks at the file at intervals, and applies it when its meaning has changed, or when the last attempt failed.
+    With an interval of 0 nothing but :meth:`look` reads it.
 
     The file may be written in place, and slowly. So a change counts only once the file has not changed for
     :data:`QUIET_SECONDS`; one that names fewer models than the config in force, or is shorter than its file, after
-    :data:`REMOVAL_SECONDS`. Looks in between come by themselves, whatever the interval is.
+    :data:`REMOVAL_SECONDS`. Polls in between come by themselves, whatever the interval is.
     """
+
+    what = "the config file"
 
     def __init__(
         self,
@@ -110,7 +127,8 @@ class ConfigFileWatcher:
         on_looked: Callable[[RefusedConfig | None], None] = ignore,
         disk_timeout: float = DISK_TIMEOUT_SECONDS,
     ) -> None:
-        """``on_refused`` is told after each look at a file that makes no config; what ``apply`` refuses is not.
+        """``interval`` is in seconds. ``on_refused`` is told after each look at a file that makes no config; what
+        ``apply`` refuses is not.
         ``on_looked`` is told after each look why what the file says is not in force; None: it is. A file that has not
         been read within ``disk_timeout`` seconds counts as one that cannot be read."""
         self._path = path
@@ -123,6 +141,8 @@ class ConfigFileWatcher:
         """The bytes of the file of the config in force, as far as it was read here."""
         self._read_at: FileState | None = None
         """The state of the file when it was read last."""
+        self._read_config: ModelServerConfig | None = None
+        """The content of the file that this look is at; None if it has not been read."""
         self._quiet = QuietFile(clock.monotonic)
         self._next_look: Timer | None = None
         self._apply = apply
@@ -130,10 +150,13 @@ class ConfigFileWatcher:
         self._on_looked = on_looked
         self._logged_error = ""
         self._calls = BoundedCalls(disk_timeout)
+        self._is_polled = interval > 0
+        self._looking = threading.Lock()  # held by one look or poll at a time
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
     def start(self) -> None:
-        self._thread.start()
+        if self._is_polled:
+            self._thread.start()
 
     def close(self) -> None:
         self._thread.stop()
@@ -142,27 +165,54 @@ class ConfigFileWatcher:
 
     def poll(self) -> None:
         """Looks at the file once, and reads it where that may change something. Never raises for what is in it."""
-        config: ModelServerConfig | None = None
-        with acting(Origin(Cause.CONFIG_FILE)):
+        with self._looking, acting(Origin(Cause.CONFIG_FILE)):
             try:
-                state = self._state()
-                quiet = self._quiet.seconds(state)
-                if state is None or state != self._read_at or self._applied is None:
-                    if self._look_later(QUIET_SECONDS - quiet):
-                        return
-                    config = self._read()
-                    changed = self._state() != state  # while it was read
-                    needed = REMOVAL_SECONDS if self._says_less(config, state) else QUIET_SECONDS
-                    if self._look_later(QUIET_SECONDS if changed else needed - quiet):
-                        return
-                    self._follow(config, state)
-                self._logged_error = ""
-                self._on_looked(None)
+                self._attempt(self._poll)
             except ServingError as error:
-                self._on_looked(RefusedConfig.of(self._path, error.status, config))
                 if str(error) != self._logged_error:
                     self._logged_error = str(error)
-                    logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+                    logger.error("the config file was refused, nothing changed; it is tried again: %s", str(error))
+
+    def look(self) -> None:
+        """Reads the file now, on the caller's thread, and applies it as it is, also where a call has applied another
+        config since. Raises what refuses it; then nothing changes."""
+        with self._looking:
+            self._attempt(self._look)
+
+    def _attempt(self, look: Callable[[], bool]) -> None:
+        """Tells whether the file is in force, unless ``look`` says that it is too early."""
+        self._read_config = None
+        try:
+            if look():
+                self._logged_error = ""
+                self._on_looked(None)
+        except ServingError as error:
+            refused = RefusedConfig.of(self._path, error.status, self._read_config, is_polled=self._is_polled)
+            self._on_looked(refused)
+            raise
+
+    def _poll(self) -> bool:
+        """False where it is too early."""
+        state = self._state()
+        quiet = self._quiet.seconds(state)
+        if state is not None and state == self._read_at and self._applied is not None:
+            return True
+        if self._look_later(QUIET_SECONDS - quiet):
+            return False
+        config = self._read()
+        changed = self._state() != state  # while it was read
+        needed = REMOVAL_SECONDS if self._says_less(config, state) else QUIET_SECONDS
+        if self._look_later(QUIET_SECONDS if changed else needed - quiet):
+            return False
+        self._follow(config, state)
+        return True
+
+    def _look(self) -> bool:
+        state = self._state()
+        config = self._read()
+        self._applied = None
+        self._follow(config, state)
+        return True
 
     def _state(self) -> FileState | None:
         """Raises UNAVAILABLE where the disk hangs."""
@@ -192,15 +242,19 @@ class ConfigFileWatcher:
 
     def _read(self) -> ModelServerConfig:
         try:
-            return self._calls.call("the config file", lambda: read_config_file(self._path, self._working_directory))
+            config = self._calls.call("the config file", lambda: read_config_file(self._path, self._working_directory))
         except ServingError as error:
             self._on_refused(without_path(error.status, self._path))
             raise
+        self._read_config = config
+        return config
 
 
 class RepositoryWatcher:
     """Serves every model of a directory, also those that appear later, in the versions that the model's config asks
     for. ``first_look`` -> ``start`` -> ``close``."""
+
+    what = "the repository"
 
     def __init__(
         self,

@@ -181,8 +181,8 @@ class Reloader:
         options = self._options
         if not options.follows_changes:
             mode = options.model_control_mode
-            how = "by the repository calls of V2 only" if options.is_explicit else "not"
-            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+            how = "change by the repository calls of V2 only" if options.is_explicit else "do not change"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models {how}")
 
     def _published(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig, *, is_logged: bool) -> T:
         """Publishes the outcome of the block. With ``is_logged=False`` the caller logs a refusal: it tries again at

@@ -78,9 +78,9 @@ class ServerCore:
 
     Its parts are public. ``reloader`` applies configs, ``view`` has the queries, ``states`` what is known about each
     model, ``changes`` tells waiting threads of every change, ``history`` keeps what has happened, ``renewal`` brings
-    versions that serve into another state, ``sources`` offers versions in the control mode explicit, ``refusals`` has
-    what is not in force and why, ``waiter`` waits for models, ``disk_calls`` bounds what asks a disk on a thread that
-    others need, ``on_call`` is to be called after every call.
+    versions that serve into another state, ``opener`` opens models, ``sources`` offers versions in the control mode
+    explicit, ``refusals`` has what is not in force and why, ``waiter`` waits for models, ``disk_calls`` bounds what
+    asks a disk on a thread that others need, ``on_call`` is to be called after every call.
     """
 
     def __init__(self, options: ServerOptions, features: Iterable[MakeFeature] = ()) -> None:
@@ -124,7 +124,7 @@ class ServerCore:
         options = self.options
         self.features.make(self, features, (self.metrics, self.cache, self.statistics, self.sequences))
         self.on_call = together([feature.on_call for feature in self.features])
-        self._opener = ModelOpener(
+        self.opener = ModelOpener(
             options.worker,
             options.per_process_gpu_memory_fraction,
             self.features.open,
@@ -138,7 +138,7 @@ class ServerCore:
         settings = adapter_settings(
             options,
             serving,
-            self._opener,
+            self.opener,
             lambda report: self.publish(WarmedUp(report)),
             self.model_configs,
             batching.batch_rows,
@@ -242,7 +242,7 @@ class ServerCore:
         self.features.stopping()
         self.sources.close()
         self.manager.close(drain_timeout)
-        within(JOIN_SECONDS, "tfs-workers", self._opener.close)
+        within(JOIN_SECONDS, "tfs-workers", self.opener.close)
         self.features.close()
         self.monitor.close()
         within(JOIN_SECONDS, "tfs-request-log", self.request_logs.close)

@@ -31,7 +31,7 @@ class StandingRefusal:
             )
         return (
             f"the config file{where} was refused: {config.status.message}",
-            f"correct the config file{where}: it is read again by itself; until then the config of before is in force",
+            f"correct the config file{where}{config.fix}; until then the config of before is in force",
         )
 
 

@@ -43,7 +43,7 @@ def main(sock: socket.socket) -> NoReturn:
     except ConnectionClosed:
         code = LOST
     except BaseException:
-        logger.exception("a process of a model gives up")
+        logger.exception("this process of a model cannot go on and ends")
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -20,7 +20,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,11 +38,22 @@ FORK_SERVER_DIED = "the process that starts models ended"
 logger = logging.getLogger(__name__)
 
 
-class Worker:
-    """One process. Threads: any. ``pid`` is None until ``started`` is set, and afterwards if it could not be started;
-    ``cause`` says why it has ended once ``ended`` is set."""
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """The fork server with this process id was asked for a process at ``since``, in seconds of ``time.monotonic``, and
+    has not answered."""
 
-    def __init__(self, kill: Callable[[], None]) -> None:
+    pid: int
+    since: float
+
+
+class Worker:
+    """One process. ``label`` names its model in messages. Threads: any. ``pid`` is None until ``started`` is set, and
+    afterwards if it could not be started; ``cause`` says why it has ended once ``ended`` is set."""
+
+    def __init__(self, label: str, kill: Callable[[], None]) -> None:
+        self.label = label
+        self.asked = time.monotonic()
         self.pid: int | None = None
         self.cause = ""
         self.started = threading.Event()
@@ -82,7 +94,7 @@ class Worker:
             try:
                 call()
             except Exception:
-                logger.exception("nobody was told that a process has ended")
+                logger.exception("%s: one of those who wait for the end of its process was not told", self.label)
 
 
 class Supervisor:
@@ -114,7 +126,14 @@ class Supervisor:
             if self._fork_server is None or self._fork_server.gone.is_set():
                 self._fork_server = self._start(label)
             fork_server = self._fork_server
-        return fork_server.spawn(sock, preload)
+        return fork_server.spawn(label, sock, preload)
+
+    def unanswered(self) -> Mapping[str, Unanswered]:
+        """The labels of the processes that were asked for and that the fork server has neither started nor refused; the
+        oldest of each label."""
+        with self._lock:
+            fork_server = self._fork_server
+        return {} if fork_server is None else fork_server.unanswered()
 
     def close(self) -> None:
         """Ends the fork server and with it all processes. May be called again."""
@@ -151,17 +170,25 @@ class _ForkServerProcess:
         self._passing_on = threading.Thread(target=self._pass_on_output, name="tfs-worker-output", daemon=True)
         self._passing_on.start()
 
-    def spawn(self, sock: socket.socket, preload: Sequence[str]) -> Worker:
+    def spawn(self, label: str, sock: socket.socket, preload: Sequence[str]) -> Worker:
         with self._lock:
             self._number += 1
             number = self._number
-            worker = Worker(lambda: self._send(["kill", number]))
+            worker = Worker(label, lambda: self._send(["kill", number]))
             if not self.gone.is_set():
                 self._workers[number] = worker
         self._send(["fork", number, list(preload)], [sock.fileno()])
         if self.gone.is_set():
             worker.report_end(FORK_SERVER_DIED)
         return worker
+
+    def unanswered(self) -> dict[str, Unanswered]:
+        with self._lock:
+            waiting = [worker for worker in self._workers.values() if not worker.started.is_set()]
+        found: dict[str, Unanswered] = {}
+        for worker in waiting:  # in the order in which they were asked for
+            found.setdefault(worker.label, Unanswered(self.pid, worker.asked))
+        return found
 
     def close(self) -> None:
         """A fork server without children need not finish its imports: it is killed."""

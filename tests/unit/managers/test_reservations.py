@@ -170,7 +170,7 @@ def test_estimate_that_fails_after_the_load_leaves_the_one_before(basic, caplog)
     assert basic.state(1) is S.READY
     basic.sized_now(2, 6)
     assert basic.codes()[-1] == "load 2: RESOURCE_EXHAUSTED"
-    assert "the one from before the load stays" in caplog.text
+    assert "{name: m version: 1}: its memory is not known; the estimate from before the load stays" in caplog.text
 
 
 def test_device_that_the_machine_does_not_have_fails_the_load(make_basic) -> None:

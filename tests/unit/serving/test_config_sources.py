@@ -92,7 +92,7 @@ class Watched:
         applied = read_model_server_config(str(file), file.parent)
         self.clock = VirtualClock()
         self.watcher = ConfigFileWatcher(
-            str(file), file.parent, 3600.0, applied, target.apply, self.clock, target.on_unreadable
+            str(file), file.parent, 3600.0, applied, target.apply, self.clock, target.on_unreadable, target.on_looked
         )
 
     def poll(self, later: float = REMOVAL_SECONDS) -> None:
@@ -244,6 +244,38 @@ def test_file_is_watched_on_a_thread_of_its_own(file: Path, target: Target) -> N
     with watching(file, target, 0.02):
         file.write_text(TWO)
         target.wait_for(["two"])
+
+
+def test_file_that_is_read_by_call_counts_at_once_and_again_when_it_goes_back(
+    file: Path, target: Target, watcher: Watched
+) -> None:
+    """The next poll knows of it: what the file said before the call is a change."""
+    file.write_text(TWO)
+    watcher.watcher.look()
+    watcher.watcher.look()
+    assert target.applied == [["two"]] * 2, "a call may have applied another config since"
+    file.write_text(ONE)
+    watcher.poll()
+    assert target.applied == [["two"]] * 2 + [["one"]]
+
+
+def test_file_that_a_call_finds_refused_is_told_until_a_right_one_is_read(
+    file: Path, target: Target, watcher: Watched
+) -> None:
+    file.write_text("no config")
+    refused = refusal(watcher.watcher.look)
+    assert str(file) in str(refused)
+    assert target.refused[-1] is not None
+    assert target.refused[-1].status.message == str(refused).replace(str(file), file.name)
+    assert target.unreadable == 1
+    file.write_text(TWO)
+    target.refuse = "no"
+    refusal(watcher.watcher.look)
+    assert target.refused[-1] is not None
+    assert target.refused[-1].named("two") is not None
+    target.refuse = ""
+    watcher.watcher.look()
+    assert target.refused[-1] is None
 
 
 @pytest.fixture

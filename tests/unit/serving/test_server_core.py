@@ -193,7 +193,7 @@ def test_features_that_hang_cost_the_close_one_bound_and_the_others_are_closed(
     core.close(0.0)
     assert ended == quick
     assert len(threads) < len(quick)
-    assert caplog.text.count("has not ended in time and is left behind: tfs-Hanging") == 2
+    assert caplog.text.count("these have not ended in time and are left behind: tfs-Hanging") == 2
     release.set()
 
 

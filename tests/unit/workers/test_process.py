@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -429,18 +430,21 @@ def test_death_of_the_fork_server_is_survived(supervisor, open_child):
 def test_request_does_not_wait_for_ever_while_what_starts_processes_is_frozen(
     supervisor, open_child, monkeypatch
 ) -> None:
+    model = open_child()
     monkeypatch.setattr("tfs_lite.workers.reconnecting.WAIT_SECONDS", 0.3)
     monkeypatch.setattr("tfs_lite.workers.process_connection.START_SECONDS", 0.5)
     monkeypatch.setattr("tfs_lite.workers.process_connection.GRACE_SECONDS", 0.1)
     monkeypatch.setattr("tfs_lite.workers.process_connection.KILL_SECONDS", 0.1)
-    model = open_child()
     os.kill(supervisor.pid, signal.SIGSTOP)
     try:
         os.kill(model.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(WorkerLost, match="it is being started again"):
                 model.run("echo", {"x": ROW}, ())
+        (asked,) = wait_until(supervisor.unanswered, "a process is asked for").values()
+        assert (asked.pid, asked.since < time.monotonic()) == (supervisor.pid, True)
         wait_until(lambda: "has not answered for 0.5 s" in model.worker.failure, "the cause is told")
     finally:
         os.kill(supervisor.pid, signal.SIGCONT)
     wait_until(lambda: model.alive, "it runs again")
+    wait_until(lambda: not supervisor.unanswered(), "every question is answered")

@@ -282,7 +282,7 @@ class Watchers:
             try:
                 call(event)
             except Exception:
-                logger.exception("a watcher of the cluster failed")
+                logger.exception("a listener to the cluster failed on %s", event)
 
     def _remove(self, on_event: Callable[[EngineEvent], None]) -> None:
         with self._lock:

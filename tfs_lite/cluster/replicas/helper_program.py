@@ -91,7 +91,7 @@ class Helper:
             except ConnectionClosed:
                 return
             except Exception as error:
-                logger.exception("a call of the cluster failed")
+                logger.exception("a call to the cluster failed")
                 self._stream.send("error", call.number, int(StatusCode.INTERNAL), f"{type(error).__name__}: {error}")
 
     def _make(self, call: HelperCall) -> object:

@@ -523,7 +523,7 @@ class Reconciler:
 
     def _end_round(self, error: BaseException | None) -> None:
         if error is not None:
-            logger.error("a round over the replicas failed", exc_info=error)
+            logger.error("placing, watching and ending the replicas failed; it is tried again", exc_info=error)
         with self._changed:
             self._is_queued = False
             again, delay = self._is_wanted, self._seconds_to_next()

@@ -111,9 +111,9 @@ class Feed:
                 try:
                     self._take(await self._background.run(self._snapshot))
                 except ServingError as error:
-                    logger.warning("no snapshot for the dashboard: %s", error)
+                    logger.warning("the dashboard shows what was before, for no snapshot can be taken: %s", error)
                 except Exception:
-                    logger.exception("no snapshot for the dashboard")
+                    logger.exception("the dashboard shows what was before, for no snapshot can be taken")
                 await asyncio.sleep(max(due - loop.time(), INTERVAL / 10))
         finally:
             self._task, self._now, self._whole = None, None, b""

@@ -10,7 +10,7 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.managers.survey import LoadStage, LoadView
 from tfs_lite.operations.explain.causes import files, serving, wanted
 from tfs_lite.operations.explain.causes.case import Case
-from tfs_lite.operations.explain.causes.loading import requests_inside
+from tfs_lite.operations.explain.causes.loading import beside, requests_inside
 from tfs_lite.operations.explain.causes.memory import waits_for_room
 from tfs_lite.operations.explain.causes.phrases import SHORT, numbers
 from tfs_lite.operations.explain.chain import chain
@@ -27,6 +27,7 @@ from tfs_lite.operations.explain.explanation import (
 from tfs_lite.operations.explain.snapshot import ModelSnapshot, VersionSnapshot, waited_for
 from tfs_lite.operations.explain.verdicts import verdict_of_model, verdict_of_version, wanted_in_vain
 
+HANGS = ("LOAD_HANGS", "DRAIN_HANGS", "UNLOAD_HANGS")
 MOST_IN_VAIN = 3
 """The most other versions of a model whose causes are told in addition to those of the version that it is about; the
 others are only named."""
@@ -48,6 +49,8 @@ def explain(model: ModelSnapshot, ref: ModelRef, *, paths: bool = False) -> Expl
     if ref.version is None and ref.label is None:
         others = [*_in_vain(model, case), *_answering_too(model, case), *_draining_too(model, case)]
         because = (*because, *_of_model(model, case, others))[:MAX_CHAIN]
+    elif (link := beside(case)) is not None:
+        because = (*because, link)[:MAX_CHAIN]
     return Explanation(
         ref.name,
         version,
@@ -104,10 +107,13 @@ def _answering_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
 
 
 def _draining_too(model: ModelSnapshot, case: Case) -> Iterator[Link]:
-    """The other versions that wait for their last requests, and loads of those that answer that were replaced."""
+    """The other versions that wait for their last requests, and the other loads of those that answer."""
     for version, found in model.versions.items():
-        if found.view is not None and found.view.leaving and (found.answers or version != case.version):
-            yield _of_version(version, requests_inside(found))
+        of_version = Case.of(model, version, case.paths)
+        if (link := beside(of_version)) is not None:
+            yield _of_version(version, link)
+        elif found.view is not None and found.view.leaving and version != case.version:
+            yield _of_version(version, requests_inside(of_version))
 
 
 def _of_version(version: int, link: Link) -> Link:
@@ -141,7 +147,7 @@ def line_of_model(model: ModelSnapshot) -> ModelVerdict:
     case, verdict = Case.of_model(model), verdict_of_model(model)
     because = chain(case)
     text = _sentence(case, verdict, because)
-    hanging = [link for link in _draining_too(model, case) if link.cause == "DRAIN_HANGS"]
+    hanging = [link for link in _draining_too(model, case) if link.cause in HANGS]
     others = [*_in_vain(model, case), *_answering_too(model, case), *hanging]
     more = list(_of_model(model, case, others))
     nearest = next(iter((*because, *more)), None)

@@ -21,6 +21,7 @@ CAUSES: tuple[tuple[Row, ...], ...] = (
     (serving.new_process_lost, serving.files_not_loaded, serving.config_not_applied),
     (serving.stands_in, serving.stays),
     (loading.load_hangs, loading.loading),
+    (loading.process_not_started,),
     (loading.waits_for_load_thread,),
     (memory.waits_for_memory,),
     (loading.waits_for_place,),

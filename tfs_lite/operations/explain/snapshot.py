@@ -32,6 +32,7 @@ from tfs_lite.serving.standing import StandingRefusal
 from tfs_lite.serving.view import Burden
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
+from tfs_lite.workers.supervisor import Unanswered
 
 MAX_DEPTH = 3
 """The depth to which the models of ensembles are followed."""
@@ -112,6 +113,7 @@ class VersionSnapshot:
     arrived: float | None = None
     place: str = ""
     leaving: tuple[WorkerState, ...] = ()
+    unanswered: Unanswered | None = None
 
     @property
     def answers(self) -> bool:
@@ -391,6 +393,7 @@ class Snapshots:
                 arrived=arrived.get(version),
                 place=places.get(version, ""),
                 leaving=tuple(shared.leaving.get(servable_id, ())),
+                unanswered=core.opener.unanswered(servable_id),
             )
         return versions
 

@@ -23,6 +23,9 @@ from tfs_lite.managers.policies import Action, ActionKind, Policy
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.operations.what_if.forecast import BEGIN, Fate
 
+NOT_AVAILABLE = "it is not available yet"
+HAS_FAILED = "it has failed, and is not tried any more"
+
 
 class ExpectedEnd(enum.Enum):
     """The end of a load, as far as its files tell."""
@@ -152,7 +155,7 @@ class _Play:
             if snapshot.state in LEAVING:
                 self.found[snapshot.id] = Course(Fate.LEAVE)
             elif snapshot.state not in REMOVABLE:
-                self.found[snapshot.id] = Course(Fate.CALL_OFF)
+                self.found[snapshot.id] = Course(Fate.CALL_OFF, NOT_AVAILABLE)
 
     def _accept(self, name: str, versions: Mapping[int, str]) -> None:
         for id in [id for id in self.state if id.name == name and id.version not in versions]:
@@ -163,7 +166,8 @@ class _Play:
                 del self.state[id]
                 self.held.pop(id, None)
                 if known.state is not HarnessState.NEW:
-                    self.found[id] = Course(Fate.CALL_OFF)
+                    has_failed = known.state is HarnessState.ERROR
+                    self.found[id] = Course(Fate.CALL_OFF, HAS_FAILED if has_failed else NOT_AVAILABLE)
         for version, revision in versions.items():
             id = ServableId(name, version)
             kept = self.state.get(id)

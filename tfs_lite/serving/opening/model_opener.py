@@ -30,7 +30,7 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, 
 from tfs_lite.serving.opening.sandboxes import Sandboxes, asks_for_sandbox
 from tfs_lite.workers.launch import fork_early
 from tfs_lite.workers.process import open_in_process
-from tfs_lite.workers.supervisor import Supervisor
+from tfs_lite.workers.supervisor import Supervisor, Unanswered
 
 AUTO, PROCESS, THREAD = "auto", "process", "thread"
 OpenReplicas: TypeAlias = Callable[[Platform, OpenRequest, ReplicaOptions], Sequence[OpenedModel] | None]
@@ -102,6 +102,12 @@ class ModelOpener:
                 model.close()
             raise
         return models
+
+    def unanswered(self, servable_id: ServableId) -> Unanswered | None:
+        """The fork server that was asked for a process of the version and has not answered; None: there is none."""
+        label = label_of(servable_id)
+        supervisors = (self._supervisor, self._bare_supervisor)
+        return next((found for each in supervisors if (found := each.unanswered().get(label)) is not None), None)
 
     def close(self) -> None:
         self._supervisor.close()

@@ -311,7 +311,7 @@ class RepositoryControl:
             if old is not None:
                 self._core.sources.offer(name, [offer.item for offer in old.offered.values()])
         except ServingError as error:  # the server stops
-            logger.info("model %s stays as it is: %s", name, str(error))
+            logger.info("model %s is not put back to what it was before the load call: %s", name, str(error))
 
     def _configure(self, model: ModelConfig | None, name: str = "") -> None:
         """Serves this model, or none of that name, and all others as before."""

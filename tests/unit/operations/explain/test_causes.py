@@ -11,7 +11,7 @@ from pathlib import Path
 from tfs_lite.core.resources import MAIN, Resource, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
+from tfs_lite.managers.harness import HarnessState, Overdue, ServableStateSnapshot
 from tfs_lite.managers.survey import LoadStage, LoadView, ManagerView, VersionView
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.operations.explain import causes
@@ -23,6 +23,7 @@ from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.serving.view import Burden
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.workers.supervisor import Unanswered
 
 SERVER = ServerSnapshot(1e9, 50.0, ManagerView(50.0), known=("m",))
 
@@ -94,6 +95,25 @@ def serving(version: int, **rest: object) -> VersionSnapshot:
     ready = ServableStateSnapshot(ServableId("m", version), HarnessState.READY, True)
     view = VersionView(ready, answers=True)
     return replace(VersionSnapshot(version, view, aspired=True, on_disk=True), **rest)  # type: ignore[arg-type]
+
+
+def test_steps_of_other_loads_that_hang_are_told_beside_the_one_that_answers() -> None:
+    """The load that was replaced waits for its requests, or is being unloaded; the next one is being loaded."""
+    beside = [(Overdue.DRAIN, 41.0), (Overdue.UNLOAD, 42.0), (Overdue.LOAD, 43.0)]
+    for (step, since), cause in zip(beside, ("DRAIN_HANGS", "UNLOAD_HANGS", "LOAD_HANGS"), strict=True):
+        leaving = 2 if step is Overdue.DRAIN else 0
+        ready = ServableStateSnapshot(ServableId("m", 1), HarnessState.READY, True)
+        view = VersionView(ready, answers=True, leaving=leaving, hangs_beside=((step, since),))
+        hangs = model(serving(1, view=view))
+        answer = ask(hangs)
+        (link,) = answer.because
+        assert (answer.verdict, link.cause, link.since) == (Verdict.SERVING, cause, 1e9 - (50 - since))
+        assert "others go on" in link.text
+        line = line_of_model(hangs)
+        assert (line.verdict, line.cause, line.fix) == (Verdict.SERVING, cause, link.fix)
+        assert link.text in line.sentence
+        (own,) = ask(hangs, 1).because
+        assert (own.cause, f"version 1: {own.text}") == (cause, link.text)
 
 
 def test_a_remark_about_a_version_that_serves_does_not_read_like_its_answer() -> None:
@@ -227,6 +247,18 @@ def test_a_call_that_is_refused_because_the_process_is_down_is_no_full_queue() -
     worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 9", failure="no process can be forked")
     answer = ask(model(serving(1, burden=Burden(0, down, (worker,)))))
     assert [link.cause for link in answer.because] == ["WORKER_DOWN"]
+
+
+def test_process_that_is_not_started_again_names_the_one_that_starts_them() -> None:
+    lost = Status(StatusCode.UNAVAILABLE, "m has lost its worker process")
+    worker = WorkerState(ServableId("m", 1), 0, "process", False, cause="signal 11")
+    burden = Burden(0, lost, (worker,))
+    for asked, told in ((40.0, ["WORKER_RESTARTING", "PROCESS_NOT_STARTED"]), (49.0, ["WORKER_RESTARTING"])):
+        answer = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, asked))))
+        assert [link.cause for link in answer.because] == told
+    link = ask(model(serving(1, burden=burden, unanswered=Unanswered(4711, 40.0)))).because[1]
+    assert "(pid 4711) was asked for one of version 1 10 s ago" in link.text
+    assert "kill -CONT 4711" in link.fix
 
 
 def test_files_that_are_not_loaded_do_not_go_on_where_every_process_is_down() -> None:

@@ -32,6 +32,18 @@ def test_a_version_that_had_no_room_is_loaded_after_the_unload_that_makes_some()
     assert (goes[B].fits_now, goes[B].after) == (False, (A,))
 
 
+def test_model_that_is_removed_after_its_load_has_failed_or_ended_says_so() -> None:
+    """One that has ended has nothing to say."""
+    failed = ServableStateSnapshot(A, HarnessState.ERROR, True, "1", Status(StatusCode.UNKNOWN, "it is corrupt"))
+    loads = ServableStateSnapshot(B, HarnessState.LOADING, True, "1")
+    ended = ServableStateSnapshot(ServableId("c", 1), HarnessState.DISABLED, False, "1")
+    found = plan(Managed([failed, loads, ended], {}, POLICIES["availability"]), Lists({"a": {}, "b": {}, "c": {}}))
+    assert {id.name: (course.fate, course.why) for id, course in found.items()} == {
+        "a": (Fate.CALL_OFF, "it has failed, and is not tried any more"),
+        "b": (Fate.CALL_OFF, "it is not available yet"),
+    }
+
+
 def test_an_older_version_is_loaded_for_the_one_that_would_fail() -> None:
     ids = {version: ServableId("a", version) for version in (1, 2, 3)}
     asked = []

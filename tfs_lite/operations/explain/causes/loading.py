@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfs_lite.core.status import Reason, listed
-from tfs_lite.managers.harness import LEAVING, HarnessState
+from tfs_lite.managers.harness import LEAVING, HarnessState, Overdue
 from tfs_lite.managers.survey import LoadStage
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import clock, counted, name_of, numbers
 from tfs_lite.operations.explain.explanation import Link, Verdict
 from tfs_lite.operations.explain.snapshot import VersionSnapshot
 from tfs_lite.operations.explain.verdicts import verdict_of_model
+from tfs_lite.workers.process_connection import START_SECONDS
+
+SILENT_SECONDS = 5.0
+"""A process that has not been started for longer than this is worth a word."""
+_WAIT_FOR_LOAD = (
+    "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
+    "hangs keeps its thread and its memory until the server is started again"
+)
+_MEND_CLOSE = (
+    "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
+    "memory, which counts as used"
+)
 
 
 def load_hangs(case: Case) -> Link | None:
@@ -20,11 +32,7 @@ def load_hangs(case: Case) -> Link | None:
         return None
     seconds = max(server.monotonic - load.since, 0.0)
     text = f"version {case.version} has been loading for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
-    fix = (
-        "wait if its files are large or its disk is slow; else publish a version that does not hang in its load. What "
-        "hangs keeps its thread and its memory until the server is started again"
-    )
-    return Link("LOAD_HANGS", text, fix, server.wall(load.since))
+    return Link("LOAD_HANGS", text, _WAIT_FOR_LOAD, server.wall(load.since))
 
 
 def loading(case: Case) -> Link | None:
@@ -35,6 +43,23 @@ def loading(case: Case) -> Link | None:
     attempt = f", attempt {load.failures + 1} of {load.max_attempts}" if load.failures else ""
     text = f"version {case.version} has been loading for {seconds:.1f} s{attempt}"
     return Link("LOADING", text, "wait: it serves when it has loaded and warmed up", server.wall(load.since))
+
+
+def process_not_started(case: Case) -> Link | None:
+    """The process that forks those of models does not answer: it is stopped, or imports for long."""
+    asked, server = case.found.unanswered, case.server
+    if asked is None or server.monotonic - asked.since < SILENT_SECONDS:
+        return None
+    text = (
+        f"the process that starts those of models (pid {asked.pid}) was asked for one of version {case.version} "
+        f"{server.monotonic - asked.since:.0f} s ago, and has not answered: it imports libraries, or does not run"
+    )
+    fix = (
+        f"wait if it imports; each attempt ends after {START_SECONDS:.0f} s, and the next one follows. If it is "
+        f"stopped (ps shows T), kill -CONT {asked.pid}; if it hangs, kill -9 {asked.pid}: it and every process of a "
+        "model are started again"
+    )
+    return Link("PROCESS_NOT_STARTED", text, fix, server.wall(asked.since))
 
 
 def waits_for_load_thread(case: Case) -> Link | None:
@@ -138,11 +163,7 @@ def unload_hangs(case: Case) -> Link | None:
     if case.verdict is not Verdict.LEAVING or not found.is_overdue or _is_quiescing(found):
         return None
     text = f"version {found.version} is being unloaded for longer than --slow_unload_seconds; others go on"
-    fix = (
-        "mend what the model does in close(), and start the server again: until then it keeps its thread and its "
-        "memory, which counts as used"
-    )
-    return Link("UNLOAD_HANGS", text, fix, found.since)
+    return Link("UNLOAD_HANGS", text, _MEND_CLOSE, found.since)
 
 
 def _is_quiescing(found: VersionSnapshot) -> bool:
@@ -150,15 +171,36 @@ def _is_quiescing(found: VersionSnapshot) -> bool:
 
 
 def draining(case: Case) -> Link | None:
-    return requests_inside(case.found) if case.verdict is Verdict.LEAVING else None
+    return requests_inside(case) if case.verdict is Verdict.LEAVING else None
 
 
-def requests_inside(found: VersionSnapshot) -> Link:
+def beside(case: Case) -> Link | None:
+    """Another load of the version that answers: the one before it, which requests keep or whose unload takes too long,
+    or the next one, which takes too long."""
+    view, server = case.found.view, case.server
+    if view is None or not case.found.answers:
+        return None
+    if view.leaving:
+        return requests_inside(case)
+    since = {step: server.wall(begun) for step, begun in view.hangs_beside}
+    if Overdue.UNLOAD in since:
+        text = "its load from before it was loaded anew is being unloaded for longer than --slow_unload_seconds"
+        return Link("UNLOAD_HANGS", f"{text}; others go on", _MEND_CLOSE, since[Overdue.UNLOAD])
+    if Overdue.LOAD in since:
+        seconds = max(server.taken - since[Overdue.LOAD], 0.0)
+        text = f"it has been loading anew for {seconds:.0f} s, longer than --slow_load_seconds; others go on"
+        return Link("LOAD_HANGS", text, _WAIT_FOR_LOAD, since[Overdue.LOAD])
+    return None
+
+
+def requests_inside(case: Case) -> Link:
     """The link for a version that was withdrawn, or for the load before the one that answers."""
+    found = case.found
     view = found.view
     assert view is not None
     inside, pids = view.leaving, [str(worker.pid) for worker in found.leaving if worker.pid is not None]
-    hangs = bool(inside) and view.state.is_overdue
+    drain_since = dict(view.hangs_beside).get(Overdue.DRAIN)
+    hangs = bool(inside) and (drain_since is not None if found.answers else view.state.is_overdue)
     text = f"{counted(inside, 'request')} inside"
     if found.answers:
         text = f"{text} from before it was loaded anew"
@@ -178,7 +220,7 @@ def requests_inside(found: VersionSnapshot) -> Link:
     fix = _end_requests(pids) if hangs else "wait for its requests to end" if inside else "wait"
     if view.state.is_aspired and not found.answers:
         fix += "; it is wanted again and is loaded anew then"
-    since = None if found.answers else found.since
+    since = case.server.wall(drain_since) if drain_since is not None else None if found.answers else found.since
     return Link("DRAIN_HANGS" if hangs else "DRAINING", text, fix, since, "serving.md#what-hangs")
 
 

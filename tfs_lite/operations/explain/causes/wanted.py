@@ -38,9 +38,9 @@ def label_unknown(case: Case) -> Link | None:
         example = f'version_labels: {{"{label}": {newest if newest is not None else "N"}}}'
     fix = f"ask for one of these, or add {example} to the model's config and reload: tfs-lite reload FILE"
     said = refused.config.named(model.name) if refused is not None else None
-    if said is not None and label in said.version_labels:
+    if refused is not None and said is not None and label in said.version_labels:
         text += f"; the config file gives it to version {said.version_labels[label]}, but was refused"
-        fix = "correct the config file: it is read again by itself"
+        fix = f"correct the config file{refused.config.fix}"
     return Link("LABEL_UNKNOWN", text, fix)
 
 
@@ -135,7 +135,7 @@ def not_configured(case: Case) -> Link | None:
     if server.refused_config is not None:
         refused = server.refused_config.config
         what = _REPOSITORY if refused.is_repository else "the config file"
-        fix = f"correct {what}: it is read again by itself"
+        fix = f"correct {what}{refused.fix}"
         if refused.named(model.name) is not None:
             return Link("NOT_CONFIGURED", f"{what} names model {model.name!r}, but was refused", fix)
         if refused.config is None:
