@@ -110,8 +110,10 @@ conformance-upstream: $(if $(TF_SERVING),$(TENSORFLOWVENV)/.installed) $(if $(TR
 test-grpcio: $(VENV)/.dev
 	$(RUN) -m wire --grpc-server=grpcio --ignore tests/conformance $(PYTEST_ARGS)
 
-# Everything, with long floods and many drawn cases, new ones in each run, and with every stock client at both servers.
+# Everything, with long floods and many drawn cases, new ones in each run, with every stock client at both servers, and a
+# push that must not be felt.
 test-all: $(VENV)/.dev $(TFVENV)/.installed
+	$(BIN)/python benchmarks/hot_reload.py --guard
 	$(RUN) --hypothesis-profile=soak --ignore tests/conformance $(PYTEST_ARGS)
 	$(RUN) --grpc-server=grpcio tests/integration tests/chaos $(PYTEST_ARGS)
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
