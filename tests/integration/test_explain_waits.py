@@ -278,6 +278,19 @@ def test_a_full_queue(root: Path, gate: Path) -> None:
         assert "62%" in explain.get("/v1/models:explain")["models"][0]["sentence"]
 
 
+def test_a_model_whose_every_call_runs_for_too_long(root: Path, gate: Path) -> None:
+    write_python_version(root / "m", 1, gated_source(1, gate))
+    with started(root, entry("m")) as (served, explain):
+        explain.wait("m", "SERVING")
+        wait_until(lambda: explain.get("/v1/overview")["server"]["tick"] > 0, "its requests are counted")
+        with inside(served, gate, 1):
+            for _ in range(2):
+                with pytest.raises(ServingError, match="(?i)deadline"):
+                    served.predict(timeout=0.2)
+            answer = explain.wait("m", "SERVING", "!FAILING", "100% of its requests")
+            assert "DEADLINE_EXCEEDED" in link_of(answer, "FAILING")["text"]
+
+
 def test_calls_that_wait_longer_than_they_run(root: Path) -> None:
     write_python_version(root / "m", 1, SLOW_SOURCE)
     enough = threading.Event()

@@ -233,7 +233,7 @@ FLAGS: tuple[Flag, ...] = (
         "worker",
         _STRING,
         "auto",
-        "models run in the server, in processes of their own or in replicas (ray); auto: see docs/batching.md",
+        "where models run: in threads of the server, in processes of their own, in replicas (ray)",
         words="auto|thread|process|ray",
     ),
     _run("enable_batching", _BOOL, False, "run requests that wait for the same model together"),

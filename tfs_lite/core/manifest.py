@@ -254,7 +254,12 @@ def _walk(root: str) -> Iterator[tuple[str | None, os.stat_result]]:
 
 def _stat_file(path: str) -> os.stat_result:
     """Pipes, sockets and devices are refused: reading one may block for ever."""
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise FileNotFoundError(errno.ENOENT, "it is a link that leads nowhere", path) from None
+        raise
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a plain file", path)
     return status

@@ -13,6 +13,8 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 Answer: TypeAlias = Mapping[str, Tensor] | Status
 """The outputs by name, or why there are none."""
 CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
+LOST_PROCESS = "has lost its worker process"
+"""What the answer of a call says whose model has no process at the moment."""
 logger = logging.getLogger(__name__)
 
 
@@ -32,8 +34,9 @@ def complete(call: PredictCall, answer: Answer, wanted: Collection[str], model: 
     missing = next((output for output in wanted if output not in answer), None)
     if missing is None:
         return answer
-    found = ", ".join(sorted(answer)) or "nothing"
-    return Status(StatusCode.INTERNAL, f"{model} did not return output {missing}; it returned: {found}")
+    found = ", ".join(sorted(answer))
+    returned = f"it returned: {found}" if found else "the log says what it returned"
+    return Status(StatusCode.INTERNAL, f"{model} did not return output {missing}; {returned}")
 
 
 def rows_of(inputs: Mapping[str, Tensor]) -> int:

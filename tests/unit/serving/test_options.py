@@ -22,7 +22,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_num_load_retries": -1}, "max_num_load_retries is -1, expected at least 0"),
     ({"max_message_bytes": 0}, "max_message_bytes is 0"),
     ({"model_config_list_root_dir": "relative"}, "expected an absolute path"),
-    ({"worker": "fork"}, "expected one of: thread, process, ray"),
+    ({"worker": "fork"}, "expected one of: auto, thread, process, ray"),
     ({"worker": "ray"}, "worker is ray and cluster is not set"),
     ({"cluster_name": "mine"}, "cluster_name is set and cluster is not"),
     ({"cluster_host": "10.0.0.1"}, "cluster_host is set and cluster is not"),

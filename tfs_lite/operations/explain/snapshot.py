@@ -41,8 +41,8 @@ MAX_UNKNOWN = 32
 FAILING_SECONDS = 300.0
 """Failed requests of so long are worth a word, if they are at least these, and this share of all."""
 LEAST_FAILED, LEAST_SHARE = 5, 0.01
-
-
+LEAST_ALL = 2
+"""The failed requests that are worth a word where no other one has succeeded."""
 NO_REPORT = SourceReport("")
 """The report of a source that has not looked at the model."""
 NO_BURDEN = Burden(0, None, ())
@@ -398,7 +398,8 @@ class Snapshots:
         return versions
 
     def _failing(self, servable_id: ServableId, pace: Pace, now: float) -> Failing | None:
-        if pace.failures < LEAST_FAILED or pace.failures < pace.requests * LEAST_SHARE:
+        least = min(LEAST_FAILED, max(LEAST_ALL, pace.requests))
+        if pace.failures < least or pace.failures < pace.requests * LEAST_SHARE:
             return None
         failures = self._core.find(Failures)
         last = failures.ring.of_model(servable_id.name) if failures is not None else []

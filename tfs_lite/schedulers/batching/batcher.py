@@ -31,7 +31,7 @@ from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
 from tfs_lite.schedulers.batching.splitting import SplitCall, split
 from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread, make_workers
-from tfs_lite.schedulers.calls import CANCELLED, finish
+from tfs_lite.schedulers.calls import CANCELLED, LOST_PROCESS, finish
 
 ANSWERS_HELD = 2
 """Answers that may wait for an earlier one where answers keep their order, for each call that may wait for the model. A
@@ -241,7 +241,7 @@ class BatchingServable:
         if self._closed:
             return self._unavailable("is being unloaded")
         if self._is_refusing:
-            return self._unavailable("has lost its worker process, which is being started again; try again later")
+            return self._unavailable(f"{LOST_PROCESS}, and answers again once it has one; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return queue_full(f"{self._name} has too many answers that wait for an earlier one; try again later")
         return queue.refusal(job) or queue.overload(job, len(self._workers))

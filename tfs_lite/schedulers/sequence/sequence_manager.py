@@ -19,7 +19,7 @@ from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
+from tfs_lite.schedulers.calls import CANCELLED, LOST_PROCESS, Answer, finish
 from tfs_lite.schedulers.sequence.deadlines import KeyDeadlines
 from tfs_lite.schedulers.sequence.request import STOPPING, SequenceId, SequenceItem, SequenceSlot
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan
@@ -256,7 +256,7 @@ class SequenceManager:
         if call.deadline is not None and call.deadline <= now:
             return self._deadline_exceeded()
         if len(self._lost) == self._instances:
-            return self.unavailable("has lost its worker process, which is being started again; try again later")
+            return self.unavailable(f"{LOST_PROCESS}, and answers again once it has one; try again later")
         return None
 
     def _admit(self, entry: SequenceEntry, rows: int, now: float, effects: Effects) -> Status | None:

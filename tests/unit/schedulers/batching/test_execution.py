@@ -337,7 +337,7 @@ def test_output_that_the_model_leaves_out_fails_the_calls_that_need_it_and_no_ru
     fixture = ExecutionFixture()
     fixture.model.result = lambda x: {}
     fixture.run(*parts)
-    text = "model m version 7 did not return output y; it returned: nothing"
+    text = "model m version 7 did not return output y; the log says what it returned"
     assert [fixture.of(number) for number in range(len(parts))] == [Status(StatusCode.INTERNAL, text)] * len(parts)
     assert len(fixture.model.runs) == 1
 

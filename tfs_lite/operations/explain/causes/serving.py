@@ -12,6 +12,7 @@ from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import clock, counted, duration, not_as_published
 from tfs_lite.operations.explain.explanation import Link
 from tfs_lite.operations.failed_requests.ring import FailedRequest
+from tfs_lite.schedulers.calls import LOST_PROCESS
 from tfs_lite.serving.model_states import FILES_OF_BEFORE
 from tfs_lite.serving.version_follower import CHANGED, CHANGED_FILES
 from tfs_lite.workers.process_connection import OPENING_LOST
@@ -121,6 +122,13 @@ def _against(worst: FailedRequest) -> str:
     match worst.code, worst.stage:
         case "INVALID_ARGUMENT" | "NOT_FOUND" | "OUT_OF_RANGE", _:
             return "mend the requests as the message says"
+        case "UNAVAILABLE", _ if LOST_PROCESS in worst.message:
+            return "tfs-lite status --verbose says what became of its process"
+        case "DEADLINE_EXCEEDED", "run":
+            return (
+                'its runs take longer than callers wait. If one hangs: with worker "process", end the process that '
+                "tfs-lite status --verbose shows, and it is started again; publish a version without the fault"
+            )
         case "UNAVAILABLE" | "DEADLINE_EXCEEDED" | "RESOURCE_EXHAUSTED", "queue" | "check":
             return (
                 "send less at a time, or let it run more: raise instance_group count or max_batch_size in the model's "
