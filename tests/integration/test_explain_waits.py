@@ -285,7 +285,7 @@ def test_a_model_whose_every_call_runs_for_too_long(root: Path, gate: Path) -> N
         wait_until(lambda: explain.get("/v1/overview")["server"]["tick"] > 0, "its requests are counted")
         with inside(served, gate, 1):
             for _ in range(2):
-                with pytest.raises(ServingError, match="(?i)deadline"):
+                with pytest.raises(ServingError, match=r"(?i)deadline"):
                     served.predict(timeout=0.2)
             answer = explain.wait("m", "SERVING", "!FAILING", "100% of its requests")
             assert "DEADLINE_EXCEEDED" in link_of(answer, "FAILING")["text"]

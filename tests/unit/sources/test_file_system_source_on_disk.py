@@ -200,7 +200,7 @@ def test_links_to_missing_files_and_loops_wait_with_the_reason(run, base, made) 
     watched = run(servable(base, policy=AllPolicy()))
     watched.wait_for("m", 3)
     waiting = watched.reports["m"].waiting
-    assert waiting[1] == "model.pt2: No such file or directory"
+    assert waiting[1] == "model.pt2: it is a link that leads nowhere"
     assert "Too many levels of symbolic links" in waiting[2]
 
 
