@@ -114,12 +114,12 @@ def return_free_memory() -> None:
         empty_caches()
 
 
-def exempt_imports(modules: int) -> None:
-    """Called after an import, with the number of modules before it. If it was of many, as that of transformers is, what
-    they brought is exempted from garbage collection, as :func:`freeze_gc` does it at the start: each later collection
+def exempt_imports() -> None:
+    """Called after each load. Once loads have imported many modules, as the first one of a language model does, what
+    these brought is exempted from garbage collection, as :func:`freeze_gc` does it at the start: each later collection
     would visit it. So is what else exists; of that, what a version leaves behind in circles stays until
     :func:`release_exempt_memory`."""
-    if len(sys.modules) - modules >= MANY_MODULES:
+    if len(sys.modules) - _Exemptions.modules >= MANY_MODULES:
         _exempt()
 
 
@@ -133,6 +133,7 @@ def release_exempt_memory() -> None:
 
 class _Exemptions:
     count = 0
+    modules = 0  # that there were at the last one
 
 
 def exemptions() -> int:
@@ -143,6 +144,7 @@ def exemptions() -> int:
 def _exempt() -> None:
     gc.freeze()
     _Exemptions.count += 1
+    _Exemptions.modules = len(sys.modules)
 
 
 class MemoryReturn:
@@ -242,7 +244,7 @@ def freeze_gc() -> None:
     requests leave hardly any cycles.
     """
     gc.collect()
-    gc.freeze()
+    _exempt()
     gc.set_threshold(YOUNG, 10, 10)
 
 

@@ -30,8 +30,6 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
-from tfs_lite.adapters.memory import exempt_imports
-
 MAX_WAIT = 60.0
 """Seconds that other loads wait for the import of one; then they import at the same time."""
 
@@ -115,7 +113,6 @@ class Turns:
 
 class _OfThread(threading.local):
     loads = 0
-    imports = 0
 
 
 _turns = Turns()
@@ -153,14 +150,7 @@ def _take_turns() -> None:
     def in_turn(name: str, import_: Callable[..., ModuleType]) -> ModuleType:
         if not _thread.loads:
             return find_and_load(name, import_)
-        before = len(sys.modules)
         with _turns:
-            _thread.imports += 1
-            try:
-                return find_and_load(name, import_)
-            finally:
-                _thread.imports -= 1
-                if not _thread.imports:
-                    exempt_imports(before)
+            return find_and_load(name, import_)
 
     bootstrap._find_and_load = in_turn

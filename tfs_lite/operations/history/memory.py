@@ -124,6 +124,13 @@ class VersionMemory:
         return max(self.leaked(device) or 0 for device in self.devices)
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether the unload seems to have freed less than half of the tensors, or left much behind if their size is
+        not known: the load may have imported libraries, which stay."""
+        weights = self.measured.get(MAIN)
+        return (self.given_back(MAIN) or 0) < weights / 2 if weights else self.leaves > KEPT_BYTES
+
+    @property
     def leaks(self) -> dict[str, int]:
         """The devices on which more stayed behind than can be chance; none of a disturbed account."""
         found = {}
@@ -199,7 +206,7 @@ class _Account:
     unloaded: Moment | None = None
     disturbed: bool = False
     held: Measured = field(default_factory=dict)
-    exempted: int = 0  # of GivesBack, when it was loaded
+    exempted: int = 0  # of GivesBack, when its load began
 
     def value(self) -> VersionMemory:
         """The account of a version in memory, as it is now: instances come and go."""
@@ -264,10 +271,10 @@ class MemoryAccounts:
             self._accounts.setdefault(servable_id.name, {})[loader] = account
             self._begin(account)
         account.before = self._read()
+        account.exempted = self._memory.exempted() if self._memory is not None else 0
         try:
             yield
             account.measured, account.held, account.loaded = by_device(loader), _held(loader), self._read()
-            account.exempted = self._memory.exempted() if self._memory is not None else 0
         finally:
             if account.loaded is None:
                 self._give_back_failed(account)
@@ -351,7 +358,7 @@ class MemoryAccounts:
         if left > KEPT_BYTES:
             self._memory.collect()
             account.unloaded = self._read()
-            if account.value().leaves > KEPT_BYTES and account.exempted != self._memory.exempted():
+            if account.exempted != self._memory.exempted() and account.value().keeps_weights:
                 self._memory.collect_exempt()
                 account.unloaded = self._read()
         else:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.support.servers.process import wait_until
-from tfs_lite.adapters.memory import MANY_MODULES, exemptions
 from tfs_lite.adapters.python.imports import Turns, importing_in_turns
 
 REPLACED = """
@@ -203,15 +202,3 @@ def test_package_that_takes_its_own_place_and_asks_the_first_module_is_imported(
     write(tmp_path, "asks_back", ASKS_BACK)
     assert Importer(run("from asks_back import color", "color")).result() == "red"
     assert isinstance(Importer(run("from asks_back import shape", "shape")).result(), ImportError)
-
-
-def test_what_an_import_of_many_modules_brings_is_exempted_from_collection(gate: Gate, tmp_path: Path) -> None:
-    write(tmp_path, "small", "")
-    write(tmp_path, "large", "".join(f"import large.part{number}\n" for number in range(MANY_MODULES)))
-    for number in range(MANY_MODULES):
-        (tmp_path / "large" / f"part{number}.py").touch()
-    before = exemptions()
-    Importer(lambda: importlib.import_module("small")).result()
-    assert exemptions() == before
-    Importer(lambda: importlib.import_module("large")).result()
-    assert exemptions() == before + 1
