@@ -156,6 +156,17 @@ def test_a_request_that_is_cancelled_when_its_time_is_up_has_missed_its_deadline
     assert (count(registry, "DEADLINE_EXCEEDED"), count(registry, "CANCELLED")) == (1, 1)
 
 
+@pytest.mark.parametrize(("left", "code"), [(5.0, "DEADLINE_EXCEEDED"), (20.0, "CANCELLED")])
+def test_a_client_whose_deadline_ends_the_way_of_its_request_before_ours_has_missed_it_too(
+    metrics: RequestMetrics, registry: CollectorRegistry, left: float, code: str
+) -> None:
+    record = metrics.record("Predict", "m")
+    record.version, now = 1, monotonic()
+    record.started, record.deadline = now + left - 100.0, now + left
+    record.end(asyncio.CancelledError())
+    assert count(registry, code) == 1
+
+
 def test_a_full_queue_is_counted_by_model(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
     for _ in range(2):
         with pytest.raises(ServingError, match="full"):
