@@ -43,9 +43,9 @@ serve: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/tfs-lite demo $(ARGS)
 
-# One thread of torch for each of the two workers: teams of threads that share cores wait for one another. A worker
-# that has nothing left to do takes over half of what the other one still has.
-RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three workers for two cores, because many tests wait for a state. One thread of torch for each: teams of threads that
+# share cores wait for one another. A worker that has nothing left to do takes over half of what another one still has.
+RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: $(VENV)/.dev
 	$(RUN) -m "not load" --ignore tests/conformance $(PYTEST_ARGS)
