@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from tfs_lite.cluster.replicas.files_cache import Download, FilesCache
 from tfs_lite.cluster.replicas.generation import files_digest, is_digest, read_manifest, version_files
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.storage.files_cache import Download, FilesCache
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.request_channel import RequestChannel
 
