@@ -50,8 +50,8 @@ from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStorageP
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.remote_sources import OneSourceEach, RemoteEffects, RemoteSources
 from tfs_lite.sources.source_config import SourceReport
-from tfs_lite.storage.fetch import FetchEvent, FetchEventKind
-from tfs_lite.storage.store import FetchProgress, StorageCondition
+from tfs_lite.storage.fetch import FetchEvent, FetchProgress, FetchStage
+from tfs_lite.storage.store import StorageCondition
 
 ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
 """Gives the config of a version by its directory and the model's name."""
@@ -140,17 +140,14 @@ class SourceChain:
         self._states.on_source_report(report)
 
     def _on_fetch(self, servable_id: ServableId, event: FetchEvent) -> None:
-        size = event.version.size
-        match event.kind:
-            case FetchEventKind.BEGUN:
-                self._features.publish(FetchBegun(servable_id, size))
-            case FetchEventKind.FETCHED:
-                self._features.publish(
-                    Fetched(servable_id, size, event.fetched_bytes, event.seconds, event.attempts)
-                )
-            case FetchEventKind.FAILED:
-                status = Status(StatusCode.UNAVAILABLE, event.sentence)
-                self._features.publish(FetchFailed(servable_id, status, event.fetched_bytes, event.attempts))
+        """One that was cancelled is not told: nobody wants the version any more."""
+        size, status = event.version.size, Status(event.code, event.sentence)
+        if event.stage is FetchStage.BEGUN:
+            self._features.publish(FetchBegun(servable_id, size))
+        elif event.stage is FetchStage.FETCHED:
+            self._features.publish(Fetched(servable_id, size, event.fetched_bytes, event.seconds, event.attempts))
+        elif event.code is not StatusCode.CANCELLED:
+            self._features.publish(FetchFailed(servable_id, status, event.fetched_bytes, event.attempts))
 
     def start(self) -> None:
         """The sources begin to look at what they were given."""

@@ -31,10 +31,10 @@ from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStorageP
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.object_disk import ObjectDisk
 from tfs_lite.sources.source_config import SourceConfig, SourceReport
-from tfs_lite.storage.fetch import Fetcher, FetchEvent
+from tfs_lite.storage.fetch import Fetcher, FetchEvent, FetchProgress, has_all_files
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.objects import open_storage
-from tfs_lite.storage.store import FetchProgress, Storage, StorageCondition
+from tfs_lite.storage.store import Storage, StorageCondition
 from tfs_lite.storage.url import StorageUrl
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,9 @@ class RemoteSources:
         """The cache of all places."""
         with self._lock:
             if self._cache is None:
-                self._cache = FilesCache(self._cache_dir, self._cache_bytes, on_evicted=self._effects.on_evicted)
+                self._cache = FilesCache(
+                    self._cache_dir, self._cache_bytes, has_all_files, self._effects.on_evicted
+                )
             return self._cache
 
     def _callback_of(self, place: str, found: _Place) -> AspiredVersionsCallback[StoragePath]:
@@ -267,7 +269,7 @@ class RemoteSources:
         """Takes the leases that are not held yet; False, and none of them, if files are not there any more."""
         cache, held = self._files(), self._held_now()
         new = [lease for lease in leases if lease not in held]
-        taken = [lease for lease in new if cache.hold(lease.key)]
+        taken = [lease for lease in new if _is_held(cache, lease.key)]
         if len(taken) < len(new):
             for lease in taken:
                 cache.release(lease.key)
@@ -436,6 +438,13 @@ class RemoteSources:
             with self._lock:
                 places, self._places, self._models = self._places, {}, {}
             _close(places)
+
+
+def _is_held(cache: FilesCache, key: str) -> bool:
+    try:
+        return cache.hold(key)
+    except OSError:
+        return False
 
 
 def _close(places: Mapping[str, _Place]) -> None:

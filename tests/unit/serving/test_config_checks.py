@@ -9,7 +9,7 @@ import pytest
 from tests.support.errors import refusal
 from tfs_lite.config.diff import diff
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.serving.config_checks import (
     below_allowed_roots,
     check_actual_platforms,
@@ -73,7 +73,8 @@ def test_url_that_is_none_is_refused_and_not_repeated(url: str, words: str) -> N
 
 def test_url_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    error = refusal(check_models, config(model(path="s3://bucket/m")), PLATFORMS, ())
+    code = StatusCode.FAILED_PRECONDITION
+    error = refusal(check_models, config(model(path="s3://bucket/m")), PLATFORMS, (), code=code)
     assert error.startswith("model m: base_path: ")
     assert 'pip install "tfs-lite[remote]"' in error
 
@@ -103,7 +104,8 @@ def test_url_outside_the_allowed_roots_is_refused() -> None:
 
 def test_versions_at_urls_need_not_be_there_for_a_config_to_be_accepted(tmp_path: Path) -> None:
     check_versions_present(config(model(path="s3://bucket/m")))
-    assert "holds no version" in refusal(check_versions_present, config(model(path=str(tmp_path))))
+    error = refusal(check_versions_present, config(model(path=str(tmp_path))), code=StatusCode.NOT_FOUND)
+    assert "holds no version" in error
 
 
 def test_each_model_goes_to_the_source_of_its_kind() -> None:
