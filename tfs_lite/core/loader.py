@@ -27,6 +27,8 @@ MEASURED_SECONDS = 0.5
 class LoadPhase(enum.Enum):
     """The phases of a load. The values are words for people and for JSON."""
 
+    FETCHING = "fetching the files"
+    """They come from a storage to this machine, before the load; their bytes are counted."""
     LOOKING = "looking at the files"
     CHECKING = "checking the files"
     """Every byte is compared with its checksum; these bytes are counted."""
