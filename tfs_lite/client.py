@@ -372,16 +372,13 @@ def _retrying(retry: int | Retrying, closed: threading.Event) -> Retrying | None
 def _within(retrying: Retrying, left: TimeLeft) -> Retrying:
     """The same for one call: it repeats what is UNAVAILABLE, begins no wait that would outlast the call, and raises the
     error of the last attempt."""
-    from tenacity import retry_if_exception, stop_any
+    from tenacity import retry_if_exception
 
-    def is_late(state: RetryCallState) -> bool:
-        return state.upcoming_sleep >= left()
+    def is_over(state: RetryCallState) -> bool:
+        return retrying.stop(state) or state.upcoming_sleep >= left()
 
     return retrying.copy(
-        retry=retry_if_exception(_is_unavailable),
-        stop=stop_any(retrying.stop, is_late),
-        reraise=True,
-        retry_error_callback=None,
+        retry=retry_if_exception(_is_unavailable), stop=is_over, reraise=True, retry_error_callback=None
     )
 
 
