@@ -40,6 +40,7 @@ from tfs_lite.core.publish import (
     too_many_races,
 )
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, printable
+from tfs_lite.storage.fetch import CLAIM_NAME
 from tfs_lite.storage.store import Storage, StorageError
 from tfs_lite.storage.url import StorageUrl, check_names
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLAIM_NAME = "tfs_lite.uploading"
 ATTEMPTS = 5
 """Attempts for each request; between them are 0.5 s, 1 s, 2 s, 4 s and up to 1 s more each time."""
 _FIRST_WAIT, _MOST_WAIT = 0.5, 10.0

@@ -18,7 +18,8 @@ from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, Manifest, parse_man
 from tfs_lite.core.publish import Published
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import StatusCode
-from tfs_lite.storage.publish import ATTEMPTS, CLAIM_NAME, publish_to_url
+from tfs_lite.storage.fetch import CLAIM_NAME
+from tfs_lite.storage.publish import ATTEMPTS, publish_to_url
 from tfs_lite.storage.store import StorageError
 from tfs_lite.storage.url import StorageUrl
 
