@@ -37,6 +37,8 @@ TIMEOUT_S = 10.0
 """Seconds that a connection, an answer's head, or the next bytes of a body may take."""
 ANSWER_S, ANSWER_BYTES = 30.0, 32 << 20
 """The most seconds and bytes that an answer of the API takes."""
+SMALL_BYTES = 64 << 20
+"""The largest file that is taken without a sha256 digest. The hub itself has none above 10 MB."""
 REDIRECTS = 5
 PIECE = 256 << 10
 KEPT = 8
@@ -84,8 +86,7 @@ class Hub:
 
     def read(self, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
         """As :class:`~tfs_lite.storage.store.Storage` says. A file of which the hub knows no sha256, a small one, is
-        read from its beginning at every try and checked against its git id. Its last piece is given after that check,
-        DATA_LOSS if it fails, so that a file with all its bytes is a checked one."""
+        read from its beginning into memory, and given once it has its git id; else DATA_LOSS."""
         number, _, name = path.partition("/")
         commits = [commit for commit in self._commits if str(commit.number) == number]
         file = next((file for file in commits[-1].files if file.path == path), None) if commits else None
@@ -97,7 +98,7 @@ class Hub:
         if file.sha256:
             yield from self._body(where, start, file.size)
         else:
-            yield from _after(start, _checked(self._body(where, 0, file.size), file))
+            yield from _after(start, [self._small(where, file)])
 
     def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> NoReturn:
         raise StorageError(StatusCode.INVALID_ARGUMENT, "hf:// is read only")
@@ -130,6 +131,20 @@ class Hub:
             return json.loads(answer)
         except (ValueError, RecursionError):
             raise _unreadable() from None
+
+    def _small(self, path: str, file: RemoteFile) -> bytes:
+        name, content = file.path.partition("/")[2], bytearray()
+        if file.size > SMALL_BYTES:
+            sentence = f"{name} has no sha256 digest on the hub, and is larger than {SMALL_BYTES >> 20} MiB"
+            raise StorageError(StatusCode.FAILED_PRECONDITION, sentence)
+        for piece in self._body(path, 0, file.size):
+            content += piece
+            if len(content) > file.size:
+                break
+        digest = hashlib.sha1(f"blob {file.size}\0".encode() + content, usedforsecurity=False).hexdigest()
+        if digest != file.tag:
+            raise StorageError(StatusCode.DATA_LOSS, f"{name} does not have the git id that the hub lists")
+        return bytes(content)
 
     def _body(self, path: str, start: int, size: int) -> Iterator[bytes]:
         """The bytes of a file of ``size`` bytes from ``start`` on, whether or not the server knows ranges."""
@@ -165,7 +180,7 @@ class Hub:
                 return cast(http.client.HTTPResponse, response)
             except HTTPError as error:
                 with error:
-                    target = error.headers.get("Location")
+                    target = error.headers.get("Location", "")
                     if not 300 <= error.code < 400 or not target:
                         raise status_error(error.code, is_hub=is_hub, has_token=bool(token)) from None
             except (OSError, http.client.HTTPException, ValueError):
@@ -216,21 +231,6 @@ def _commit_of(info: Any) -> str:
     if isinstance(info, dict) and isinstance(sha := info.get("sha"), str) and _COMMIT.fullmatch(sha):
         return sha
     raise _unreadable()
-
-
-def _checked(pieces: Iterable[bytes], file: RemoteFile) -> Iterator[bytes]:
-    """The pieces, of which the last is given once all of them have the file's git id."""
-    digest, held = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False), b""
-    for piece in pieces:
-        digest.update(piece)
-        if held:
-            yield held
-        held = piece
-    if digest.hexdigest() != file.tag:
-        name = file.path.partition("/")[2]
-        raise StorageError(StatusCode.DATA_LOSS, f"{name} does not have the git id that the hub lists")
-    if held:
-        yield held
 
 
 def _after(skip: int, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -224,7 +224,7 @@ def test_a_cut_body_gives_every_byte_that_came_and_then_an_error_that_a_while_ma
     assert first + second + read(storage, large.path, 300_001, large.tag) == WEIGHTS
 
 
-def test_a_small_file_is_checked_by_its_git_id_and_never_complete_without(hub: FakeHub) -> None:
+def test_a_small_file_is_checked_by_its_git_id_before_any_of_it_is_given(hub: FakeHub) -> None:
     data = WEIGHTS + b"end"
     hub.push(NAME, DATE, {"vocab.txt": data})
     storage = opened()
@@ -237,7 +237,20 @@ def test_a_small_file_is_checked_by_its_git_id_and_never_complete_without(hub: F
         came, error = read_until_error(storage, file, start)
         assert (error.code, error.is_transient) == (StatusCode.DATA_LOSS, False)
         assert error.sentence == "vocab.txt does not have the git id that the hub lists"
-        assert not came or start + len(came) < len(data)
+        assert not came
+    for other in (data + b"!", b"", data[:5]):
+        hub.commits[NAME][0].files["vocab.txt"] = other
+        came, error = read_until_error(storage, file, 0)
+        assert error.code in (StatusCode.DATA_LOSS, StatusCode.UNAVAILABLE)
+        assert not came
+
+
+def test_a_large_file_without_a_sha256_digest_is_refused(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.push(NAME, DATE, {"vocab.txt": b"x" * 1000})
+    monkeypatch.setattr(product, "SMALL_BYTES", 999)
+    storage = opened()
+    (file,) = storage.files("").files
+    assert error_of(storage.read, file.path, 0, file.tag).code is StatusCode.FAILED_PRECONDITION
 
 
 def test_an_empty_file_is_checked_too(hub: FakeHub) -> None:
