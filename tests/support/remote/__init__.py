@@ -1,1 +1,1 @@
-"""Storages of the tests on threads of their process: buckets, the hub, and faults between them and the reader."""
+"""Storages of the tests: moto and azurite, a hub, and a proxy in front of them that breaks."""
