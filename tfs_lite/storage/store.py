@@ -76,8 +76,8 @@ class StorageCondition:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """The attempts of a fetch under way: ``attempt`` counts from 1, ``sentence`` says why the one before has failed, empty
-    if none has."""
+    """The attempts of a fetch under way: ``attempt`` counts from 1, ``sentence`` says why the one before has failed,
+    empty if none has."""
 
     attempt: int = 1
     sentence: str = ""
