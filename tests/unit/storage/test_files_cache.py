@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers.process import wait_until
-from tfs_lite.cluster.replicas.files_cache import Download, FilesCache, default_directory
-from tfs_lite.cluster.replicas.generation import files_digest
+from tfs_lite.cluster.replicas.generation import files_digest, has_digest
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.storage.files_cache import Download, FilesCache, default_directory
 
 TIMEOUT = 60.0
 
@@ -42,20 +41,24 @@ def keep(root: Path, digest_of: Callable[[bytes], str]) -> Callable[..., Path]:
     """Brings a version into the cache, as a process does that has ended since, and gives its directory."""
 
     def keep_one(content: bytes, most: int = 1000) -> Path:
-        cache = FilesCache(str(root), most)
+        cache = cache_at(root, most)
         found = cache.find_or_begin(digest_of(content), "1", len(content))
         if isinstance(found, Download):
             found.write("model.pt2", content)
             found = found.finish()
-        for descriptor in cache._used.values():
-            os.close(descriptor)
+        cache.release(digest_of(content))
         return Path(found)
 
     return keep_one
 
 
+def cache_at(root: Path, most: int = 1000) -> FilesCache:
+    """The cache as a process of its own has it."""
+    return FilesCache(str(root), most, has_digest)
+
+
 def names(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.name != "locks")
+    return sorted(entry.name for entry in root.iterdir() if entry.name not in ("bases", "locks"))
 
 
 def test_version_is_written_once_and_found_again_under_its_own_name(
@@ -70,7 +73,7 @@ def test_version_is_written_once_and_found_again_under_its_own_name(
 
 
 def test_what_is_given_up_leaves_nothing(root: Path, digest_of: Callable[[bytes], str]) -> None:
-    cache = FilesCache(str(root))
+    cache = cache_at(root)
     download = cache.find_or_begin(digest_of(b"weights"), "1", 7)
     assert isinstance(download, Download)
     download.write("data/a.bin", b"wei")
@@ -84,14 +87,15 @@ def test_what_is_given_up_leaves_nothing(root: Path, digest_of: Callable[[bytes]
 def test_what_a_killed_process_has_left_half_is_removed(root: Path, digest_of: Callable[[bytes], str]) -> None:
     half = f"""
 import os
-from tfs_lite.cluster.replicas.files_cache import FilesCache
-download = FilesCache({str(root)!r}, 100).find_or_begin({digest_of(b"weights")!r}, "1", 90)
+from tfs_lite.cluster.replicas.generation import has_digest
+from tfs_lite.storage.files_cache import FilesCache
+download = FilesCache({str(root)!r}, 100, has_digest).find_or_begin({digest_of(b"weights")!r}, "1", 90)
 download.write("model.pt2", b"wei")
 os._exit(0)
 """
     subprocess.run([sys.executable, "-c", half], check=True, timeout=TIMEOUT)
     assert names(root) == [f"{digest_of(b'weights')}.partial"]
-    other = FilesCache(str(root), 100).find_or_begin(digest_of(b"other"), "1", 50)  # it counts with 90, and goes
+    other = cache_at(root, 100).find_or_begin(digest_of(b"other"), "1", 50)  # it counts with 90, and goes
     assert isinstance(other, Download)
     assert names(root) == [f"{digest_of(b'other')}.partial"]
     other.abort()
@@ -111,7 +115,7 @@ def test_the_version_that_was_used_least_recently_goes_first(
 def test_version_in_use_stays_and_without_room_nothing_is_written(
     root: Path, digest_of: Callable[[bytes], str]
 ) -> None:
-    using, other = FilesCache(str(root), 100), FilesCache(str(root), 100)
+    using, other = cache_at(root, 100), cache_at(root, 100)
     download = using.find_or_begin(digest_of(b"a" * 60), "1", 60)
     assert isinstance(download, Download)
     with pytest.raises(ServingError) as caught:  # what is on its way counts with all of it
@@ -131,7 +135,7 @@ def test_version_that_is_larger_than_all_of_the_room_evicts_nothing(
 ) -> None:
     keep(b"a" * 40, 100)
     with pytest.raises(ServingError):
-        FilesCache(str(root), 100).find_or_begin(digest_of(b"b"), "1", 101)
+        cache_at(root, 100).find_or_begin(digest_of(b"b"), "1", 101)
     assert names(root) == [digest_of(b"a" * 40)]
 
 
@@ -152,39 +156,69 @@ def test_damaged_version_is_written_anew(root: Path, keep: Callable[..., Path]) 
     assert (keep(b"weights") / "model.pt2").read_bytes() == b"weights"
 
 
+class Second:
+    """A second process of the machine, on a thread: it asks for a version that another one writes."""
+
+    def __init__(self, root: Path, digest: str) -> None:
+        self.waits = threading.Event()
+        self.is_cancelled = False
+        self.found: str | Download | ServingError | None = None
+        self._thread = threading.Thread(target=self._ask, args=(cache_at(root), digest))
+        self._thread.start()
+        assert self.waits.wait(TIMEOUT)
+
+    def _ask(self, cache: FilesCache, digest: str) -> None:
+        try:
+            self.found = cache.find_or_begin(digest, "1", 7, cancelled=self._cancelled)
+        except ServingError as error:
+            self.found = error
+
+    def _cancelled(self) -> bool:
+        self.waits.set()
+        return self.is_cancelled
+
+    def answer(self) -> object:
+        self._thread.join(TIMEOUT)
+        return self.found
+
+
 def test_second_process_waits_for_the_first_one_and_then_finds_the_version(
     root: Path, digest_of: Callable[[bytes], str]
 ) -> None:
     digest = digest_of(b"weights")
-    download = FilesCache(str(root)).find_or_begin(digest, "1", 7)
+    download = cache_at(root).find_or_begin(digest, "1", 7)
     assert isinstance(download, Download)
-    found: list[str | Download] = []
-    second = threading.Thread(target=lambda: found.append(FilesCache(str(root)).find_or_begin(digest, "1", 7)))
-    second.start()
-    wait_until(lambda: _is_waited_for(root / "locks" / f"{digest}.download"), "the second one waits", TIMEOUT)
+    second = Second(root, digest)
     download.write("model.pt2", b"weights")
     directory = download.finish()
-    second.join(TIMEOUT)
-    assert found == [directory]
+    assert second.answer() == directory
 
 
 def test_second_process_writes_it_when_the_first_one_gives_up(root: Path, digest_of: Callable[[bytes], str]) -> None:
     digest = digest_of(b"weights")
-    download = FilesCache(str(root)).find_or_begin(digest, "1", 7)
+    download = cache_at(root).find_or_begin(digest, "1", 7)
     assert isinstance(download, Download)
-    found: list[str | Download] = []
-    second = threading.Thread(target=lambda: found.append(FilesCache(str(root)).find_or_begin(digest, "1", 7)))
-    second.start()
-    wait_until(lambda: _is_waited_for(root / "locks" / f"{digest}.download"), "the second one waits", TIMEOUT)
+    second = Second(root, digest)
     download.abort()
-    second.join(TIMEOUT)
-    (made,) = found
+    made = second.answer()
     assert isinstance(made, Download)
     made.abort()
 
 
+def test_second_process_that_is_cancelled_waits_no_longer(root: Path, digest_of: Callable[[bytes], str]) -> None:
+    digest = digest_of(b"weights")
+    download = cache_at(root).find_or_begin(digest, "1", 7)
+    assert isinstance(download, Download)
+    second = Second(root, digest)
+    second.is_cancelled = True
+    answer = second.answer()
+    assert isinstance(answer, ServingError)
+    assert answer.code is StatusCode.CANCELLED
+    download.abort()
+
+
 def test_link_in_the_place_of_a_file_is_not_followed(root: Path, digest_of: Callable[[bytes], str]) -> None:
-    download = FilesCache(str(root)).find_or_begin(digest_of(b"weights"), "1", 7)
+    download = cache_at(root).find_or_begin(digest_of(b"weights"), "1", 7)
     assert isinstance(download, Download)
     victim = root.parent / "victim"
     victim.write_bytes(b"mine")
@@ -199,7 +233,7 @@ def test_cache_that_others_may_write_to_is_refused(root: Path, digest_of: Callab
     root.mkdir()
     root.chmod(0o777)
     with pytest.raises(ServingError) as caught:
-        FilesCache(str(root)).find_or_begin(digest_of(b"weights"), "1", 7)
+        cache_at(root).find_or_begin(digest_of(b"weights"), "1", 7)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
 
 
@@ -209,10 +243,3 @@ def test_default_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/nonexistent/home")
     assert default_directory().endswith(f"tfs-lite-{os.getuid()}/versions")
-
-
-def _is_waited_for(lock: Path) -> bool:
-    """Whether a process waits for the lock, as the system lists it."""
-    inode = f":{lock.stat().st_ino} "
-    with open("/proc/locks") as file:
-        return any("->" in line and inode in line for line in file)
