@@ -32,12 +32,13 @@ class Complete:
 class Waiting:
     """The verdict "not yet" with its reason, in words for people. ``retry_in``: seconds after which the verdict may
     change by itself. ``settling``: it will change by itself, if nothing else happens to the files. ``being_written``:
-    something does."""
+    something does. ``fetching``: the files are being read, which takes as long as it takes, and come on."""
 
     reason: str
     retry_in: float | None = None
     settling: bool = False
     being_written: bool = False
+    fetching: bool = False
 
 
 class Need(enum.Enum):
