@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tfs_lite.config.text import YAML_ENDINGS
-from tfs_lite.core.loader import LoadProgress
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import TimedState
@@ -33,7 +32,8 @@ from tfs_lite.serving.standing import StandingRefusal
 from tfs_lite.serving.view import Burden
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
-from tfs_lite.storage.store import FetchProgress, StorageCondition
+from tfs_lite.storage.fetch import FetchProgress
+from tfs_lite.storage.store import StorageCondition
 from tfs_lite.workers.supervisor import Unanswered
 
 MAX_DEPTH = 3
@@ -54,14 +54,6 @@ NO_VERSION = SpecificPolicy(())
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """A fetch under way. ``progress`` is None before it has begun to read."""
-
-    progress: LoadProgress | None = None
-    attempts: FetchProgress = FetchProgress()
-
-
-@dataclass(frozen=True, slots=True)
 class Incomplete:
     """The reason why a version on disk is not offered yet. ``retry_at``: when that may change by itself, in seconds
     since 1970; ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being). ``fetch``: its
@@ -71,7 +63,7 @@ class Incomplete:
     since: float | None = None
     retry_at: float | None = None
     hashed: tuple[int, int] | None = None
-    fetch: Fetch | None = None
+    fetch: FetchProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,11 +423,9 @@ class Snapshots:
         found = sources.found(name)
         retry_at = found.unfinished.get(version) if found is not None else None
         again = server.wall(retry_at) if retry_at is not None else None
-        checked, attempts = sources.checking().get(servable_id), sources.fetches().get(servable_id)
-        if attempts is not None:
-            return Incomplete(reason, since, again, fetch=Fetch(checked, attempts))
+        fetch, checked = sources.fetches().get(servable_id), sources.checking().get(servable_id)
         hashed = (checked.read_bytes or 0, checked.expected_bytes or 0) if checked is not None else None
-        return Incomplete(reason, since, again, hashed)
+        return Incomplete(reason, since, again, hashed, fetch)
 
     def _with_others(self, snapshot: ModelSnapshot, shared: _Shared, depth: int) -> ModelSnapshot:
         """The snapshot with the models that its versions wait for, and what those wait for."""

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.operations.explain.test_causes import ask, model, serving
-from tfs_lite.core.loader import LoadPhase, LoadProgress
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import Verdict
-from tfs_lite.operations.explain.snapshot import Fetch, Incomplete, ModelSnapshot, VersionSnapshot
+from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, VersionSnapshot
 from tfs_lite.sources.source_config import SourceReport
-from tfs_lite.storage.store import FetchProgress, StorageCondition
+from tfs_lite.storage.fetch import FetchProgress
+from tfs_lite.storage.store import StorageCondition
 
 AT = 1e9 - 100
 """01:45:00 UTC."""
@@ -26,7 +26,7 @@ def remote(*versions: VersionSnapshot, condition: StorageCondition = GOOD, **res
     return model(*versions, base_path="s3://bucket/m", storage=condition, **rest)
 
 
-def waiting(reason: str, version: int = 2, fetch: Fetch | None = None) -> VersionSnapshot:
+def waiting(reason: str, version: int = 2, fetch: FetchProgress | None = None) -> VersionSnapshot:
     return VersionSnapshot(version, on_disk=True, incomplete=Incomplete(reason, AT, fetch=fetch))
 
 
@@ -36,27 +36,29 @@ def with_problem(code: StatusCode, message: str, *versions: VersionSnapshot, tri
 
 
 def test_a_fetch_tells_bytes_pace_and_the_time_that_is_left() -> None:
-    progress = LoadProgress(LoadPhase.FETCHING, 10.0, 10.0, 1 << 30, 3 << 30)
-    answer = ask(remote(serving(1), waiting("fetching 3.0 GiB", fetch=Fetch(progress))), 2)
+    """The pace is that of the storage: half a GiB was here before."""
+    fetch = FetchProgress(3 << 30, 1 << 30, 1 << 29, seconds=5.0, attempt=1)
+    answer = ask(remote(serving(1), waiting("fetching 3.0 GiB", fetch=fetch)), 2)
     (link,) = answer.because
     assert (answer.verdict, link.cause, link.doc) == (Verdict.WAITING, "FETCHING", "remote.md")
-    assert link.text == "its files are being fetched: 1.0 GiB of 3.0 GiB, 102.4 MiB/s, about 20 s"
+    assert link.text == "its files are fetched: 1.0 GiB of 3.0 GiB, 102.4 MiB/s, about 20 s"
     assert answer.next.what == "it is loaded when its files are on this machine"
     assert answer.sentence.endswith("version 1 answers instead")
 
 
 def test_a_fetch_that_is_tried_again_says_why_and_keeps_what_has_come() -> None:
-    progress = LoadProgress(LoadPhase.FETCHING, 10.0, 10.0, 0, 3 << 30)
-    attempts = FetchProgress(3, "the storage answers 503 SlowDown")
-    (link,) = ask(remote(waiting("fetching 3.0 GiB", fetch=Fetch(progress, attempts))), 2).because
-    assert link.text.endswith("0 bytes of 3.0 GiB; attempt 3: the storage answers 503 SlowDown")
+    fetch = FetchProgress(3 << 30, attempt=3, sentence="the storage answers 503 SlowDown", failed_at=AT)
+    (link,) = ask(remote(waiting("fetching 3.0 GiB", fetch=fetch)), 2).because
+    assert link.text == (
+        "its files are fetched: 0 bytes of 3.0 GiB; attempt 3, the one before failed at 01:45:00 UTC: "
+        "the storage answers 503 SlowDown"
+    )
     assert "what has come is kept" in link.fix
 
 
-def test_a_fetch_that_waits_for_its_turn_says_what_the_source_says() -> None:
-    reason = "another process of this machine fetches it"
-    (link,) = ask(remote(waiting(reason, fetch=Fetch())), 2).because
-    assert link.text == f"its files are being fetched: {reason}"
+def test_a_fetch_that_another_process_does_says_so() -> None:
+    (link,) = ask(remote(waiting("fetching 5 bytes", fetch=FetchProgress(5, waits=True))), 2).because
+    assert link.text == "another process of this machine fetches its files"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tfs_lite.core.loader import MEASURED_SECONDS, LoadProgress
+from tfs_lite.core.loader import MEASURED_SECONDS
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import clock, counted, not_as_published, size
 from tfs_lite.operations.explain.explanation import Link
+from tfs_lite.storage.fetch import FetchProgress
 from tfs_lite.storage.store import StorageCondition
 
 DOC = "remote.md"
@@ -29,26 +30,24 @@ def fetching(case: Case) -> Link | None:
     what = case.found.incomplete
     if what is None or what.fetch is None:
         return None
-    progress, attempts = what.fetch.progress, what.fetch.attempts
-    text = f"its files are being fetched: {_pace(progress) if progress is not None else what.reason}"
+    fetch = what.fetch
+    text = (
+        "another process of this machine fetches its files" if fetch.waits else f"its files are fetched: {_pace(fetch)}"
+    )
     fix = "wait: it is loaded when its files are on this machine; what serves goes on"
-    if attempts.sentence:
-        text += f"; attempt {attempts.attempt}: {attempts.sentence}"
-        fix = "wait: what has come is kept, and the rest is tried again, with longer and longer waits"
+    if fetch.sentence:
+        text += f"; attempt {fetch.attempt}, the one before failed at {clock(fetch.failed_at)}: {fetch.sentence}"
+        fix = "wait: what has come is kept, and the rest is tried again, after longer and longer waits"
     return Link("FETCHING", text, fix, what.since, DOC)
 
 
-def _pace(progress: LoadProgress) -> str:
-    """``1.2 GiB of 3.4 GiB, 118.0 MiB/s, about 19 s``."""
-    read, expected = progress.read_bytes, progress.expected_bytes
-    if read is None or expected is None:
-        return f"for {progress.phase_seconds:.0f} s"
-    text = f"{size(read)} of {size(expected)}"
-    if not read or progress.phase_seconds < MEASURED_SECONDS:
+def _pace(fetch: FetchProgress) -> str:
+    """``1.2 GiB of 3.4 GiB, 118.0 MiB/s, about 19 s``. The pace is without what was here before."""
+    text = f"{size(fetch.done)} of {size(fetch.size)}"
+    if not fetch.fetched or fetch.seconds < MEASURED_SECONDS:
         return text
-    left = progress.seconds_left
-    ends = f", about {left:.0f} s" if left is not None else ""
-    return f"{text}, {size(read / progress.phase_seconds)}/s{ends}"
+    pace = fetch.fetched / fetch.seconds
+    return f"{text}, {size(pace)}/s, about {max(fetch.size - fetch.done, 0) / pace:.0f} s"
 
 
 def fetch_failed(case: Case) -> Link | None:
