@@ -36,3 +36,8 @@ def test_import_of_the_client_loads_neither_torch_nor_anything_of_a_server() -> 
     modules = imported("tfs_lite.client")[1]
     assert "tfs_lite" in modules
     assert not {"torch", "pydantic", "httptools", "uvloop"} & modules
+
+
+def test_only_a_client_that_repeats_calls_loads_the_library_for_it() -> None:
+    assert "tenacity" not in imported("tfs_lite.client; tfs_lite.client.Client('localhost:1')")[1]
+    assert "tenacity" in imported("tfs_lite.client; tfs_lite.client.Client('localhost:1', retry=1)")[1]

@@ -85,6 +85,15 @@ def bytes_text(done: int, expected: int) -> str:
     return f"{done / size:.{digits}f} of {expected / size:.{digits}f} {unit}"
 
 
+def size_text(count: float) -> str:
+    """``512 bytes``, ``3.4 GiB``."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
 class LoadMeter:
     """The notebook of a load for its progress: one thread begins phases, any thread may add bytes or read."""
 

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -22,11 +23,14 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.loader import LoadProgress
+from tfs_lite.core.manifest import configs_of, revision_of, state_of
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath, parse_version
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.core.threads import JOIN_SECONDS, all_within
+from tfs_lite.sources.base_config import BaseConfigs
+from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.object_disk import ObjectDisk
@@ -94,6 +98,16 @@ def leases_to_drop(
     return frozenset(
         lease for lease in held if lease.id in loaded and lease not in listed and lease.path != loaded[lease.id]
     )
+
+
+def revision_here(path: StoragePath, revision: str) -> str:
+    """The revision of a fetched version: the state of its files is that of the copies at ``path``, as who loads it sees
+    them, and the state of its configs that of the storage. Raises OSError."""
+    disk, base = RealDisk(), os.path.dirname(path)
+    tree = disk.stat_tree(path)
+    place = path if tree.configs.files else base
+    named = BaseConfigs(disk).named(place, base, disk.list_directory(place))
+    return revision_of(state_of(path, tree.version.fingerprint, named), configs_of(revision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +266,11 @@ class RemoteSources:
         items, leases = list[ServableData[StoragePath]](), set[Lease]()
         for item in versions:
             key, path = found.disk.key_of(item.payload), found.disk.local(item.payload)
-            if key is not None and path is not None:
-                items.append(item.with_payload(path))
+            if key is None or path is None:
+                continue
+            with suppress(OSError):
+                revision = revision_here(path, item.revision)
+                items.append(ServableData.ok(item.id, path, revision, item.given_up))
                 leases.add(Lease(item.id, key, path, item.payload))
         return items, frozenset(leases)
 

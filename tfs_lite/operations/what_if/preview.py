@@ -182,10 +182,10 @@ class _Telling:
         self, model: ModelConfig, change: str, fields: tuple[str, ...] = (), before: ModelConfig | None = None
     ) -> ModelForecast:
         name, look = model.name, self.looks.get(model.name)
-        on_disk: Collection[int] = _versions(model.base_path)
-        if look is not None and is_url(model.base_path):
-            on_disk = look.report.on_disk
-        versions = self._versions(name, _why_unwanted(model), on_disk)
+        there = look.report.on_disk if look is not None else frozenset[int]()
+        versions = self._versions(
+            name, _why_unwanted(model), there if is_url(model.base_path) else _versions(model.base_path)
+        )
         if look is not None:
             told = {version.version for version in versions}
             waiting = (

@@ -1,0 +1,1 @@
+"""Object stores of the tests: moto and azurite, and a proxy in front of them that breaks."""
