@@ -76,6 +76,7 @@ def test_a_fetch_that_another_process_does_says_so() -> None:
             "nothing happens before its files change",
         ),
         ("model_cache_bytes is 10: 4 are left, and the files have 5", "raise --model_cache_bytes", "tried again"),
+        ("model_cache_dir: its disk does not keep locks", "a disk of this machine that keeps locks", "tried again"),
         ("the disk of the cache is full", "--model_cache_dir", "tried again"),
     ],
 )

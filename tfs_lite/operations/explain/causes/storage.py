@@ -13,8 +13,12 @@ from tfs_lite.storage.store import StorageCondition
 DOC = "remote.md"
 PUBLISHING = "being published since"
 CHANGED, DIGEST = "changed while it was fetched", "sha256 digest that"
-NO_ROOM, FULL = "model_cache_bytes", "disk of the cache"
-FAILED = ("cannot be fetched", CHANGED, DIGEST, NO_ROOM, FULL)
+NO_ROOM, FULL, NO_CACHE = (
+    "model_cache_bytes is",
+    "the disk of the cache is",
+    ("model_cache_dir:", "directory of the cache"),
+)
+FAILED = ("cannot be fetched", CHANGED, DIGEST, NO_ROOM, FULL, *NO_CACHE)
 """Words by which the reason of a version that waits is that of a fetch which has ended."""
 _REFUSES = (StatusCode.PERMISSION_DENIED, StatusCode.FAILED_PRECONDITION)
 _RIGHTS = (
@@ -69,6 +73,8 @@ def fetch_failed(case: Case) -> Link | None:
         )
     elif FULL in what.reason:
         fix = "make room on the disk of --model_cache_dir: it is fetched again with the next poll"
+    elif any(words in what.reason for words in NO_CACHE):
+        fix = "give the server a directory of its own for --model_cache_dir, on a disk of this machine that keeps locks"
     return Link("FETCH_FAILED", what.reason, fix, what.since, DOC)
 
 
