@@ -61,6 +61,12 @@ def test_a_fetch_that_another_process_does_says_so() -> None:
     assert link.text == "another process of this machine fetches its files"
 
 
+def test_a_fetch_that_has_not_begun_waits_for_others() -> None:
+    found = remote(waiting("fetching 5 bytes"), report=SourceReport("m", fetching=frozenset({2})))
+    (link,) = ask(found, 2).because
+    assert (link.cause, link.text) == ("FETCHING", "its fetch waits for those of other versions there")
+
+
 @pytest.mark.parametrize(
     ("reason", "fix", "then"),
     [

@@ -32,13 +32,16 @@ _RIGHTS = (
 
 def fetching(case: Case) -> Link | None:
     what = case.found.incomplete
-    if what is None or what.fetch is None:
+    if what is None:
         return None
-    fetch = what.fetch
+    fetch, fix = what.fetch, "wait: it is loaded when its files are on this machine; what serves goes on"
+    if fetch is None:
+        if case.model.storage is None or case.version not in case.model.report.fetching:
+            return None
+        return Link("FETCHING", "its fetch waits for those of other versions there", fix, what.since, DOC)
     text = (
         "another process of this machine fetches its files" if fetch.waits else f"its files are fetched: {_pace(fetch)}"
     )
-    fix = "wait: it is loaded when its files are on this machine; what serves goes on"
     if fetch.sentence:
         text += f"; attempt {fetch.attempt}, the one before failed at {clock(fetch.failed_at)}: {fetch.sentence}"
         fix = "wait: what has come is kept, and the rest is tried again, after longer and longer waits"
