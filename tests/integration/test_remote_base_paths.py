@@ -15,7 +15,7 @@ import pytest
 from tests.support.remote.moto import Moto
 from tests.support.remote.proxy import FaultProxy
 from tests.support.remote.served import REMOTE, Publisher, ServedBucket, serving_bucket
-from tests.support.servers.in_process import entry, serving
+from tests.support.servers.in_process import entry
 from tests.support.servers.models import TaggedArchives
 from tests.support.servers.probe import Traffic
 from tests.support.servers.process import ServerProcess, wait_until
@@ -196,9 +196,7 @@ def test_url_that_cannot_be_is_refused_and_changes_nothing(place: ServedBucket) 
 # Servers of their own.
 
 
-def test_code_from_a_bucket_is_trusted_by_its_url_alone(
-    moto: Moto, archives: TaggedArchives, tmp_path: Path
-) -> None:
+def test_code_from_a_bucket_is_trusted_by_its_url_alone(moto: Moto, archives: TaggedArchives, tmp_path: Path) -> None:
     trusted = (f"{tmp_path}/*", "s3://*/trusted*")
     with serving_bucket(moto, archives, tmp_path, trusted_model_base_paths=trusted) as place:
         place.publish_code("other", 1, CODE)
@@ -274,7 +272,7 @@ def test_process_of_a_model_that_dies_while_the_storage_is_down_comes_back_from_
     moto: Moto, archives: TaggedArchives, tmp_path: Path
 ) -> None:
     options = {"worker": "process", "trusted_model_base_paths": ("s3://*/*",)}
-    source = f"import os\n{CODE}".replace('+ 1}', '* 0 + os.getpid() % 1000003}')
+    source = f"import os\n{CODE}".replace("+ 1}", "* 0 + os.getpid() % 1000003}")
     with serving_bucket(moto, archives, tmp_path, **options) as place:
         place.publish_code("m", 1, source)
         place.serve("m")

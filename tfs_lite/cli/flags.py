@@ -111,7 +111,9 @@ FLAGS: tuple[Flag, ...] = (
     _what("model_repository", _STRING, "", "serve every DIR/<model>/<version>/, also models that appear later"),
     _what("model_config_file", _STRING, "", "ModelServerConfig (text proto or YAML); overrides name and base path"),
     _what("model_config_file_poll_wait_seconds", _INT, 0, "read the config file again this often; 0: only once"),
-    _what("trusted_model_base_paths", _LIST, (), "globs, also of URLs; models below may bring code (model.py, pickles)"),
+    _what(
+        "trusted_model_base_paths", _LIST, (), "globs, also of URLs; models below may bring code (model.py, pickles)"
+    ),
     _what(
         "model_control_mode",
         _STRING,
@@ -121,7 +123,9 @@ FLAGS: tuple[Flag, ...] = (
         expects="poll, none or explicit",
     ),
     _what("load_model", _LIST, (), "in the mode explicit, the models to load at the start; *: all"),
-    _what("allowed_model_base_paths", _LIST, (), "directories and URLs that every model must lie below; empty: anywhere"),
+    _what(
+        "allowed_model_base_paths", _LIST, (), "directories and URLs that every model must lie below; empty: anywhere"
+    ),
     _what("model_config_list_root_dir", _STRING, "", "relative base paths are below this directory"),
     _where("port", _INT, 8500, "gRPC port; 0: none, which takes --grpc_socket_path", minimum=0, maximum=65535),
     _where("rest_api_port", _INT, 8501, "HTTP port; 0: none", minimum=0, maximum=65535),
@@ -229,7 +233,9 @@ FLAGS: tuple[Flag, ...] = (
         minimum=0.1,
     ),
     _load("flush_filesystem_caches", _BOOL, True, "let the system forget the files of a version that was loaded"),
-    _load("model_cache_dir", _STRING, "", "where files of URLs are kept, and a node's copies; empty: in the user's cache"),
+    _load(
+        "model_cache_dir", _STRING, "", "where files of URLs are kept, and a node's copies; empty: in the user's cache"
+    ),
     _load("model_cache_bytes", _INT, 50 * 2**30, "bytes that are kept there at most", minimum=1, maximum=INT64_MAX),
     _run(
         "device",

@@ -101,12 +101,10 @@ def staging_directory(base: str, version: int | None = None) -> Iterator[str]:
     """A new hidden directory inside ``base``, which is made if needed. Removed at the end unless it was committed, also
     if a signal ends the process. Removes what earlier publications have left in ``base``.
 
-    A version that cannot be committed later is refused at once, with the errors of :func:`commit`; INVALID_ARGUMENT for
-    a URL. An OSError of the block becomes a ServingError that names the file and the next step: RESOURCE_EXHAUSTED (the disk is full),
+    A version that cannot be committed later is refused at once, with the errors of :func:`commit`. An OSError of the
+    block becomes a ServingError that names the file and the next step: RESOURCE_EXHAUSTED (the disk is full),
     PERMISSION_DENIED, FAILED_PRECONDITION, or UNAVAILABLE.
     """
-    if "://" in base:
-        raise invalid_argument("the base path is a URL: save to a directory, then run tfs-lite publish DIRECTORY --base=URL")
     with advised(base):
         os.makedirs(base, exist_ok=True)
         next_version(os.listdir(base), version)

@@ -21,21 +21,25 @@ from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
 from tfs_lite.storage.objects import open_storage
-from tfs_lite.storage.store import StorageError
 from tfs_lite.storage.url import StorageUrl, is_below, is_url
 
 JITTER = random.uniform(0.9, 1.1)
-"""The share of ``remote_poll_wait_seconds`` that this process waits: servers that were started at the same moment do not
-go on asking at the same moments."""
+"""The share of ``remote_poll_wait_seconds`` that this process waits: servers that were started at the same moment do
+not go on asking at the same moments."""
 
 
 def check_models(config: ModelServerConfig, platforms: Collection[str], allowed_roots: Collection[str]) -> None:
     """INVALID_ARGUMENT for a platform this server does not have, or a base path it may not or cannot read;
     FAILED_PRECONDITION for a URL that this installation cannot read."""
+    places = dict[str, ModelConfig]()
     for model in config.models:
         if model.platform is not None and model.platform not in platforms:
             raise invalid_argument(unsupported_platform(model.name, model.platform, platforms))
         _check_base_path(model, allowed_roots)
+        if is_url(model.base_path):
+            places.setdefault(StorageUrl.parse(model.base_path).place, model)
+    for model in places.values():
+        _check_url(model)
 
 
 def check_versions_present(config: ModelServerConfig) -> None:
@@ -128,7 +132,10 @@ def scan_policy(model: ModelConfig) -> VersionPolicy:
 
 def _check_base_path(model: ModelConfig, allowed_roots: Collection[str]) -> None:
     if is_url(model.base_path):
-        _check_url(model)
+        try:
+            StorageUrl.parse(model.base_path)
+        except ServingError as error:
+            raise _about_url(model, error) from None
     if not below_allowed_roots(model.base_path, allowed_roots):
         raise invalid_argument(
             f"model {model.name}: base_path is outside the allowed roots (--allowed_model_base_paths)"
@@ -136,14 +143,16 @@ def _check_base_path(model: ModelConfig, allowed_roots: Collection[str]) -> None
 
 
 def _check_url(model: ModelConfig) -> None:
-    """INVALID_ARGUMENT for a URL that is none, FAILED_PRECONDITION where it cannot be read from this machine: the extra
-    is missing, or its settings are wrong."""
+    """FAILED_PRECONDITION where such a URL cannot be read from this machine: the extra is missing, or the settings of
+    its environment are wrong."""
     try:
         open_storage(StorageUrl.parse(model.base_path))
-    except StorageError as error:
-        raise ServingError(error.code, f"model {model.name}: base_path: {error.sentence}") from None
     except ServingError as error:
-        raise ServingError(error.code, f"model {model.name}: base_path: {error.status.message}") from None
+        raise _about_url(model, error) from None
+
+
+def _about_url(model: ModelConfig, error: ServingError) -> ServingError:
+    return ServingError(error.code, f"model {model.name}: base_path: {error.status.message}")
 
 
 def below_allowed_roots(path: str, allowed_roots: Collection[str]) -> bool:

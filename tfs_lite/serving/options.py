@@ -138,8 +138,8 @@ class ServerOptions:
     flush_filesystem_caches: bool = True
     """Whether the system may forget the files that were read, after a load."""
     model_cache_dir: str = ""
-    """The directory in which the server keeps files of URLs, and a node of the cluster those that it has fetched; empty:
-    a directory of the user."""
+    """The directory in which the server keeps files of URLs, and a node of the cluster those that it has fetched;
+    empty: a directory of the user."""
     model_cache_bytes: int = CACHE_BYTES
     """The most that is kept there, in all; what is loaded stays."""
     device: str = "auto"
@@ -277,8 +277,8 @@ class ServerOptions:
         """Refuses what cannot be at a URL. Errors do not repeat URLs: people put keys into them."""
         if is_url(self.model_repository):
             raise invalid_argument(
-                "model_repository is a URL, and a repository is a directory of this machine: name each model that is at "
-                "a URL in a model_config_file"
+                "model_repository is a URL, and a repository is a directory of this machine: name each model that is "
+                "at a URL in a model_config_file"
             )
         if is_url(self.model_base_path):
             if self.is_explicit:

@@ -81,9 +81,9 @@ class FollowerEffects:
     gone. ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a
     load. ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that
     takes another load. ``remark``: what the status of a version that serves is to say; None takes it back.
-    ``wake_source``: the lists come again soon. ``on_replaced``: another load, of what the item has, has taken the version's
-    place; a function gives the servable that had it, or None once nothing holds it. ``on_given_up``: no second load is tried any more;
-    the last one may have waited.
+    ``wake_source``: the lists come again soon. ``on_replaced``: another load, of what the item has, has taken the
+    version's place; a function gives the servable that had it, or None once nothing holds it. ``on_given_up``: no
+    second load is tried any more; the last one may have waited.
     """
 
     read: Callable[[str, str], ModelSettings]

@@ -226,17 +226,13 @@ class RemoteSources:
             self._effects.on_request(url.scheme, operation, result)
 
         storage = self._open_storage(url, on_request)
-        return _Place(
-            url, storage, self._files(), self._clock, config.poll_interval, self._effects, self._on_fetch
-        )
+        return _Place(url, storage, self._files(), self._clock, config.poll_interval, self._effects, self._on_fetch)
 
     def _files(self) -> FilesCache:
         """The cache of all places."""
         with self._lock:
             if self._cache is None:
-                self._cache = FilesCache(
-                    self._cache_dir, self._cache_bytes, has_all_files, self._effects.on_evicted
-                )
+                self._cache = FilesCache(self._cache_dir, self._cache_bytes, has_all_files, self._effects.on_evicted)
             return self._cache
 
     def _callback_of(self, place: str, found: _Place) -> AspiredVersionsCallback[StoragePath]:
@@ -428,9 +424,7 @@ class RemoteSources:
         parts = path[len(root) + 1 :].split(os.sep)
         return paths.get(os.path.join(root, *parts[:2]), "")
 
-    def look_ahead(
-        self, config: SourceConfig, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS
-    ) -> dict[str, Look]:
+    def look_ahead(self, config: SourceConfig, outcomes: Mapping[ServableId, bool] = NOTHING_ENDS) -> dict[str, Look]:
         """The findings, by name, that looks for ``config`` would have now; see
         :meth:`FileSystemStoragePathSource.look_ahead`. A place of which no model is served is not asked."""
         with self._lock:

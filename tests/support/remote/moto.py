@@ -97,7 +97,12 @@ class Bucket:
 
     def make_public(self) -> None:
         """Lets readers without a signature read and list it, as those of GCS are here."""
-        statement = {"Effect": "Allow", "Principal": "*", "Action": ["s3:*"], "Resource": [f"arn:aws:s3:::{self.name}/*"]}
+        statement = {
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": ["s3:*"],
+            "Resource": [f"arn:aws:s3:::{self.name}/*"],
+        }
         self.backend.put_bucket_policy(self.name, json.dumps({"Statement": [statement]}).encode())
 
 

@@ -1,9 +1,9 @@
 """A proxy in front of a storage that counts requests and breaks, by one thread a connection.
 
-    with FaultProxy(server.port) as proxy:
-        proxy.fail("status", status=503, code="SlowDown")            # until heal()
-        proxy.fail("cut", times=3, after=256 << 10, method="GET", path="model.pt2")
-        assert proxy.count("list") == 1
+with FaultProxy(server.port) as proxy:
+    proxy.fail("status", status=503, code="SlowDown")            # until heal()
+    proxy.fail("cut", times=3, after=256 << 10, method="GET", path="model.pt2")
+    assert proxy.count("list") == 1
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class FaultProxy:
         self._server = _Server(self)
         self.port: int = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fault-proxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="fault-proxy", daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> FaultProxy:
@@ -192,7 +194,9 @@ class _Connection(socketserver.StreamRequestHandler):
             self._reset()
             return
         request.status = fault.status
-        body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>{request.target}</Message></Error>".encode()
+        body = (
+            f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>{request.target}</Message></Error>".encode()
+        )
         if request.method == "HEAD":
             body = b""
         head = f"HTTP/1.1 {fault.status} Broken\r\nContent-Type: application/xml\r\nConnection: close\r\n"

@@ -1,9 +1,9 @@
 """A whole server in the test's own process whose models are in a bucket, behind a proxy that breaks.
 
-    with serving_bucket(moto, archives, root) as place:
-        place.publish("m", 1)
-        place.serve("m")
-        assert place.served.version("m") == 1
+with serving_bucket(moto, archives, root) as place:
+    place.publish("m", 1)
+    place.serve("m")
+    assert place.served.version("m") == 1
 """
 
 from __future__ import annotations
@@ -129,5 +129,3 @@ def serving_bucket(
         with serving(root, ready=ready, **fields) as place.served:
             yield place
             proxy.heal()
-
-

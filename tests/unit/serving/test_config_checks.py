@@ -46,7 +46,9 @@ def test_unknown_platform_offers_the_nearest() -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/m", "gs://bucket", "az://container/m", "abfss://c@acc.dfs.core.windows.net/m"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/m", "gs://bucket", "az://container/m", "abfss://c@acc.dfs.core.windows.net/m"]
+)
 def test_url_that_can_be_read_is_let_through(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
