@@ -32,8 +32,8 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class FlatListing:
-    """All objects below a prefix, at any depth. ``is_whole`` False: they are a part, because there are more than
-    :data:`PAGE`, or because the name of one cannot be that of a file."""
+    """All objects below a prefix, at any depth. ``is_whole`` False: they may be a part, because there are
+    :data:`PAGE` or more, or because the name of one cannot be that of a file."""
 
     files: tuple[RemoteFile, ...]
     is_whole: bool = True
@@ -107,7 +107,8 @@ class Storage(Protocol):
         iterator raises when a body is cut or stalls, and then has given every byte that came."""
 
     def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> None:
-        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name, in one step."""
+        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name with other bytes, in one step. One
+        with the same bytes may be ours, whose answer was lost: what must not be made twice holds a token."""
 
     def delete(self, path: str) -> None:
         """Removes an object; one that is not there is no error."""

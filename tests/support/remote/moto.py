@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,13 @@ SECRET = "canary-secret-of-the-tests"
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}
+
+
+def forget_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes what leads to real clouds out of the environment, so that no test asks one, or this machine's identity."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_", "IDENTITY_", "MSI_")):
+            monkeypatch.delenv(name)
 
 
 class Moto:
@@ -116,6 +124,7 @@ def moto() -> Iterator[Moto]:
 @pytest.fixture
 def bucket(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket; the environment leads to the server."""
+    forget_clouds(monkeypatch)
     for name, value in moto.environment().items():
         monkeypatch.setenv(name, value)
     return moto.make_bucket()
