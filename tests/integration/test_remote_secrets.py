@@ -26,7 +26,6 @@ from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.status import ServingError
 
-pytest_plugins = ("tests.support.remote.moto",)
 ACCOUNT_ID = "987654321098"
 CANARIES = {
     "AWS_ACCESS_KEY_ID": "AKIACANARYCANARYAAAA",
