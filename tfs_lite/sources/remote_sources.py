@@ -141,7 +141,7 @@ class _Place:
         self.is_atomic = storage.is_atomic
         self._stop = threading.Event()
         fetcher = Fetcher(storage, cache, self._stop, on_fetch)
-        self.disk = ObjectDisk(storage, url.place, cache, fetcher, clock)
+        self.disk = ObjectDisk(storage, url.place, cache, fetcher, clock, interval)
         self._fetches = PoolExecutor("tfs-fetch", FETCHES)
         self.source = FileSystemStoragePathSource(
             self.config,
@@ -155,6 +155,7 @@ class _Place:
 
     def update(self, config: SourceConfig) -> None:
         self.config = replace(config, quiet_period=0.0) if self.is_atomic else config
+        self.disk.set_bases({servable.base_path for servable in config.servables})
         self.source.update_config(self.config)
 
     def close(self) -> None:
@@ -261,13 +262,13 @@ class RemoteSources:
         """The items with paths of the cache, and the leases for them; those whose files are not there are left out."""
         items, leases = list[ServableData[StoragePath]](), set[Lease]()
         for item in versions:
-            key, path = found.disk.key_of(item.payload), found.disk.local(item.payload)
-            if key is None or path is None:
+            there = found.disk.fetched(item.payload)
+            if there is None:
                 continue
             with suppress(OSError):
-                revision = revision_here(path, item.revision)
-                items.append(ServableData.ok(item.id, path, revision, item.given_up))
-                leases.add(Lease(item.id, key, path, item.payload))
+                revision = revision_here(there.directory, item.revision)
+                items.append(ServableData.ok(item.id, there.directory, revision, item.given_up))
+                leases.add(Lease(item.id, there.key, there.directory, item.payload))
         return items, frozenset(leases)
 
     def _list(self, place: str, name: str, leases: frozenset[Lease]) -> frozenset[Lease]:
@@ -399,7 +400,7 @@ class RemoteSources:
         found = dict[ServableId, FetchProgress]()
         for place in self._of(None):
             for servable in place.config.servables:
-                for directory, progress in place.disk.fetches(servable.base_path).items():
+                for directory, progress in place.disk.fetching(servable.base_path).items():
                     version = parse_version(directory)
                     if version is not None:
                         found[ServableId(servable.name, version)] = progress
