@@ -11,7 +11,7 @@ from tfs_lite.storage.fetch import FetchProgress
 from tfs_lite.storage.store import StorageCondition
 
 DOC = "remote.md"
-PUBLISHING = "being published since"
+PUBLISHING = "being published"
 CHANGED, DIGEST = "changed while it was fetched", "sha256 digest that"
 NO_ROOM, FULL, NO_CACHE = (
     "model_cache_bytes is",
