@@ -22,7 +22,6 @@ from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
 
-pytest_plugins = ("tests.support.remote.moto",)
 CODE = """
 class Model:
     def __init__(self, context):
