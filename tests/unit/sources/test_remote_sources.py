@@ -30,7 +30,8 @@ M1, M2 = ServableId("m", 1), ServableId("m", 2)
 
 
 def lease(id: ServableId, key: str = "k") -> Lease:
-    return Lease(id, key, f"/cache/{key}/{id.version}", f"s3://b/{id.name}/{id.version}")
+    path = f"/cache/{key}/{id.version}"
+    return Lease(id, key, path, path, f"s3://b/{id.name}/{id.version}")
 
 
 def item(id: ServableId) -> ServableData[str]:
@@ -91,7 +92,7 @@ def test_version_that_was_loaded_anew_keeps_the_lease_of_what_serves_and_of_what
 
 def test_two_models_of_one_base_have_a_lease_each() -> None:
     other = ServableId("n", 1)
-    held = {lease(M1), Lease(other, "k", "/cache/k/1", "s3://b/m/1")}
+    held = {lease(M1), Lease(other, "k", "/cache/k/1", "/cache/k/1", "s3://b/m/1")}
     assert leases_to_drop(held, set(), {M1: ""}) == {lease(M1)}
 
 
