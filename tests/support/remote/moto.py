@@ -45,7 +45,9 @@ class Moto:
     def make_bucket(self) -> Bucket:
         with self._lock:
             self._made += 1
-            bucket = Bucket(self, f"bucket{self._made}")
+            bucket = Bucket(
+                self, f"bucket{self._made}"
+            )  # without a hyphen: a client of GCS escapes it, and moto is lost
         bucket.backend.create_bucket(bucket.name, REGION)
         return bucket
 
