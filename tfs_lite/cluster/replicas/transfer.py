@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from tfs_lite.cluster.replicas.files_cache import Download, FilesCache
 from tfs_lite.cluster.replicas.generation import files_digest, is_digest, read_manifest, version_files
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.storage.files_cache import Download, FilesCache
 from tfs_lite.storage.url import check_name, check_names
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.request_channel import RequestChannel
