@@ -32,8 +32,8 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class FlatListing:
-    """All objects below a prefix, at any depth. ``is_whole`` False: they are a part, because there are more than
-    :data:`PAGE`, or because the name of one cannot be that of a file."""
+    """All objects below a prefix, at any depth. ``is_whole`` False: they may be a part, because there are
+    :data:`PAGE` or more, or because the name of one cannot be that of a file."""
 
     files: tuple[RemoteFile, ...]
     is_whole: bool = True
@@ -74,15 +74,6 @@ class StorageCondition:
     from_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
-    """The attempts of a fetch under way: ``attempt`` counts from 1, ``sentence`` says why the one before has failed, empty
-    if none has."""
-
-    attempt: int = 1
-    sentence: str = ""
-
-
 OnRequest: TypeAlias = Callable[[str, str], None]
 """Called after each request with the operation (``list``, ``head``, ``get``, ``put``, ``delete``) and the result:
 ``ok``, or the name of a status code in small letters."""
@@ -116,7 +107,8 @@ class Storage(Protocol):
         iterator raises when a body is cut or stalls, and then has given every byte that came."""
 
     def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> None:
-        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name, in one step."""
+        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name with other bytes, in one step. One
+        with the same bytes may be ours, whose answer was lost: what must not be made twice holds a token."""
 
     def delete(self, path: str) -> None:
         """Removes an object; one that is not there is no error."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +16,7 @@ import pytest
 
 from tfs_lite.cluster.replicas.generation import files_digest, has_digest
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.storage import files_cache
 from tfs_lite.storage.files_cache import Download, FilesCache, default_directory
 
 TIMEOUT = 60.0
@@ -243,3 +247,194 @@ def test_default_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/nonexistent/home")
     assert default_directory().endswith(f"tfs-lite-{os.getuid()}/versions")
+
+
+# Downloads that go on.
+
+
+def begin(cache: FilesCache, key: str, size: int = 7, resume: bool = True) -> Download:
+    found = cache.find_or_begin(key, "1", size, resume=resume)
+    assert isinstance(found, Download)
+    return found
+
+
+def test_download_goes_on_with_what_an_earlier_one_has_left(root: Path, digest_of: Callable[[bytes], str]) -> None:
+    digest = digest_of(b"weights")
+    first = begin(cache_at(root), digest)
+    first.write("model.pt2", b"wei")
+    first.leave()
+    second = begin(cache_at(root), digest)
+    pieces: list[int] = []
+    assert second.resume("model.pt2", pieces.append) == 3
+    assert pieces == [3]
+    assert second.resume("data/other.bin") == 0
+    second.write("model.pt2", b"ghts")
+    assert second.written("model.pt2") == 7
+    assert second.sha256("model.pt2") == hashlib.sha256(b"weights").hexdigest()
+    assert Path(second.finish(), "model.pt2").read_bytes() == b"weights"
+
+
+def test_download_that_does_not_go_on_begins_with_nothing(root: Path, digest_of: Callable[[bytes], str]) -> None:
+    first = begin(cache_at(root), digest_of(b"weights"))
+    first.write("model.pt2", b"wei")
+    first.leave()
+    second = begin(cache_at(root), digest_of(b"weights"), resume=False)
+    assert second.resume("model.pt2") == 0
+    second.abort()
+
+
+def test_file_is_begun_anew_and_files_of_others_go(root: Path, digest_of: Callable[[bytes], str]) -> None:
+    first = begin(cache_at(root), digest_of(b"weights"))
+    first.write("model.pt2", b"xyz")
+    first.write("data/old.bin", b"old")
+    first.leave()
+    second = begin(cache_at(root), digest_of(b"weights"))
+    second.keep_only({"model.pt2"})
+    assert second.resume("data/old.bin") == 0
+    second.resume("model.pt2")
+    second.restart("model.pt2")
+    assert second.written("model.pt2") == 0
+    second.write("model.pt2", b"weights")
+    assert Path(second.finish(), "model.pt2").read_bytes() == b"weights"
+
+
+def test_half_a_version_counts_with_all_of_it_and_goes_like_others(
+    root: Path, digest_of: Callable[[bytes], str]
+) -> None:
+    half = begin(cache_at(root, 100), digest_of(b"weights"), 90)
+    half.write("model.pt2", b"wei")
+    assert cache_at(root).bytes_held == 90
+    half.leave()
+    again = begin(cache_at(root, 100), digest_of(b"weights"), 90)  # it needs no room beside itself
+    again.leave()
+    evicted: list[tuple[str, int]] = []
+    cache = FilesCache(str(root), 100, has_digest, lambda key, size: evicted.append((key, size)))
+    begin(cache, digest_of(b"other"), 50).abort()
+    assert evicted == [(digest_of(b"weights"), 3)]
+    assert names(root) == []
+
+
+# Versions that are held.
+
+
+def test_held_version_stays_until_it_is_released_as_often(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    keep(b"a" * 60, 100)
+    holder, other = cache_at(root, 100), cache_at(root, 100)
+    assert holder.hold(digest_of(b"a" * 60))
+    assert holder.hold(digest_of(b"a" * 60))
+    holder.release(digest_of(b"a" * 60))
+    with pytest.raises(ServingError):
+        other.find_or_begin(digest_of(b"b" * 60), "1", 60)
+    holder.release(digest_of(b"a" * 60))
+    begin(other, digest_of(b"b" * 60), 60).abort()
+    assert names(root) == []
+    assert not holder.hold(digest_of(b"a" * 60))
+
+
+def test_release_counts_as_a_use(root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]) -> None:
+    holder = cache_at(root)
+    for content in (b"a", b"b"):
+        keep(content)
+        assert holder.hold(digest_of(content))
+        os.utime(root / "locks" / f"{digest_of(content)}.use", (1000, 1000))
+    holder.release(digest_of(b"a"))
+    os.utime(root / "locks" / f"{digest_of(b'b')}.use", (1000, 1000))
+    holder.release(digest_of(b"b"))
+    os.utime(root / "locks" / f"{digest_of(b'a')}.use", (1000, 1000))
+    cache_at(root).evict(1)
+    assert names(root) == [digest_of(b"b")]
+
+
+def test_version_is_not_held_once_all_of_the_cache_was_removed_and_its_new_lock_counts(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    digest = digest_of(b"weights")
+    keep(b"weights")
+    holder = cache_at(root)
+    assert holder.hold(digest)
+    shutil.rmtree(root)
+    assert not holder.hold(digest)
+    download = begin(holder, digest)
+    download.write("model.pt2", b"weights")
+    download.finish()
+    cache_at(root).evict(100)
+    assert names(root) == [digest]
+    holder.release(digest)
+    holder.release(digest)
+    cache_at(root).evict(100)
+    assert names(root) == []
+
+
+def test_find_waits_for_nobody_and_removes_nothing(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    digest = digest_of(b"weights")
+    assert cache_at(root).find(digest, "1") is None
+    download = begin(cache_at(root), digest)
+    assert cache_at(root).find(digest, "1") is None
+    download.abort()
+    directory = keep(b"weights")
+    assert cache_at(root).find(digest, "1") == str(directory)
+    (directory / "model.pt2").write_bytes(b"WEIGHTS")
+    assert cache_at(root).find(digest, "1") is None
+    assert directory.exists()
+
+
+# Room.
+
+
+def test_what_cannot_make_enough_room_removes_nothing(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    keep(b"a" * 40, 100)
+    keep(b"b" * 30, 100)
+    holder = cache_at(root, 100)
+    assert holder.hold(digest_of(b"b" * 30))
+    with pytest.raises(ServingError, match="model_cache_bytes is 100: 70 are left, and the files have 80"):
+        holder.find_or_begin(digest_of(b"c" * 80), "1", 80)
+    assert names(root) == sorted([digest_of(b"a" * 40), digest_of(b"b" * 30)])
+
+
+def test_room_on_the_disk_is_made_of_what_nobody_uses_and_is_told(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    for age, content in enumerate((b"a" * 40, b"b" * 40, b"c" * 40, b"d" * 40)):
+        keep(content)
+        os.utime(root / "locks" / f"{digest_of(content)}.use", (1000 + age, 1000 + age))
+    evicted: list[tuple[str, int]] = []
+    cache = FilesCache(str(root), 1000, has_digest, lambda key, size: evicted.append((key, size)))
+    assert cache.hold(digest_of(b"b" * 40))
+    os.utime(root / "locks" / f"{digest_of(b'b' * 40)}.use", (1, 1))
+    cache.evict(41)
+    assert evicted == [(digest_of(b"a" * 40), 40), (digest_of(b"c" * 40), 40)]
+    assert cache.bytes_held == 80
+
+
+def test_what_a_process_killed_while_it_removed_a_version_has_left_is_no_version(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str]
+) -> None:
+    digest = digest_of(b"weights")
+    keep(b"weights")
+    (root / digest).rename(root / f"{digest}.gone")
+    cache = cache_at(root, 10)
+    assert cache.bytes_held == 7
+    assert not cache.hold(digest)
+    begin(cache, digest_of(b"other"), 9).abort()
+    assert names(root) == []
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.ENOLCK, "No locks available")])
+def test_disk_that_keeps_no_locks_is_refused(
+    root: Path, digest_of: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    def flock(file: object, how: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(files_cache.fcntl, "flock", flock)
+    with pytest.raises(ServingError, match="locks") as caught:
+        cache_at(root).find_or_begin(digest_of(b"weights"), "1", 7)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    assert names(root) == []
