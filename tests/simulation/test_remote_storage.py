@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -132,26 +133,21 @@ class World:
 
     def push(self, name: str, version: int, pieces: int, works: bool, how: str) -> None:
         serial = len(self.pushes) + 1
-        push = self.pushes[serial] = self.versions[name, version] = Push(serial, works, how)
-        at, data = (
-            f"{name}/{version}",
-            {FILES[0]: self._data(serial, pieces * PIECE - 100), FILES[1]: self._data(serial, 50)},
-        )
+        self.pushes[serial] = self.versions[name, version] = Push(serial, works, how)
+        at, weights = f"{name}/{version}", self._data(serial, pieces * PIECE - 100)
+        data = {FILES[0]: weights, FILES[1]: self._data(serial, 50)}
         for path in [path for path in self.storage.objects if path.startswith(f"{at}/")]:
-            self.storage.delete(path)
+            del self.storage.objects[path]
         if how == "claimed":
             claim = {"host": "h", "time": "2026-11-28T09:00:00Z", "token": "t"}
             self.storage.set(f"{at}/{CLAIM_NAME}", json.dumps(claim).encode())
         for path, content in data.items():
             self.storage.set(f"{at}/{path}", content)
         if how in ("published", "damaged"):
-            listed = {
-                p: ManifestFile(len(c), hashlib.sha256(c + b"x" * (how == "damaged")).hexdigest())
-                for p, c in data.items()
-            }
+            wrong = b"x" if how == "damaged" else b""
+            listed = {p: ManifestFile(len(c), hashlib.sha256(c + wrong).hexdigest()) for p, c in data.items()}
             self.storage.set(f"{at}/{MANIFEST_NAME}", Manifest(listed).to_bytes())
         self.highest[name] = max(self.highest[name], version)
-        assert push.serial == serial
 
     @staticmethod
     def _data(serial: int, size: int) -> bytes:
@@ -202,7 +198,8 @@ class Process:
             RemoteEffects(on_report=self._on_report, on_fetch=self._on_fetch, on_evicted=self._on_evicted),
             lambda url, on_request: world.storage,
         )
-        self.manager.bus.subscribe(lambda event: self.sources.on_state(event.event))
+        self.ended = False
+        self.manager.bus.subscribe(lambda event: None if self.ended else self.sources.on_state(event.event))
         self.models: tuple[str, ...] = ()
         self.configure(models)
 
@@ -250,6 +247,7 @@ class Process:
 
     def end(self) -> None:
         """Everything ends at once, as when a process is killed."""
+        self.ended = True
         self.sources.close()
         for found in self.cache._held.values():
             os.close(found.lock)
@@ -448,5 +446,7 @@ RUNS = SeededRuns(
 )
 
 
-def test_the_promises_of_models_in_a_bucket(pytestconfig: pytest.Config) -> None:
+@pytest.mark.timeout(1200)
+def test_the_promises_of_models_in_a_bucket(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
     RUNS.check(pytestconfig.getoption("--hypothesis-seed"))
