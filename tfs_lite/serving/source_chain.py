@@ -38,6 +38,7 @@ from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.storage.store import FetchProgress, StorageCondition
 
 ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
 """Gives the config of a version by its directory and the model's name."""
@@ -162,6 +163,20 @@ class SourceChain:
     def checking(self) -> dict[ServableId, LoadProgress]:
         """The progress of the versions whose files are checked before anything is loaded."""
         return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
+
+    # Of models whose base path is a URL.
+
+    def conditions(self) -> Mapping[str, StorageCondition]:
+        """The state of the storage of each model whose base path is a URL, by name."""
+        return {}
+
+    def fetches(self) -> Mapping[ServableId, FetchProgress]:
+        """The attempts of each version that is being fetched; :meth:`checking` has their bytes."""
+        return {}
+
+    def cache_use(self) -> tuple[int, int] | None:
+        """The bytes in the cache of files, and the most that it may hold; None where there is no such cache."""
+        return None
 
     @property
     def configs(self) -> Mapping[str, ModelConfig]:

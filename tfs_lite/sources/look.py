@@ -23,6 +23,7 @@ from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, stand_ins, versions_in, why_no_version
+from tfs_lite.storage.store import StorageError
 
 logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
@@ -295,6 +296,8 @@ def _empty_problem(servable: ServableToMonitor, existing: dict[int, str]) -> Sta
 
 def _base_path_problem(servable: ServableToMonitor, error: OSError) -> Status:
     what = f"model {servable.name}: its base path"
+    if isinstance(error, StorageError):
+        return Status(error.code, f"{what} cannot be read: {error.sentence}")
     if isinstance(error, FileNotFoundError):
         return Status(StatusCode.NOT_FOUND, f"{what} does not exist")
     if isinstance(error, NotADirectoryError):

@@ -60,6 +60,29 @@ class StorageError(OSError):
         return ServingError(self.code, self.sentence)
 
 
+@dataclass(frozen=True, slots=True)
+class StorageCondition:
+    """The state of a storage as the listings of one base path show it; times are in seconds since 1970. ``last_good``:
+    when the last listing came (None: none yet). ``sentence``: why listings fail now, empty if they do not; they have
+    ``since`` then, ``tries`` in a row. ``from_cache``: what is offered meanwhile is a listing that an earlier process
+    has left on this machine, and ``last_good`` is its time."""
+
+    last_good: float | None = None
+    since: float | None = None
+    tries: int = 0
+    sentence: str = ""
+    from_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """The attempts of a fetch under way: ``attempt`` counts from 1, ``sentence`` says why the one before has failed, empty
+    if none has."""
+
+    attempt: int = 1
+    sentence: str = ""
+
+
 OnRequest: TypeAlias = Callable[[str, str], None]
 """Called after each request with the operation (``list``, ``head``, ``get``, ``put``, ``delete``) and the result:
 ``ok``, or the name of a status code in small letters."""
