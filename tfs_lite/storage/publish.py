@@ -175,14 +175,20 @@ class _Publication:
         if any(file.path != self._path(claim) for file in found.files):
             self._remove(claim)
             return False
+        self._check_conditions(claim)
+        return True
+
+    def _check_conditions(self, claim: str) -> None:
+        """A second claim has to fail; a warning where it does not."""
+        second = Claim.now().to_bytes()
         try:
-            self._ask(lambda: self._storage.put(self._path(claim), self._claim, create=True))
+            self._ask(lambda: self._storage.put(self._path(claim), second, create=True))
         except StorageError as error:
             if error.code is not StatusCode.ALREADY_EXISTS:
                 raise
         else:
+            self._put[claim] = second
             logger.warning("this storage ignores conditions: do not publish twice at the same time")
-        return True
 
     def _create(self, name: str, data: bytes) -> bool:
         """False if there is such an object of somebody else. Ours may be there already: a request whose answer was lost

@@ -1,1 +1,1 @@
-"""Object stores of the tests: moto and azurite, and a proxy in front of them that breaks."""
+"""Storages of the tests: moto and azurite, a hub, and a proxy in front of them that breaks."""

@@ -45,6 +45,7 @@ class Moto:
     def make_bucket(self, name: str = "") -> Bucket:
         with self._lock:
             self._made += 1
+            # Without a hyphen, because clients of GCS escape it, which moto does not read.
             bucket = Bucket(self, name or f"bucket{self._made}")
         bucket.backend.create_bucket(bucket.name, REGION)
         return bucket

@@ -86,7 +86,7 @@ def test_the_claim_comes_first_the_manifest_last_and_then_the_claim_goes(bucket:
         data = (source / name).read_bytes()
         assert bucket.objects[f"digits/1/{name}"][0] == data
         assert (listed.size, listed.sha256, listed.stamp) == (len(data), hashlib.sha256(data).hexdigest(), "")
-    assert bucket.requests == {"list": 3, "put": 5, "delete": 1}  # the fifth proves that the storage has conditions
+    assert bucket.requests == {"list": 3, "put": 5, "delete": 1}  # the fifth shows that the storage has conditions
 
 
 def test_a_version_stands_at_the_top_of_a_bucket_too(bucket: Bucket, source: Path) -> None:
