@@ -2,6 +2,6 @@
 that versions are fetched into.
 
 ``url`` reads URLs, ``store`` says what is asked of a storage, ``objects`` and ``hub`` ask real ones, ``object_errors``
-reads what the former fail with, ``files_cache`` keeps fetched versions, ``fetch`` brings one there, and ``publish`` puts
+reads the errors of obstore, ``files_cache`` keeps fetched versions, ``fetch`` brings one there, and ``publish`` puts
 one into a bucket.
 """
