@@ -253,6 +253,17 @@ def test_server_starts_again_without_its_storage_and_takes_new_versions_when_it_
         assert server.exit_code == 0
 
 
+def test_server_stops_at_once_while_its_storage_hangs(moto: Moto, archives: TaggedArchives, tmp_path: Path) -> None:
+    bucket = moto.make_bucket()
+    with FaultProxy(moto.port) as proxy:
+        hang = proxy.fail("hang")
+        with server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m")) as server:
+            server.wait_status("/healthz", 200)
+            wait_until(lambda: hang.broken, "a request hangs", 60)
+            server.terminate()
+            assert server.wait(8) == 0, server.log()
+
+
 def test_server_with_nothing_cached_stays_up_while_its_storage_refuses(
     moto: Moto, archives: TaggedArchives, tmp_path: Path
 ) -> None:
