@@ -1,7 +1,7 @@
 """What pushing versions of one model does to the requests of another, for every kind of model.
 
     python benchmarks/hot_reload.py [--kinds pt2,onnx,...] [--sizes 50,500] [--places pinned,free] [--rounds 3]
-        [--seconds 6] [--rate 200] [--workers auto] [--json FILE] [--stages] [--swaps] [--guard]
+        [--seconds 6] [--rate 200] [--workers auto] [--json FILE] [--stages] [--swaps] [--floor] [--guard]
 
 A tiny network (``mlp``) is asked at a fixed rate, open loop, one row a request, so that a stall is not hidden by
 callers that wait for it. Meanwhile a version of the model that is measured is pushed once a second, one of 500 MB again
@@ -20,7 +20,9 @@ one.
 
 ``--stages`` runs each server once more under ``watched_server.py`` and prints what held the interpreter lock for more
 than a millisecond. ``--swaps`` measures the moment of a swap: the model that is pushed is the one that is asked, as
-fast as one caller can. ``--guard`` measures one small shape and fails above bounds that noise does not reach.
+fast as one caller can. ``--floor`` pushes nothing: a process that shares no lock with the server, and runs only while
+the server's core is idle, copies memory or multiplies matrices there; no load on that core can be felt less.
+``--guard`` measures one small shape and fails above bounds that noise does not reach.
 
 SavedModels need TensorFlow: run it with the interpreter of an environment that has it. Kinds that cannot be built or
 served here are named.
@@ -34,6 +36,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -70,6 +73,8 @@ IN_MEMORY = "/dev/shm"
 QUIET_INTERVAL, BUSY_INTERVAL = 0.002, 0.05
 """Seconds between two looks at the status of a pushed version; the looks are requests as well."""
 LOAD_SECONDS = 120.0
+START_SECONDS = 3.0
+"""The seconds in which a process that imports torch begins to work."""
 GUARD_P99, GUARD_MS = 8.0, 60.0
 """The most that the best of three rounds may have: of p99 in ratio to steady, and of the longest answer."""
 PLACES = {"pinned": Place("0", "1"), "free": Place("0,1", "0,1")}
@@ -312,6 +317,36 @@ def swaps(variant: Variant, built: Model, arguments: argparse.Namespace) -> dict
     }
 
 
+BESIDE = {
+    "copies of 100 MB": "import numpy\na = numpy.ones(25_000_000, numpy.float32)\nwhile True: a.copy()",
+    "products of 768 x 768": "import torch\ntorch.set_num_threads(1)\n"
+    "x, w = torch.randn(24, 768), torch.randn(200, 768, 768)\nwhile True: [x @ one for one in w]",
+    "Python alone": "while True: sum(range(1000))",
+}
+"""The work of a process on the server's core, by its name."""
+
+
+def floor(built: Model, arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """The name of each work, and what it costs the requests of a server that does nothing else."""
+    place = PLACES["pinned"]
+    os.sched_setaffinity(0, {int(cpu) for cpu in place.client.split(",")})
+    with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
+        publish(str(built.version), f"{name}/served/{ASKED}", 1)
+        with server(Path(name), Variant("pt2", 0, "pinned", "auto")) as running:
+            for work, code in BESIDE.items():
+                ratios = []
+                for _ in range(arguments.rounds):
+                    calm = asked(running, built, arguments)
+                    idle = ["taskset", "-c", place.server, "chrt", "--idle", "0", sys.executable, "-c", code]
+                    with subprocess.Popen(idle) as worker:
+                        time.sleep(START_SECONDS)
+                        busy = asked(running, built, arguments)
+                        worker.kill()
+                    ratios.append([busy.percentile(n) / calm.percentile(n) for n in (50, 99)])
+                p50, p99 = np.median(ratios, axis=0)
+                yield work, f"p50 {p50:.2f} and p99 {p99:.2f} times steady"
+
+
 COLUMNS: Sequence[tuple[str, str, int, Callable[[list[float]], float]]] = (
     ("steady p50", "steady_p50", 2, statistics.median),
     ("p99", "steady_p99", 2, statistics.median),
@@ -373,11 +408,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the figures of every round")
     parser.add_argument("--stages", action="store_true", help="print what held the interpreter lock")
     parser.add_argument("--swaps", action="store_true", help="measure the moment of a swap alone")
+    parser.add_argument("--floor", action="store_true", help="measure what any work on the server's core costs")
     parser.add_argument("--guard", action="store_true", help="one small shape; fails above a bound")
     arguments: Any = parser.parse_args()
     if arguments.guard:
         return guard(arguments)
     built, rows, figures = model(ASKED), list[list[str]](), list[dict[str, Any]]()
+    if arguments.floor:
+        for work, text in floor(built, arguments):
+            print(f"{work}: {text}")
+        return 0
     if arguments.swaps:
         for place in arguments.places.split(","):
             os.sched_setaffinity(0, {int(cpu) for cpu in PLACES[place].client.split(",")})

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.profiles import register_profiles
+from tests.support.remote.azurite import azurite, azurite_process
+from tests.support.remote.moto import bucket, moto
 
 if TYPE_CHECKING:
     from tests.support.servers.models import TaggedArchives
     from tests.support.servers.probe import Probe
     from tests.support.servers.process import ServerProcess
+
+__all__ = ["azurite", "azurite_process", "bucket", "moto"]  # fixtures, which stand with what they start
 
 QUIET_SECONDS = 0.5
 PATIENCE_SECONDS = 5

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import grpc
 import numpy as np
@@ -31,6 +32,12 @@ from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.trailers import APPLIED, decode_trailer
 from tfs_lite.transport.remembered import Remembered
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState, Retrying
+
+TimeLeft: TypeAlias = Callable[[], float]
+"""Gives the seconds that a call still has; negative when they are over."""
 
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -51,6 +58,9 @@ _CHANNEL_OPTIONS = (
 _NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
 """A certificate cannot be for a path."""
 _DIAGNOSIS_SECONDS = 1.0
+_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 2.0
+"""The longest first wait between two attempts of a call, and the longest of all; each wait is at most twice the one
+before."""
 _MAX_CACHED_MODELS = 64
 
 
@@ -102,6 +112,12 @@ class Client:
     authorities. ``client_certificate`` and its private key ``client_key`` (PEM) are for servers that require
     certificates of clients. Certificates and keys that cannot be used raise INVALID_ARGUMENT. With ``unix:`` the
     server's certificate must be for ``localhost``.
+
+    ``retry`` is the number of further attempts for a call that fails with UNAVAILABLE. Between them are random waits of
+    at most 0.1 s, 0.2 s, 0.4 s and so on up to 2 s. With a ``tenacity.Retrying`` in its place, the ``stop``, ``wait``
+    and ``sleep`` of that one decide. All attempts of a call share its one ``timeout``: no wait begins that would last
+    longer. Other codes are raised at once, and ``reload`` is never repeated. The model may run a repeated request
+    twice: use 0 where that has effects. The first connection is waited for once.
     """
 
     def __init__(
@@ -115,8 +131,11 @@ class Client:
         timeout: float = 60.0,
         connect_timeout: float = 10.0,
         wait_for_server: bool = True,
+        retry: int | Retrying = 0,
     ) -> None:
         self._address = address
+        self._closed = threading.Event()
+        self._retrying = _retrying(retry, self._closed)
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._waits = wait_for_server
@@ -141,6 +160,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection; calls in progress fail with CANCELLED."""
+        self._closed.set()
         self._channel.close()
 
     def predict(
@@ -163,10 +183,11 @@ class Client:
         """
         ref = _reference(model, version, label, signature)
         request = messages.PredictRequest(model_spec=serving.model_spec(ref), output_filter=outputs)
+        left = self._begin(timeout)
         for name, value in inputs.items():
-            request.inputs[name].CopyFrom(self._tensor(ref, name, value, timeout))
+            request.inputs[name].CopyFrom(self._tensor(ref, name, value, left))
         try:
-            response = self._call(_PREDICT, request, messages.PredictResponse, timeout)
+            response = self._call(_PREDICT, request, messages.PredictResponse, left())
         except ServingError as error:
             if error.code is StatusCode.INVALID_ARGUMENT:
                 self._forget(ref)
@@ -233,30 +254,39 @@ class Client:
         message: Message = config.to_proto() if hasattr(config, "to_proto") else config
         request = messages.ReloadConfigRequest()
         request.config.MergeFromString(message.SerializeToString())
-        response, trailers = self._call_with_trailers(_RELOAD, request, messages.ReloadConfigResponse, timeout)
+        left = self._begin(timeout)
+        response, trailers = self._attempt(_RELOAD, request, messages.ReloadConfigResponse, left())
         status = serving.read_status(response.status)
         if not status.ok:
             raise ServingError(status.code, status.message)
         return decode_trailer(trailers.get(APPLIED, ""))
 
-    def _call(self, path: str, request: Message, answer: Any, timeout: float | None) -> Message:
-        response, _ = self._call_with_trailers(path, request, answer, timeout)
-        return response
-
-    def _call_with_trailers(
-        self, path: str, request: Message, answer: Any, timeout: float | None
-    ) -> tuple[Message, dict[str, str]]:
+    def _begin(self, timeout: float | None) -> TimeLeft:
+        """Waits for the first connection; the time of a call begins after it."""
         self._connect()
+        return _time_left(self._timeout if timeout is None else timeout)
+
+    def _call(self, path: str, request: Message, answer: Any, timeout: float | None) -> Message:
+        left = self._begin(timeout)
+        if self._retrying is None:
+            return self._attempt(path, request, answer, left())[0]
+        retrying = _within(self._retrying, left)
+        return retrying(lambda: self._attempt(path, request, answer, left())[0])
+
+    def _attempt(self, path: str, request: Message, answer: Any, timeout: float) -> tuple[Message, dict[str, str]]:
+        """The answer and its trailers. Every call is unary: an answer is here as a whole or not at all."""
         call = self._channel.unary_unary(
             path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
         try:
-            response, ended = call.with_call(
-                request, timeout=self._timeout if timeout is None else timeout, metadata=self._credentials
-            )
+            response, ended = call.with_call(request, timeout=timeout, metadata=self._credentials)
             return response, dict(ended.trailing_metadata() or ())
         except grpc.RpcError as error:
             raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error
+        except ValueError as error:  # the channel was closed, for example while a call waited for its next attempt
+            if not self._closed.is_set():
+                raise
+            raise ServingError(StatusCode.CANCELLED, "the client was closed") from error
 
     def _connect(self) -> None:
         """Waits for the server by a health check; every answer suffices, also that there is no such service."""
@@ -286,21 +316,21 @@ class Client:
             return str(error.details() or error.code().name)
         return "it answers now"
 
-    def _tensor(self, ref: ModelRef, name: str, value: Any, timeout: float | None) -> Message:
+    def _tensor(self, ref: ModelRef, name: str, value: Any, left: TimeLeft) -> Message:
         dtype = DataType.INVALID
         if not hasattr(value, "__array__"):
-            dtype = self._declared_dtype(ref, name, timeout)
+            dtype = self._declared_dtype(ref, name, left)
         try:
             return encode(np.asarray(value) if hasattr(value, "__array__") else _from_python(value, dtype))
         except (ServingError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise invalid_argument(f"input {name} of model {ref.name} cannot become a tensor: {error}") from error
 
-    def _declared_dtype(self, ref: ModelRef, name: str, timeout: float | None) -> DataType:
+    def _declared_dtype(self, ref: ModelRef, name: str, left: TimeLeft) -> DataType:
         key = replace(ref, signature="")
         with self._lock:
             known = self._metadata.get(key)
         if known is None:
-            known = self.metadata(ref.name, version=ref.version, label=ref.label, timeout=timeout)
+            known = self.metadata(ref.name, version=ref.version, label=ref.label, timeout=left())
             with self._lock:
                 self._metadata.add(key, known)
         signature = known.signatures.get(ref.signature or DEFAULT_SIGNATURE)
@@ -314,6 +344,46 @@ class Client:
             known = self._metadata.get(key)
             if known is not None and known.version != unless:
                 del self._metadata[key]
+
+
+def _time_left(timeout: float) -> TimeLeft:
+    ends = time.monotonic() + timeout
+    return lambda: ends - time.monotonic()
+
+
+def _retrying(retry: int | Retrying, closed: threading.Event) -> Retrying | None:
+    """None: every call has one attempt. A wait ends early when ``closed`` is set, unless the caller's ``Retrying`` has
+    a sleep of its own. INVALID_ARGUMENT: neither a number nor a ``Retrying``."""
+    if retry == 0:
+        return None
+    import tenacity
+
+    if isinstance(retry, tenacity.Retrying):
+        return retry
+    if not isinstance(retry, int) or retry < 0:
+        raise invalid_argument(f"retry: expected a number of attempts or a tenacity.Retrying, got {retry!r}")
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(retry + 1),
+        wait=tenacity.wait_random_exponential(_RETRY_SECONDS, _MOST_RETRY_SECONDS),
+        sleep=tenacity.sleep_using_event(closed),
+    )
+
+
+def _within(retrying: Retrying, left: TimeLeft) -> Retrying:
+    """The same for one call: it repeats what is UNAVAILABLE, begins no wait that would outlast the call, and raises the
+    error of the last attempt."""
+    from tenacity import retry_if_exception
+
+    def is_over(state: RetryCallState) -> bool:
+        return retrying.stop(state) or state.upcoming_sleep >= left()
+
+    return retrying.copy(
+        retry=retry_if_exception(_is_unavailable), stop=is_over, reraise=True, retry_error_callback=None
+    )
+
+
+def _is_unavailable(error: BaseException) -> bool:
+    return isinstance(error, ServingError) and error.code is StatusCode.UNAVAILABLE
 
 
 def _reference(model: str, version: int | None, label: str | None, signature: str = "") -> ModelRef:

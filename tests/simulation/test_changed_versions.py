@@ -81,7 +81,7 @@ class _Fixture(ManagerFixture):
             resize=lambda servable_id, settings: None,
             remark=self._remark,
             wake_source=lambda: None,
-            on_replaced=lambda servable_id, old: None,
+            on_replaced=lambda item, old: None,
             on_given_up=lambda servable_id: None,
         )
         options = FollowerOptions(QUIET, policy == "availability", RetryPolicy(1, INTERVAL), _is_retryable)

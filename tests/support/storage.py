@@ -58,7 +58,7 @@ class MemoryStorage:
         self._ask("list", prefix)
         with self._lock:
             paths = self._below(prefix)
-            return FlatListing(tuple(self._file(path) for path in paths[:PAGE]), len(paths) <= PAGE)
+            return FlatListing(tuple(self._file(path) for path in paths[:PAGE]), len(paths) < PAGE)
 
     def children(self, prefix: str) -> Children:
         self._ask("list", prefix)
@@ -89,7 +89,7 @@ class MemoryStorage:
         self._ask("put", path)
         data = source if isinstance(source, bytes) else source.read()
         with self._lock:
-            if create and path in self.objects:
+            if create and self.objects.get(path, (data,))[0] != data:
                 raise StorageError(StatusCode.ALREADY_EXISTS, "there is such an object already")
             self._changes += 1
             self.objects[path] = (data, self._changes)

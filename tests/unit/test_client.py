@@ -1,6 +1,7 @@
 """The client against a small real gRPC server that keeps what it was asked."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+import tenacity
 import torch
 
 from tests.support.errors import refusal
@@ -38,6 +40,8 @@ class EchoServer:
         self.version = 3
         self.dtype = DataType.FLOAT
         self.failure: ServingError | None = None
+        self.refusals: list[ServingError] = []
+        """Errors of the next requests, one each."""
         self.reload_status = OK
         self.block: threading.Event | None = None
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -46,6 +50,8 @@ class EchoServer:
         self._serve("PredictionService", "GetModelMetadata", messages.GetModelMetadataRequest, self.metadata)
         self._serve("ModelService", "GetModelStatus", messages.GetModelStatusRequest, self.status)
         self._serve("ModelService", "HandleReloadConfigRequest", messages.ReloadConfigRequest, self.reload)
+        for method in ("Explain", "FailedRequests", "WhatIf"):
+            self._serve("AdminService", method, messages.AdminRequest, lambda asked: messages.AdminResponse(json=b"{}"))
         self.target = f"localhost:{self._server.add_insecure_port(f'localhost:{port}')}"
         self._server.start()
 
@@ -55,15 +61,18 @@ class EchoServer:
             try:
                 if self.failure:
                     raise self.failure
+                if self.refusals:
+                    raise self.refusals.pop(0)
                 return answer(message)
             except ServingError as error:
                 codes = {code.value[0]: code for code in grpc.StatusCode}
                 context.abort(codes[error.code.value], str(error))
 
+        package = "tfs_lite" if service == "AdminService" else "tensorflow.serving"
         handler = grpc.unary_unary_rpc_method_handler(
             handle, request.FromString, lambda reply: reply.SerializeToString()
         )
-        handlers = grpc.method_handlers_generic_handler(f"tensorflow.serving.{service}", {method: handler})
+        handlers = grpc.method_handlers_generic_handler(f"{package}.{service}", {method: handler})
         self._server.add_generic_rpc_handlers((handlers,))
 
     def count(self, message_class: Any) -> int:
@@ -333,3 +342,168 @@ def test_many_threads_share_one_client(client: Client) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(100)))
+
+
+REFUSED = ServingError(StatusCode.UNAVAILABLE, "queue of model echo is full")
+NO_WAIT = tenacity.Retrying(wait=tenacity.wait_none())
+
+
+@pytest.fixture
+def patient(server: EchoServer) -> Iterator[Client]:
+    """A client that repeats calls twice."""
+    with Client(server.target, timeout=20, retry=2) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.predict("echo", {"x": np.ones(1)}),
+        lambda client: client.metadata("echo"),
+        lambda client: client.status("echo"),
+        lambda client: client.explain("echo"),
+        lambda client: client.failed_requests(),
+        lambda client: client.what_if({}),
+    ],
+    ids=["predict", "metadata", "status", "explain", "failed_requests", "what_if"],
+)
+def test_every_question_is_asked_again_of_a_server_that_is_unavailable(patient: Client, server, ask) -> None:
+    server.refusals = [REFUSED, REFUSED]
+    ask(patient)
+    assert len(server.requests) == 3
+
+
+def test_a_call_is_refused_with_the_last_answer_when_no_attempt_is_left(patient: Client, server: EchoServer) -> None:
+    server.refusals = [REFUSED, REFUSED, ServingError(StatusCode.UNAVAILABLE, "the third"), REFUSED]
+    assert refusal(patient.status, "echo", code=StatusCode.UNAVAILABLE) == "the third"
+    assert len(server.requests) == 3
+
+
+def test_a_client_repeats_nothing_unless_it_is_told_to(client: Client, server: EchoServer) -> None:
+    server.refusals = [REFUSED]
+    refusal(client.status, "echo", code=StatusCode.UNAVAILABLE)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code not in (StatusCode.OK, StatusCode.UNAVAILABLE)])
+def test_no_other_code_is_asked_again(patient: Client, server: EchoServer, code: StatusCode) -> None:
+    server.refusals = [ServingError(code, "no")]
+    assert refusal(patient.status, "echo", code=code) == "no"
+    assert len(server.requests) == 1
+
+
+def test_a_reload_is_never_sent_again(patient: Client, server: EchoServer) -> None:
+    server.refusals = [REFUSED]
+    refusal(patient.reload, messages.ModelServerConfig(model_config_list={}), code=StatusCode.UNAVAILABLE)
+    assert len(server.requests) == 1
+
+
+def test_an_unavailable_model_inside_the_answer_of_a_reload_is_not_asked_again(patient: Client, server) -> None:
+    server.reload_status = REFUSED.status
+    refusal(patient.reload, messages.ModelServerConfig(model_config_list={}), code=StatusCode.UNAVAILABLE)
+    assert len(server.requests) == 1
+
+
+def test_the_callers_own_stop_wait_and_sleep_decide(server: EchoServer) -> None:
+    slept: list[float] = []
+    own = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(4),
+        wait=tenacity.wait_incrementing(1, 1),
+        sleep=slept.append,
+        retry=tenacity.retry_never,
+        retry_error_callback=lambda state: "an answer that nobody gave",
+    )
+    with Client(server.target, timeout=20, retry=own) as client:
+        server.refusals = [REFUSED] * 3
+        assert client.status("echo")
+        assert slept == [1, 2, 3]
+        server.refusals = [REFUSED] * 5
+        assert refusal(client.status, "echo", code=StatusCode.UNAVAILABLE) == str(REFUSED)
+        assert slept == [1, 2, 3] * 2
+    assert own.statistics == {}  # it is the caller's
+
+
+def test_no_wait_begins_that_would_outlast_the_call(server: EchoServer) -> None:
+    slept: list[float] = []
+    own = tenacity.Retrying(wait=tenacity.wait_incrementing(8, 8), sleep=slept.append)
+    with Client(server.target, timeout=20, retry=own) as client:
+        server.failure = REFUSED
+        refusal(client.status, "echo", code=StatusCode.UNAVAILABLE)
+        assert slept == [8, 16]
+        refusal(client.status, "echo", timeout=10, code=StatusCode.UNAVAILABLE)
+        assert slept == [8, 16, 8]
+
+
+def test_all_attempts_share_the_time_of_the_call(server: EchoServer) -> None:
+    given: list[float] = []
+    with Client(server.target, timeout=20, retry=NO_WAIT) as client:
+        attempt = client._attempt
+        server.refusals = [REFUSED] * 3
+
+        def watched(path: str, request: Message, answer: Any, timeout: float) -> Any:
+            given.append(timeout)
+            return attempt(path, request, answer, timeout)
+
+        client._attempt = watched  # type: ignore[method-assign]
+        client.predict("echo", {"x": [1.0]})  # asks for the signature first
+    assert len(given) == 5
+    assert [20.0, *given] == sorted([20.0, *given], reverse=True)
+
+
+def test_an_attempt_without_an_answer_ends_with_the_time_of_the_call(server: EchoServer) -> None:
+    with Client(server.target, retry=100) as client:
+        server.refusals, server.block = [REFUSED], threading.Event()
+        refusal(client.predict, "echo", {"x": np.ones(1)}, timeout=0.5, code=StatusCode.DEADLINE_EXCEEDED)
+    assert server.count(messages.PredictRequest) == 2
+
+
+def test_a_server_that_goes_and_comes_back_is_asked_again() -> None:
+    (port,) = free_ports(1)
+    first = EchoServer(port)
+    came_back: list[EchoServer] = []
+
+    def sleep(seconds: float) -> None:
+        if not came_back:
+            came_back.append(EchoServer(port))
+        time.sleep(seconds)  # until the connection is tried again
+
+    own = tenacity.Retrying(wait=tenacity.wait_fixed(0.05), sleep=sleep)
+    with Client(first.target, timeout=30, retry=own) as client:
+        assert client.status("echo")
+        first.stop()
+        assert client.status("echo")
+        came_back[0].stop()
+
+
+def test_the_first_connection_is_waited_for_once() -> None:
+    asleep: list[float] = []
+    own = tenacity.Retrying(wait=tenacity.wait_none(), sleep=asleep.append)
+    with Client("127.0.0.1:1", wait_for_server=False, retry=own) as client:
+        refusal(client.status, "echo", code=StatusCode.UNAVAILABLE)
+    assert not asleep
+
+
+def test_a_call_that_waits_for_its_next_attempt_is_cancelled_when_the_client_closes(server: EchoServer) -> None:
+    with Client(server.target, timeout=1000, retry=10**6) as client, ThreadPoolExecutor(1) as pool:
+        server.failure = REFUSED
+        call = pool.submit(client.status, "echo")
+        while len(server.requests) < 3:
+            assert not call.done()
+            time.sleep(0.001)
+        client.close()
+        with pytest.raises(ServingError) as raised:
+            call.result(30)
+        assert raised.value.code is StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("retry", [-1, 1.5, "3", None, tenacity.AsyncRetrying()])
+def test_what_says_nothing_about_attempts_is_refused(retry: Any) -> None:
+    assert refusal(Client, "localhost:1", retry=retry).startswith("retry: expected a number of attempts or")
+
+
+def test_threads_that_repeat_calls_do_not_disturb_one_another(server: EchoServer) -> None:
+    with Client(server.target, timeout=30, retry=NO_WAIT) as client, ThreadPoolExecutor(8) as pool:
+        server.refusals = [REFUSED] * 50
+        answers = list(pool.map(lambda x: client.predict("echo", {"x": np.array([x])}).outputs["x"][0], range(50)))
+    assert answers == list(range(50))
+    assert server.count(messages.PredictRequest) == 100

@@ -159,8 +159,8 @@ class MemoryReturn:
         exempted: Callable[[], int] = exemptions,
         return_free: Callable[[], None] = return_free_memory,
     ) -> None:
-        self.return_free = return_free
-        self.exempted = exempted
+        self._return_free = return_free
+        self._exempted = exempted
         self._clock = clock
         self._release, self._release_exempt = release, release_exempt
         self._lock = threading.Lock()  # guards the fields below
@@ -174,6 +174,14 @@ class MemoryReturn:
 
     def start(self) -> None:
         self._thread.start()
+
+    def return_free(self) -> None:
+        """Gives free memory back to the system, and collects nothing."""
+        self._return_free()
+
+    def exempted(self) -> int:
+        """How often what existed was exempted from collection since the start."""
+        return self._exempted()
 
     def collect(self) -> None:
         """Collects now, on this thread, also what is owed."""

@@ -106,7 +106,14 @@ def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -
     wait = getattr(credentials, "wait_for_server", None)
     connect = wait or min(timeout, _CONNECT_TIMEOUT)
     return Client(
-        address, **files, token=token, timeout=timeout, connect_timeout=connect, wait_for_server=wait is not None
+        address,
+        root_certificates=files["root_certificates"],
+        client_certificate=files["client_certificate"],
+        client_key=files["client_key"],
+        token=token,
+        timeout=timeout,
+        connect_timeout=connect,
+        wait_for_server=wait is not None,
     )
 
 

@@ -107,11 +107,13 @@ _BOOL, _INT, _FLOAT, _STRING, _LIST = FlagType.BOOL, FlagType.INT, FlagType.FLOA
 
 FLAGS: tuple[Flag, ...] = (
     _what("model_name", _STRING, "default", "name of the model whose versions are in --model_base_path"),
-    _what("model_base_path", _STRING, "", "directory that holds the numbered versions of one model"),
+    _what("model_base_path", _STRING, "", "directory or URL (s3://...) that holds the numbered versions of one model"),
     _what("model_repository", _STRING, "", "serve every DIR/<model>/<version>/, also models that appear later"),
     _what("model_config_file", _STRING, "", "ModelServerConfig (text proto or YAML); overrides name and base path"),
     _what("model_config_file_poll_wait_seconds", _INT, 0, "read the config file again this often; 0: only once"),
-    _what("trusted_model_base_paths", _LIST, (), "globs; models below them may bring code (model.py, pickles)"),
+    _what(
+        "trusted_model_base_paths", _LIST, (), "globs, also of URLs; models below may bring code (model.py, pickles)"
+    ),
     _what(
         "model_control_mode",
         _STRING,
@@ -121,7 +123,9 @@ FLAGS: tuple[Flag, ...] = (
         expects="poll, none or explicit",
     ),
     _what("load_model", _LIST, (), "in the mode explicit, the models to load at the start; *: all"),
-    _what("allowed_model_base_paths", _LIST, (), "directories that every model must lie below; empty: anywhere"),
+    _what(
+        "allowed_model_base_paths", _LIST, (), "directories and URLs that every model must lie below; empty: anywhere"
+    ),
     _what("model_config_list_root_dir", _STRING, "", "relative base paths are below this directory"),
     _where("port", _INT, 8500, "gRPC port; 0: none, which takes --grpc_socket_path", minimum=0, maximum=65535),
     _where("rest_api_port", _INT, 8501, "HTTP port; 0: none", minimum=0, maximum=65535),
@@ -162,6 +166,14 @@ FLAGS: tuple[Flag, ...] = (
         _FLOAT,
         2.0,
         "a version without a manifest is whole after so long without changes",
+        minimum=0,
+    ),
+    _versions("remote_poll_wait_seconds", _FLOAT, 60.0, "seconds between looks for new versions at URLs", minimum=1),
+    _versions(
+        "remote_quiet_seconds",
+        _FLOAT,
+        30.0,
+        "a version at a URL without a manifest is whole after so long without changes",
         minimum=0,
     ),
     _versions("servable_versions_always_present", _BOOL, False, "a base path that is emptied withdraws nothing"),
@@ -221,6 +233,10 @@ FLAGS: tuple[Flag, ...] = (
         minimum=0.1,
     ),
     _load("flush_filesystem_caches", _BOOL, True, "let the system forget the files of a version that was loaded"),
+    _load(
+        "model_cache_dir", _STRING, "", "where files of URLs are kept, and a node's copies; empty: in the user's cache"
+    ),
+    _load("model_cache_bytes", _INT, 50 * 2**30, "bytes that are kept there at most", minimum=1, maximum=INT64_MAX),
     _run(
         "device",
         _STRING,
@@ -318,8 +334,6 @@ FLAGS: tuple[Flag, ...] = (
         "nodes read models at the same path (shared), or from the server",
         words="shared|fetch",
     ),
-    _cluster("model_cache_dir", _STRING, "", "where a node keeps the files it fetched; empty: in the user's cache"),
-    _cluster("model_cache_bytes", _INT, 50 * 2**30, "bytes that a node keeps at most", minimum=1, maximum=INT64_MAX),
     _cluster("cluster_ssl_config_file", _STRING, "", "TLS between server and replicas: an SSLConfig"),
     _cluster("cluster_host", _STRING, "", "where server and replicas listen; empty: their nodes' addresses"),
     _cluster("cluster_port", _INT, 0, "port of the server for replicas; 0: a free port", minimum=0, maximum=65535),

@@ -1,6 +1,7 @@
-"""``tfs-lite publish SRC --base BASE``: copies a model into a base path as a version, whole or not at all.
+"""``tfs-lite publish SRC --base BASE``: copies a model into a base path as a version, whole or not at all. The
+base path is a directory or the URL of one in a bucket.
 
-A large one takes a while: a bar on standard error shows how far copying and hashing are.
+A large one takes a while: a bar on standard error shows how far copying, hashing and uploading are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tfs_lite.cli.arguments import Parser, version_number
 from tfs_lite.cli.output import DONE, print_json
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.loader import bytes_text
-from tfs_lite.core.publish import FOLLOW_LINKS, OnProgress, publish
+from tfs_lite.core.publish import FOLLOW_LINKS, OnProgress, Published, publish
+from tfs_lite.storage.url import StorageUrl, is_url
 
 LARGE = 64 << 20
 """Bytes from which a terminal gets a bar unasked; fewer are copied before one could be read."""
@@ -27,7 +29,8 @@ LINE_SECONDS = 1.0
 def run(argv: Sequence[str]) -> int:
     parser = Parser("publish", "Copies SRC (a directory or one model file) to BASE/<version>, whole or not at all.")
     parser.add_argument("source", metavar="SRC", help="a directory with the files of a version, or one model file")
-    parser.add_argument("--base", required=True, help="the model's base path; made when it is missing")
+    base = "the model's base path, made when it is missing, or its URL: s3://, gs:// or az://BUCKET/PREFIX"
+    parser.add_argument("--base", required=True, help=base)
     parser.add_argument("--version", type=version_number, metavar="N", help="default: the highest one there plus 1")
     parser.add_argument(
         FOLLOW_LINKS,
@@ -42,13 +45,26 @@ def run(argv: Sequence[str]) -> int:
     )
     args = parser.parse(argv)
     with _progress(args) as on_progress:
-        published = publish(args.source, args.base, args.version, on_progress, follow_links=args.follow_links)
+        published = _publish(args, on_progress)
     if args.json:
         print_json({"version": published.version, "path": published.path})
     else:
         path = published.path.encode(errors="backslashreplace").decode()  # it may hold bytes that are no text
         print(f"published version {published.version}: {path}")
     return DONE
+
+
+def _publish(args: argparse.Namespace, on_progress: OnProgress) -> Published:
+    if not is_url(args.base):
+        return publish(args.source, args.base, args.version, on_progress, follow_links=args.follow_links)
+    from tfs_lite.storage.objects import open_storage
+    from tfs_lite.storage.publish import publish_to_url, refuse_hub
+
+    url = StorageUrl.parse(args.base)
+    refuse_hub(url)
+    return publish_to_url(
+        args.source, url, open_storage(url), args.version, on_progress, follow_links=args.follow_links
+    )
 
 
 @contextlib.contextmanager

@@ -230,7 +230,8 @@ class Cluster(Feature):
         on_device = reserve(files, settings, True) if reserve else bytes_to_reserve(files.unpacked_bytes)
         requirements, on_gpu = requirements_of(options, files.unpacked_bytes, on_device, self._nodes())
         fraction = requirements.needs.get(GPUS, 0.0)
-        offered = OfferedFiles.of(files.directory, self._options.fetches)
+        is_fetched = self._core.sources.origin_of(files.directory) is not None  # then its path is this machine's alone
+        offered = OfferedFiles.of(files.directory, self._options.fetches or is_fetched)
 
         def prepare(channel: RequestChannel) -> str:
             there = replace(files, directory=deliver(channel, offered))

@@ -164,8 +164,6 @@ class ClusterOptions:
             raise invalid_argument(f"cluster_name is {self.name!r}, {expected}")
         if self.transfer not in TRANSFERS:
             raise invalid_argument(f"model_transfer is {self.transfer!r}, expected one of: {', '.join(TRANSFERS)}")
-        if self.cache_dir and not self.cache_dir.startswith("/"):
-            raise invalid_argument(f"model_cache_dir is {self.cache_dir!r}, expected an absolute path")
 
     @property
     def fetches(self) -> bool:

@@ -8,6 +8,11 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 
+def name_of(callback: Callable[..., object]) -> str:
+    """The name of a function for the log: that of the method and its class where it has one."""
+    return getattr(callback, "__qualname__", None) or repr(callback)
+
+
 def ignore(*values: object) -> None:
     """Takes the place of an observer where there is none."""
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from tfs_lite.core.callbacks import name_of
 from tfs_lite.core.status import ServingError
 from tfs_lite.core.threads import join, start
 
@@ -110,7 +111,7 @@ class SystemClock:
             try:
                 call()
             except Exception:
-                logger.exception("a delayed call failed")
+                logger.exception("a delayed call failed: %s", name_of(call))
 
     def _next_due(self) -> Callable[[], None] | None:
         """Waits for the next call that is due; None once closed."""

@@ -43,6 +43,13 @@ class EventKind(enum.Enum):
     """The model's base path is gone, cannot be read, or holds nothing that is wanted; the status says which."""
     BASE_PATH_GOOD = "BASE_PATH_GOOD"
     """It is there again."""
+    FETCH_BEGUN = "FETCH_BEGUN"
+    """Its files are being brought from a storage to this machine."""
+    FETCHED = "FETCHED"
+    FETCH_FAILED = "FETCH_FAILED"
+    """A fetch has ended without all files; a later look may begin another one."""
+    CACHE_EVICTED = "CACHE_EVICTED"
+    """Files that nothing uses were removed from the cache of files, for others."""
     COMPLETE = "COMPLETE"
     """Its files are all there."""
     ASPIRED = "ASPIRED"
@@ -192,6 +199,10 @@ _TEXTS = {
     EventKind.SEEN: "found, not complete{why}",
     EventKind.BASE_PATH_PROBLEM: "base path{status}",
     EventKind.BASE_PATH_GOOD: "base path is there again",
+    EventKind.FETCH_BEGUN: "fetch begun{size}",
+    EventKind.FETCHED: "fetched{after}{size}{fetched}",
+    EventKind.FETCH_FAILED: "fetch failed{attempts}{status}",
+    EventKind.CACHE_EVICTED: "files that nothing uses were removed from the cache{size}",
     EventKind.COMPLETE: "files complete",
     EventKind.ASPIRED: "aspired{by}",
     EventKind.UNASPIRED: "un-aspired{by}{why}",
@@ -223,6 +234,7 @@ def _words(event: Event) -> dict[str, str]:
     seconds = f"{details['seconds']:.3g} s" if "seconds" in details else ""
     leaked = ", ".join(f"{size / 2**20:.0f} MiB on {device}" for device, size in details.get("leaked", {}).items())
     label, before = details.get("label"), details.get("from")
+    size, fetched, attempts = details.get("bytes"), details.get("fetched_bytes"), details.get("attempts", 1)
     return {
         "by": f" by {cause}{event.by and f' ({event.by})'}" if cause else "",
         "to": f" to {event.by}" if event.by else "",
@@ -234,8 +246,15 @@ def _words(event: Event) -> dict[str, str]:
         "anew": ", loaded anew" if details.get("loaded_anew") else "",
         "label": f" {label!r}{'' if before is None else f' of version {before}'}" if label else "",
         "leaked": f": {leaked}" if leaked else "",
+        "size": "" if size is None else f": {_mebibytes(size)}",
+        "fetched": "" if fetched in (None, size) else f", {_mebibytes(fetched)} of it from the storage",
+        "attempts": f" after {attempts} attempts" if attempts > 1 else "",
         "version": f" (tfs_lite {details['version']})" if "version" in details else "",
     }
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 def iso_time(seconds: float) -> str:

@@ -27,6 +27,8 @@ MEASURED_SECONDS = 0.5
 class LoadPhase(enum.Enum):
     """The phases of a load. The values are words for people and for JSON."""
 
+    FETCHING = "fetching the files"
+    """They come from a storage to this machine, before the load; their bytes are counted."""
     LOOKING = "looking at the files"
     CHECKING = "checking the files"
     """Every byte is compared with its checksum; these bytes are counted."""
@@ -81,6 +83,15 @@ def bytes_text(done: int, expected: int) -> str:
     unit, size = next(((unit, size) for unit, size in _UNITS if expected >= size), ("bytes", 1))
     digits = 0 if size == 1 else 1
     return f"{done / size:.{digits}f} of {expected / size:.{digits}f} {unit}"
+
+
+def size_text(count: float) -> str:
+    """``512 bytes``, ``3.4 GiB``."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
 class LoadMeter:

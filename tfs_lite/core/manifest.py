@@ -157,9 +157,14 @@ def revision_of(state: str, configs: str) -> str:
     return f"{state}/{configs}"
 
 
+def configs_of(revision: str) -> str:
+    """The state of the configs in a revision."""
+    return revision.partition("/")[2]
+
+
 def have_same_configs(revision: str, other: str) -> bool:
     """Whether two revisions of a version differ in files alone, if at all."""
-    return revision.partition("/")[2] == other.partition("/")[2]
+    return configs_of(revision) == configs_of(other)
 
 
 def has_state(revision: str, state: str) -> bool:

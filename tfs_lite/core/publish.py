@@ -22,7 +22,7 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from types import FrameType
@@ -34,7 +34,8 @@ from tfs_lite.core.servable import MAX_VERSION, parse_version
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument, not_found
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
-"""Called often: what is done (``copying``, ``hashing``), how many bytes of it are done, and how many there are."""
+"""Called often: what is done (``copying``, ``hashing``, ``uploading``), how many bytes of it are done, and how many
+there are."""
 
 HIDDEN_PREFIX = ".publish-"
 LEFTOVER_SECONDS = 3600.0
@@ -43,7 +44,7 @@ FOLLOW_LINKS = "--follow_links"
 """The option of ``tfs-lite publish`` that refusals name."""
 _BEAT_SECONDS = 60.0
 """The seconds between two signs of life in the directory of a publication, in which no file may change for hours."""
-_MAX_RACES = 100
+MAX_RACES = 100
 _CHUNK = 1 << 20
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EISDIR})
@@ -85,11 +86,11 @@ def publish(
     plain file, with a link that leaves it, or with the base path in it), ALREADY_EXISTS (that version is there),
     ABORTED (source changed meanwhile), and those of :func:`staging_directory`.
     """
-    with _advised(base):
-        files = _files_of(source, follow_links)
+    with advised(base):
+        files = files_of(source, follow_links)
         _refuse_base_inside(source, base)
     with staging_directory(base, version) as staging:
-        copied = _Counter("copying", sum(map(os.path.getsize, files.values())), on_progress)
+        copied = Counter("copying", sum(map(os.path.getsize, files.values())), on_progress)
         for relative, origin in sorted(files.items()):
             _copy(origin, os.path.join(staging, relative), relative, copied.add)
         return commit(staging, base, version, on_progress)
@@ -104,9 +105,9 @@ def staging_directory(base: str, version: int | None = None) -> Iterator[str]:
     block becomes a ServingError that names the file and the next step: RESOURCE_EXHAUSTED (the disk is full),
     PERMISSION_DENIED, FAILED_PRECONDITION, or UNAVAILABLE.
     """
-    with _advised(base):
+    with advised(base):
         os.makedirs(base, exist_ok=True)
-        _pick_version(base, version)
+        next_version(os.listdir(base), version)
         label = "next" if version is None else str(version)
         staging = os.path.join(base, f"{HIDDEN_PREFIX}{label}-{secrets.token_hex(6)}")
         os.mkdir(staging)
@@ -131,8 +132,8 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
     """
     _write_manifest(staging, on_progress)
     _sync_directories(staging)
-    for _ in range(_MAX_RACES):
-        number = _pick_version(base, version)
+    for _ in range(MAX_RACES):
+        number = next_version(os.listdir(base), version)
         path = os.path.join(base, str(number))
         if _rename_to_new(staging, path):
             try:
@@ -140,7 +141,22 @@ def commit(staging: str, base: str, version: int | None = None, on_progress: OnP
             except OSError as error:  # it is there: a publisher that is told of a failure would publish it twice
                 logger.warning("%s was not synced (%s): a loss of power now may take the version", path, error)
             return Published(number, path)
-    raise ServingError(StatusCode.ABORTED, f"{_MAX_RACES} version numbers in a row were taken by other publishers")
+    raise too_many_races()
+
+
+@contextlib.contextmanager
+def fatal_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """For the time of the block, the handler gets the signals that would end the process at once. Elsewhere than on the
+    main thread, and for those that have a handler already, nothing changes."""
+    in_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    taken = [number for number in _FATAL if in_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -149,19 +165,19 @@ def _removed_at_the_end(staging: str) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         shutil.rmtree(staging, ignore_errors=True)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        end_by(number)
 
-    in_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
-    taken = [number for number in _FATAL if in_main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+    with fatal_signals(end):
+        try:
+            yield
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def end_by(number: int) -> None:
+    """Ends this process by the signal, as if it had no handler."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
@@ -222,7 +238,7 @@ def _remove_leftovers(base: str, now: float) -> None:
 
 
 @contextlib.contextmanager
-def _advised(base: str) -> Iterator[None]:
+def advised(base: str) -> Iterator[None]:
     """An OSError of the block becomes a ServingError that names the file and the next step."""
     try:
         yield
@@ -246,8 +262,8 @@ def _refuse_base_inside(source: str, base: str) -> None:
         )
 
 
-class _Counter:
-    """Adds up the bytes of one phase and tells of them."""
+class Counter:
+    """Adds up the bytes of one phase and tells of them; bytes that have to be done again are taken away."""
 
     def __init__(self, phase: str, expected: int, on_progress: OnProgress) -> None:
         self._phase, self._expected, self._on_progress = phase, expected, on_progress
@@ -259,8 +275,9 @@ class _Counter:
         self._on_progress(self._phase, self._done, self._expected)
 
 
-def _files_of(source: str, follow_links: bool) -> dict[str, str]:
-    """Path inside the version -> path of the original."""
+def files_of(source: str, follow_links: bool) -> dict[str, str]:
+    """Path inside the version -> path of the original. NOT_FOUND, FAILED_PRECONDITION (nothing that can be published),
+    or an OSError."""
     if os.path.isfile(source):
         return {"model" + os.path.splitext(source)[1]: source}
     if not os.path.isdir(source):
@@ -327,9 +344,13 @@ def _copy(origin: str, target: str, relative: str, on_copied: Callable[[int], No
             else:
                 _write_all(copy, chunk)
             on_copied(len(chunk))
-    after = os.stat(origin)
+    check_unchanged(relative, before, os.stat(origin), "copied")
+
+
+def check_unchanged(relative: str, before: os.stat_result, after: os.stat_result, what: str) -> None:
+    """ABORTED if the file of the source was changed while it was ``what``."""
     if (before.st_size, before.st_mtime_ns, before.st_ino) != (after.st_size, after.st_mtime_ns, after.st_ino):
-        raise ServingError(StatusCode.ABORTED, f"{relative} changed while it was copied")
+        raise ServingError(StatusCode.ABORTED, f"{relative} changed while it was {what}")
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
@@ -352,7 +373,7 @@ def _write_manifest(staging: str, on_progress: OnProgress) -> None:
     paths = [
         os.path.join(directory, name) for directory, _, names in os.walk(staging, onerror=_raise) for name in names
     ]
-    hashed = _Counter("hashing", sum(map(os.path.getsize, paths)), on_progress)
+    hashed = Counter("hashing", sum(map(os.path.getsize, paths)), on_progress)
     files = {os.path.relpath(path, staging).replace(os.sep, "/"): _synced_entry(path, hashed.add) for path in paths}
     files.pop(MANIFEST_NAME, None)
     if not files:
@@ -405,18 +426,27 @@ def _sync(directory: str) -> None:
             raise
 
 
-def _pick_version(base: str, version: int | None) -> int:
-    """The number to publish as, checked against what is there now."""
+def next_version(names: Iterable[str], version: int | None = None) -> int:
+    """The number to publish as: ``version``, or the highest one of the names in the base path plus 1. INVALID_ARGUMENT
+    (no such version can be), ALREADY_EXISTS, FAILED_PRECONDITION (there is no higher number)."""
     if version is not None and not 0 <= version <= MAX_VERSION:
         raise invalid_argument(f"version {version}: expected a number in 0..2^63-1")
-    taken = [number for name in os.listdir(base) if (number := parse_version(name)) is not None]
+    taken = [number for name in names if (number := parse_version(name)) is not None]
     if version in taken:
-        raise ServingError(StatusCode.ALREADY_EXISTS, f"version {version} exists and is never overwritten")
+        raise already_exists(version)
     if version is not None:
         return version
     if max(taken, default=0) == MAX_VERSION:
         raise failed_precondition(f"version {MAX_VERSION} exists: there is no higher number")
     return max(taken, default=0) + 1
+
+
+def too_many_races() -> ServingError:
+    return ServingError(StatusCode.ABORTED, f"{MAX_RACES} version numbers in a row were taken by other publishers")
+
+
+def already_exists(version: int | None) -> ServingError:
+    return ServingError(StatusCode.ALREADY_EXISTS, f"version {version} exists and is never overwritten")
 
 
 def _rename_to_new(staging: str, path: str) -> bool:

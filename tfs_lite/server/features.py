@@ -15,6 +15,7 @@ from tfs_lite.operations.dashboard.feature import dashboard
 from tfs_lite.operations.explain.feature import Explain
 from tfs_lite.operations.failed_requests.feature import Failures
 from tfs_lite.operations.history.feature import LifecycleHistory
+from tfs_lite.operations.storage.feature import StorageMetrics
 from tfs_lite.operations.traces.feature import Traces
 from tfs_lite.operations.what_if.feature import Forecasts
 from tfs_lite.serving.feature import Feature, starting
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 GROUP = "tfs_lite.features"
 FEATURES: tuple[MakeFeature, ...] = (
     LifecycleHistory,
+    StorageMetrics,
     Failures,
     Traces,
     AccessLogging,

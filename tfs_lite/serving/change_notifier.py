@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tfs_lite.core.callbacks import name_of
+
 logger = logging.getLogger(__name__)
 
 KEPT_CHANGES = 10_000
@@ -47,7 +49,7 @@ class ChangeNotifier:
             try:
                 listener()
             except Exception:
-                logger.exception("a listener to changes failed")
+                logger.exception("a listener to changes failed: %s", name_of(listener))
 
     def changed_since(self, count: int) -> set[str] | None:
         """The models that have changed since ``count`` was read; None: any of them may have."""

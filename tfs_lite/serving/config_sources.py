@@ -26,11 +26,12 @@ from tfs_lite.core.status import OK, ServingError, Status, failed_precondition, 
 from tfs_lite.core.threads import BoundedCalls, PeriodicThread
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.opening.model_configs import base_settings, wanted_by
-from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.options import URL_IN_EXPLICIT_MODE, ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS
 from tfs_lite.sources.repository import NO_TEXT, ModelRepository, models_in
+from tfs_lite.storage.url import is_url
 
 logger = logging.getLogger(__name__)
 
@@ -405,7 +406,11 @@ class ModelLocator:
             raise failed_precondition("the model repository is no directory (--model_repository)")
 
     def _first_config(self) -> ModelServerConfig:
-        return self._calls.call("the config file", lambda: read_first_config(self._options))
+        config = self._calls.call("the config file", lambda: read_first_config(self._options))
+        for model in config.models:
+            if self._options.is_explicit and is_url(model.base_path):
+                raise invalid_argument(f"model {model.name}: base_path is a URL: {URL_IN_EXPLICIT_MODE}")
+        return config
 
     def find(self, name: str) -> ModelConfig | None:
         """None for a model that is not there. ServingError if the config file or the repository cannot be read."""

@@ -34,6 +34,54 @@ class SourceReported:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchBegun:
+    """The files of a version, ``size`` bytes in all, are being brought from a storage to this machine."""
+
+    id: ServableId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The files of a version, ``size`` bytes in all, have come. ``fetched``: the bytes that the storage has sent, fewer
+    where a fetch before this one had left some. ``attempts`` counts from 1."""
+
+    id: ServableId
+    size: int
+    fetched: int
+    seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A fetch has ended without all of the files. A later poll may begin another one."""
+
+    id: ServableId
+    status: Status
+    fetched: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvicted:
+    """Files that nothing uses, ``size`` bytes in all, were removed from the cache of files for others. ``key`` names
+    what they were there."""
+
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAsked:
+    """A request to a storage has ended; see :data:`~tfs_lite.storage.store.OnRequest`."""
+
+    scheme: str
+    operation: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionsAspired:
     """The source wants exactly these versions of the model from now on. Published before anything acts on it."""
 
@@ -159,6 +207,11 @@ class ModelGone:
 
 LifecycleEvent: TypeAlias = (
     SourceReported
+    | FetchBegun
+    | Fetched
+    | FetchFailed
+    | CacheEvicted
+    | StorageAsked
     | VersionsAspired
     | StateChanged
     | LoadAttempted

@@ -23,7 +23,7 @@ from tfs_lite.serving.model_states import ModelStates, is_overdue
 GRACE = 1.0
 """Seconds that a failure must hold when it may be about the past."""
 SETTLING = 60.0
-"""Seconds that files may take to settle, or to be checked, before that counts as a failure."""
+"""Seconds that files may take to settle before that counts as a failure."""
 
 
 class OutcomeKind(enum.Enum):
@@ -38,7 +38,7 @@ class OutcomeKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class WaitSnapshot:
     """The state of one model at one moment. ``given_up``: versions whose failure the source knows, so that what stands
-    in for them is among the ``aspired``."""
+    in for them is among the ``aspired``. ``fetching``: versions whose files are being read before they are offered."""
 
     configured: bool
     aspired: tuple[ServableId, ...] = ()
@@ -47,6 +47,7 @@ class WaitSnapshot:
     problem: Status = OK
     waiting: Mapping[int, str] = field(default_factory=dict)
     settling: frozenset[int] = frozenset()
+    fetching: frozenset[int] = frozenset()
     given_up: frozenset[int] = frozenset()
     overdue: Mapping[int, Status] = field(default_factory=dict)
 
@@ -78,8 +79,14 @@ def outcome_of(name: str, snapshot: WaitSnapshot, rules: WaitRules) -> ModelOutc
     wanted = [(servable_id, snapshot.states.get(servable_id.version)) for servable_id in snapshot.aspired]
     if any(timed and timed.state.state is ManagerState.AVAILABLE for _, timed in wanted):
         return ModelOutcome(OutcomeKind.AVAILABLE)
-    if wanted:
-        return _of_versions(snapshot, rules)
+    found = _without_versions(name, snapshot) if not wanted else _of_versions(snapshot, rules)
+    if snapshot.fetching:  # takes as long as it takes
+        return ModelOutcome(OutcomeKind.PENDING, reasons=found.reasons)
+    return found
+
+
+def _without_versions(name: str, snapshot: WaitSnapshot) -> ModelOutcome:
+    """No version is wanted, or none that can be offered."""
     if snapshot.waiting:
         reasons = tuple(
             (f"{{name: {name} version: {version}}}", Status(StatusCode.UNAVAILABLE, reason))
@@ -267,6 +274,7 @@ class ModelWaiter:
             problem=report.problem if report else OK,
             waiting=report.waiting if report else {},
             settling=report.settling if report else frozenset(),
+            fetching=report.fetching if report else frozenset(),
             given_up=given_up,
             overdue={version: remark for version, remark in self._states.remarks(name).items() if is_overdue(remark)},
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from tfs_lite.config.replicas import CACHE_BYTES, DEFAULT_CLUSTER_NAME, RAY, ClusterOptions, port_range
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.serving.cache_size import cache_bytes
 from tfs_lite.serving.statistics.trace_config import read_trace_config
+from tfs_lite.storage.url import StorageUrl, is_url
 
 MIB = 1024 * 1024
 
@@ -19,6 +20,7 @@ NATIVE, GRPCIO = "native", "grpcio"
 
 
 GRPC_SERVERS = (NATIVE, GRPCIO)
+URL_IN_EXPLICIT_MODE = "in the model_control_mode explicit models are loaded from directories of this machine only"
 CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
@@ -96,15 +98,20 @@ class ServerOptions:
     model_config_list_root_dir: str | None = None
     """The directory (absolute) that relative base paths are below."""
     allowed_model_base_paths: tuple[str, ...] = ()
-    """The directories below which a model's base path must lie; empty: any place."""
+    """The directories and URLs below which a model's base path must lie; empty: any place."""
     trusted_model_base_paths: tuple[str, ...] = ()
-    """Globs; below them models may bring code of their own."""
+    """Globs of directories and of URLs; below them models may bring code of their own. What was fetched from a URL is
+    trusted by that alone."""
 
     # versions
     file_system_poll_wait_seconds: float = 1
     """Seconds between looks for new versions; 0: one look; below 0: none."""
     version_quiet_period_seconds: float = 2.0
     """A version without a manifest counts as complete when its files have not changed for so long."""
+    remote_poll_wait_seconds: float = 60
+    """Seconds between looks for new versions at URLs; each process takes a tenth more or less."""
+    remote_quiet_seconds: float = 30.0
+    """A version at a URL without a manifest counts as complete when its files have not changed for so long."""
     servable_versions_always_present: bool = False
     """A base path or repository that is emptied never withdraws what is loaded."""
     disk_timeout_seconds: float = 10.0
@@ -130,6 +137,11 @@ class ServerOptions:
     """The number of times that each warm-up request is sent; 0 or less counts as 1."""
     flush_filesystem_caches: bool = True
     """Whether the system may forget the files that were read, after a load."""
+    model_cache_dir: str = ""
+    """The directory in which the server keeps files of URLs, and a node of the cluster those that it has fetched;
+    empty: a directory of the user."""
+    model_cache_bytes: int = CACHE_BYTES
+    """The most that is kept there, in all; what is loaded stays."""
     device: str = "auto"
     per_process_gpu_memory_fraction: float = 0.0
     """The share of a GPU's memory that torch may take; 0: all of it."""
@@ -184,10 +196,6 @@ class ServerOptions:
     model_transfer: str = "shared"
     """The source from which replicas take a version's files: the same path on every node (``shared``), or the server
     (``fetch``)."""
-    model_cache_dir: str = ""
-    """The directory in which a node keeps the files that it has fetched; empty: a directory of the user."""
-    model_cache_bytes: int = CACHE_BYTES
-    """The most that a node keeps of what it has fetched."""
 
     # answers
     enable_signature_method_name_check: bool = False
@@ -263,6 +271,23 @@ class ServerOptions:
         root = self.model_config_list_root_dir
         if root is not None and not root.startswith("/"):
             raise invalid_argument(f"model_config_list_root_dir is {root!r}, expected an absolute path")
+        self._check_urls()
+
+    def _check_urls(self) -> None:
+        """Refuses what cannot be at a URL. Errors do not repeat URLs: people put keys into them."""
+        if is_url(self.model_repository):
+            raise invalid_argument(
+                "model_repository is a URL, and a repository is a directory of this machine: name each model that is "
+                "at a URL in a model_config_file"
+            )
+        if is_url(self.model_base_path):
+            if self.is_explicit:
+                raise invalid_argument(f"model_base_path is a URL: {URL_IN_EXPLICIT_MODE}")
+            _check_url("model_base_path", self.model_base_path)
+        for url in filter(is_url, self.allowed_model_base_paths):
+            _check_url("allowed_model_base_paths", url)
+        if self.model_cache_dir and not self.model_cache_dir.startswith("/"):
+            raise invalid_argument(f"model_cache_dir is {self.model_cache_dir!r}, expected an absolute path")
 
     def _check_first_models(self) -> None:
         if self.load_model and not self.is_explicit:
@@ -286,9 +311,6 @@ class ServerOptions:
                 raise invalid_argument("worker is ray and cluster is not set: say where the cluster is")
             for name in filter(_OF_CLUSTER.__contains__, given):
                 raise invalid_argument(f"{name} is set and cluster is not")
-        elif not options.fetches:
-            for name in filter(_OF_FETCHING.__contains__, given):
-                raise invalid_argument(f"{name} is set and model_transfer is not fetch")
 
     @property
     def cluster_options(self) -> ClusterOptions | None:
@@ -335,6 +357,13 @@ class ServerOptions:
         return self.file_system_poll_wait_seconds >= 0 or not self.follows_changes
 
 
+def _check_url(name: str, url: str) -> None:
+    try:
+        StorageUrl.parse(url)
+    except ServingError as error:
+        raise invalid_argument(f"{name}: {error.status.message}") from None
+
+
 def _without_brackets(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
@@ -352,6 +381,8 @@ _MINIMA = {
     "num_initial_load_threads": 1,
     "max_num_load_retries": 0,
     "version_quiet_period_seconds": 0,
+    "remote_poll_wait_seconds": 1,
+    "remote_quiet_seconds": 0,
     "reload_timeout_seconds": 0,
     "disk_timeout_seconds": 0.1,
     "slow_load_seconds": 0.1,
@@ -369,8 +400,7 @@ _MINIMA = {
     "health_check_timeout_s": 0,
     "model_cache_bytes": 1,
 }
-_OF_FETCHING = frozenset({"model_cache_dir", "model_cache_bytes"})
-_OF_CLUSTER = _OF_FETCHING | frozenset(
+_OF_CLUSTER = frozenset(
     {
         "cluster_name",
         "cluster_host",

@@ -42,6 +42,7 @@ from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import SourceChain, served_platforms
+from tfs_lite.storage.url import is_url
 
 T = TypeVar("T")
 KEPT_MODELS = 100
@@ -294,6 +295,7 @@ def _summary(difference: ConfigDiff) -> str:
 
 def _described(change: ModelChange) -> str:
     """``m: base_path and version_labels``, with a warning for a base path that does not exist."""
-    gone = "base_path" in change.fields and not os.path.isdir(change.new.base_path)
+    path = change.new.base_path
+    gone = "base_path" in change.fields and not is_url(path) and not os.path.isdir(path)
     warning = ", which does not exist: it keeps the versions that it has" if gone else ""
     return f"{change.new.name}: {' and '.join(change.fields)}{warning}"

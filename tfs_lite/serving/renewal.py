@@ -62,19 +62,23 @@ class Renewal:
             old = weakref.ref(handle.servable)
 
         def replaced(status: Status) -> None:
-            core.publish(Replaced(item.id, old) if status.ok else LoadGivenUp(item.id))
+            if status.ok:
+                self._on_replaced(item, old)
+            else:
+                core.publish(LoadGivenUp(item.id))
             done(status)
 
         core.publish(LoadWantedAnew(item.id))
         data = ServableData.ok(item.id, core.sources.make_loader(item), item.revision)
         core.manager.replace_servable(data, replaced)
 
+    def _on_replaced(self, item: ServableData[StoragePath], old: Callable[[], Any]) -> None:
+        self._core.sources.on_replaced(item)
+        self._core.publish(Replaced(item.id, old))
+
     def _make_follower(self) -> VersionFollower:
         core, options = self._core, self._core.options
         read = core.disk_calls.call
-
-        def on_replaced(servable_id: ServableId, old: Callable[[], Any]) -> None:
-            core.publish(Replaced(servable_id, old))
 
         return VersionFollower(
             FollowerOptions(
@@ -99,7 +103,7 @@ class Renewal:
                 resize=self.resize,
                 remark=core.states.remark,
                 wake_source=lambda: core.sources.wake(),
-                on_replaced=on_replaced,
+                on_replaced=self._on_replaced,
                 on_given_up=lambda servable_id: core.publish(LoadGivenUp(servable_id)),
             ),
             core.clock,

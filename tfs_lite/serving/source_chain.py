@@ -1,20 +1,23 @@
-"""The chain from the source of versions to the manager.
+"""The chain from the sources of versions to the manager.
 
-    source -> [features hear and model states note what is wanted] -> [changed versions are followed]
+    sources -> [features hear and model states note what is wanted] -> [changed versions are followed]
            -> router -> one adapter per platform -> [features wrap the loader] -> [journal] -> manager
                      -> "no such platform"      ->
 
-All of it is built once and stays; a new config only changes what the source looks at and where the router sends it.
+All of it is built once and stays; a new config only changes what the sources look at and where the router sends it.
+There is one source for the directories of this machine, and one for each place of URLs, such as a bucket.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
+from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelConfig, ModelServerConfig
 from tfs_lite.core.clock import Clock
@@ -25,9 +28,17 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, Sou
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
-from tfs_lite.serving.config_checks import source_config
+from tfs_lite.serving.config_checks import remote_config, source_config
 from tfs_lite.serving.feature import Features
-from tfs_lite.serving.lifecycle_events import SourceReported, VersionsAspired
+from tfs_lite.serving.lifecycle_events import (
+    CacheEvicted,
+    FetchBegun,
+    Fetched,
+    FetchFailed,
+    SourceReported,
+    StorageAsked,
+    VersionsAspired,
+)
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -37,11 +48,16 @@ from tfs_lite.sources.disk import Disk, RealDisk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
 from tfs_lite.sources.look import FoundVersions, Look
+from tfs_lite.sources.remote_sources import OneSourceEach, RemoteEffects, RemoteSources
 from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.storage.fetch import FetchEvent, FetchProgress, FetchStage
+from tfs_lite.storage.store import StorageCondition
 
 ReadSettings: TypeAlias = Callable[[str, str], ModelSettings | None]
 """Gives the config of a version by its directory and the model's name."""
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model", Reason.NO_PLATFORM)
+_HERE = ""
+"""The name of the source of this machine's directories, among those that are named by their place."""
 NO_MODELS = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
@@ -73,7 +89,20 @@ class SourceChain:
         self._states = states
         self._journal = journal
         self._features = features
-        self._settings = settings
+        self._lists = OneSourceEach()
+        self._remote = RemoteSources(
+            clock,
+            self._lists.offer,
+            options.model_cache_dir,
+            options.model_cache_bytes,
+            RemoteEffects(
+                on_report=self._on_report,
+                on_request=lambda *asked: features.publish(StorageAsked(*asked)),
+                on_fetch=self._on_fetch,
+                on_evicted=lambda key, size: features.publish(CacheEvicted(key, size)),
+            ),
+        )
+        self._settings = replace(settings, trusted=replace(settings.trusted, origin_of=self._remote.origin_of))
         self._follower = follower
         self._preloads = Preloads()
         self._explicit = ExplicitSource()
@@ -110,8 +139,18 @@ class SourceChain:
         self._features.publish(SourceReported(report))
         self._states.on_source_report(report)
 
+    def _on_fetch(self, servable_id: ServableId, event: FetchEvent) -> None:
+        """One that was cancelled is not told: nobody wants the version any more."""
+        size, status = event.version.size, Status(event.code, event.sentence)
+        if event.stage is FetchStage.BEGUN:
+            self._features.publish(FetchBegun(servable_id, size))
+        elif event.stage is FetchStage.FETCHED:
+            self._features.publish(Fetched(servable_id, size, event.fetched_bytes, event.seconds, event.attempts))
+        elif event.code is not StatusCode.CANCELLED:
+            self._features.publish(FetchFailed(servable_id, status, event.fetched_bytes, event.attempts))
+
     def start(self) -> None:
-        """The source begins to look at what it was given."""
+        """The sources begin to look at what they were given."""
         callback = self._router.aspired_versions_callback()
         if self._follower is not None:
             callback = self._follower.observe(callback)
@@ -122,26 +161,36 @@ class SourceChain:
             self._features.publish(VersionsAspired(name, versions))
             offer(name, versions)
 
-        self._source.set_aspired_versions_callback(tell_and_offer)
+        if isinstance(self._source, ExplicitSource):
+            self._source.set_aspired_versions_callback(tell_and_offer)
+            return
+        self._lists.start(tell_and_offer)
+        self._source.set_aspired_versions_callback(lambda name, versions: self._lists.offer(_HERE, name, versions))
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
-        causes. A model that is gone keeps its route until the next config, for a list that is on its way."""
+        causes. A model that is gone keeps its route until the next config, for a list that is on its way. One whose
+        base path moves from one source to another keeps what serves until the new one has something to offer."""
         self._router.update_routes({model.name: model.platform for model in (*self._config.models, *config.models)})
-        self._source.update_config(source_config(config, self._options))
+        here, remote = source_config(config, self._options), remote_config(config, self._options)
+        self._lists.assign(dict.fromkeys(here.by_name, _HERE) | self._remote.places_of(remote))
+        self._source.update_config(here)
+        self._remote.update_config(remote)
         before, self._configs = self._configs, {model.name: model for model in config.models}
         self._config = config
         self.wake({name for name, model in self._configs.items() if before.get(name) != model})
 
     def wake(self, names: Collection[str] | None = None) -> None:
-        """The source looks again soon at these models (None: at all) and says what it finds; nothing happens where
+        """The sources look again soon at these models (None: at all) and say what they find; nothing happens where
         versions come by calls."""
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.wake(names)
+            self._remote.wake(names)
 
     def hanging(self) -> dict[str, float]:
-        """The models whose disk does not answer, and for how many seconds it has not."""
-        return self._source.hanging() if isinstance(self._source, FileSystemStoragePathSource) else {}
+        """The models whose disk or storage does not answer, and for how many seconds it has not."""
+        here = self._source.hanging() if isinstance(self._source, FileSystemStoragePathSource) else {}
+        return here | self._remote.hanging()
 
     def on_event(self, event: ServableState) -> None:
         """Takes an event of the manager: a version has reached a state."""
@@ -149,19 +198,51 @@ class SourceChain:
             self._follower.on_event(event)
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.on_state(event)
+        self._remote.on_state(event)
+
+    def on_replaced(self, item: ServableData[StoragePath]) -> None:
+        """Another load of a version that serves, from what this item has, has taken its place."""
+        self._remote.on_replaced(item.id, item.payload)
 
     def on_failed_attempt(self, servable_id: ServableId) -> None:
         """A load of the version has failed; it may be tried again."""
         if isinstance(self._source, FileSystemStoragePathSource):
             self._source.on_failed_attempt(servable_id)
+        self._remote.on_failed_attempt(servable_id)
 
     def found(self, name: str) -> FoundVersions | None:
-        """The findings of the source about the model; None where it does not look at the disk."""
-        return self._source.found(name) if isinstance(self._source, FileSystemStoragePathSource) else None
+        """The findings of its source about the model; None where versions come by calls."""
+        if not isinstance(self._source, FileSystemStoragePathSource):
+            return None
+        return self._remote.found(name) or self._source.found(name)
 
     def checking(self) -> dict[ServableId, LoadProgress]:
-        """The progress of the versions whose files are checked before anything is loaded."""
-        return self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
+        """The progress of the versions whose files are checked, or fetched, before anything is loaded."""
+        here = self._source.checking() if isinstance(self._source, FileSystemStoragePathSource) else {}
+        return here | self._remote.checking()
+
+    # Of models whose base path is a URL.
+
+    def conditions(self) -> Mapping[str, StorageCondition]:
+        """The state of the storage of each model whose base path is a URL, by name."""
+        return self._remote.conditions()
+
+    def fetches(self) -> Mapping[ServableId, FetchProgress]:
+        """The attempts of each version that is being fetched; :meth:`checking` has their bytes."""
+        return self._remote.fetches()
+
+    def cache_use(self) -> tuple[int, int] | None:
+        """The bytes in the cache of files, and the most that it may hold; None where there is no such cache."""
+        return self._remote.cache_use()
+
+    def origin_of(self, directory: StoragePath) -> str | None:
+        """The URL that the version in a directory was fetched from; None for a directory that nothing fetched."""
+        return self._remote.origin_of(os.path.realpath(directory))
+
+    @property
+    def trusted(self) -> TrustedPaths:
+        """The places whose versions may bring code."""
+        return self._settings.trusted
 
     @property
     def configs(self) -> Mapping[str, ModelConfig]:
@@ -184,7 +265,8 @@ class SourceChain:
         :meth:`FileSystemStoragePathSource.look_ahead`. Empty where versions come by calls."""
         if not isinstance(self._source, FileSystemStoragePathSource):
             return {}
-        return self._source.look_ahead(source_config(config, self._options), disk, outcomes)
+        here = self._source.look_ahead(source_config(config, self._options), disk, outcomes)
+        return here | self._remote.look_ahead(remote_config(config, self._options), outcomes)
 
     def estimate(self, item: ServableData[StoragePath], platform: str | None, read: ReadSettings) -> ResourceAllocation:
         """The resources that a load of the version would reserve; ``read`` finds its config. Raises the loader's
@@ -212,6 +294,7 @@ class SourceChain:
     def close(self) -> None:
         """Afterwards no list reaches the manager."""
         self._source.close()
+        self._remote.close()
         if self._follower is not None:
             self._follower.close()
         self._router.detach()

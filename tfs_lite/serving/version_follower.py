@@ -81,9 +81,9 @@ class FollowerEffects:
     gone. ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a
     load. ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that
     takes another load. ``remark``: what the status of a version that serves is to say; None takes it back.
-    ``wake_source``: the lists come again soon. ``on_replaced``: another load has taken the version's place; a function
-    gives the servable that had it, or None once nothing holds it. ``on_given_up``: no second load is tried any more;
-    the last one may have waited.
+    ``wake_source``: the lists come again soon. ``on_replaced``: another load, of what the item has, has taken the
+    version's place; a function gives the servable that had it, or None once nothing holds it. ``on_given_up``: no
+    second load is tried any more; the last one may have waited.
     """
 
     read: Callable[[str, str], ModelSettings]
@@ -94,7 +94,7 @@ class FollowerEffects:
     resize: Callable[[ServableId, ModelSettings], ModelSettings | None]
     remark: Callable[[ServableId, Status | None], None]
     wake_source: Callable[[], None]
-    on_replaced: Callable[[ServableId, Callable[[], Any]], None]
+    on_replaced: Callable[[Item, Callable[[], Any]], None]
     on_given_up: Callable[[ServableId], None]
 
 
@@ -282,7 +282,7 @@ class VersionFollower:
             self._loading.discard(servable_id)
             is_current, is_over = self._changes.get(servable_id) is change, servable_id not in self._changes
         if status.ok:
-            self._effects.on_replaced(servable_id, old)
+            self._effects.on_replaced(change.item, old)
         elif is_over:
             self._effects.on_given_up(servable_id)
         if is_current:

@@ -1,6 +1,7 @@
 """Sources of versions: they look at storage and emit aspired lists of version directories.
 
     file_system_source, source_config   the source that the server uses, and its values
+    remote_sources          those of URLs: one for each place, whose lists get paths of this machine, and leases
     look_queue              looks one after the other, each with a bound in time
     look                    one look at one base path; its report says which version waits, and for what
     version_scan            pure: which directories are versions, and which of them a policy wants

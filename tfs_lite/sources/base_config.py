@@ -7,7 +7,7 @@ A config is read again only when its file has changed, and parsed only if it may
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tfs_lite.config.model import FIELDS_WITH_FILES, files_beside
 from tfs_lite.config.text import MAX_FILE_BYTES, parse_model_settings
@@ -72,17 +72,30 @@ class BaseConfigs:
             return False
 
     def _files_named(self, directory: str, name: str) -> frozenset[str]:
-        try:
-            text = self._text(directory, name)
-            if not any(field in text for field in FIELDS_WITH_FILES):
-                return frozenset()
-            return files_beside(parse_model_settings(text, name))
-        except (ServingError, UnicodeDecodeError, NoPlainFileError):
-            return frozenset()
+        return files_named(lambda: self._read(directory, name), name)
 
     def _text(self, directory: str, name: str) -> str:
+        return _decoded(self._read(directory, name))
+
+    def _read(self, directory: str, name: str) -> bytes:
         with self._disk.open(os.path.join(directory, name)) as file:
-            return file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig", "strict")
+            return file.read(MAX_FILE_BYTES + 1)
+
+
+def files_named(read: Callable[[], bytes], name: str) -> frozenset[str]:
+    """The files beside the versions that the config of this name, whose contents ``read`` returns, names; none for a
+    config that cannot be read. Raises the other errors of ``read``."""
+    try:
+        text = _decoded(read())
+        if not any(field in text for field in FIELDS_WITH_FILES):
+            return frozenset()
+        return files_beside(parse_model_settings(text, name))
+    except (ServingError, UnicodeDecodeError, NoPlainFileError):
+        return frozenset()
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8-sig", "strict")
 
 
 def _state_of_configs(entries: Iterable[DirectoryEntry]) -> _State:

@@ -32,12 +32,13 @@ class Complete:
 class Waiting:
     """The verdict "not yet" with its reason, in words for people. ``retry_in``: seconds after which the verdict may
     change by itself. ``settling``: it will change by itself, if nothing else happens to the files. ``being_written``:
-    something does."""
+    something does. ``fetching``: the files are being read, which takes as long as it takes, and come on."""
 
     reason: str
     retry_in: float | None = None
     settling: bool = False
     being_written: bool = False
+    fetching: bool = False
 
 
 class Need(enum.Enum):
@@ -46,7 +47,7 @@ class Need(enum.Enum):
     STRUCTURE = "structure"
     """Open the archives."""
     DIGESTS = "digests"
-    """Hash the files that :func:`unverified` names."""
+    """Hash the files that :func:`unverified` names, or fetch all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Evidence:
     """Seconds for which polls have found them changed again and again, without a quiet moment."""
     restless: str = ""
     """A file that was changed last."""
+    fetches: bool = False
+    """Whether the files come to this machine only when their digests are checked."""
     clock_lag: float = 0.0
     """Seconds by which the clock of the time stamps may be behind ours, as far as stamps of this disk show."""
 
@@ -85,7 +88,7 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
     if evidence.manifest is not None:
         return _judge_by_manifest(tree, evidence, evidence.manifest)
     if not has_files(tree):
-        return Waiting("no files yet") if evidence.needs_files else _complete(tree)
+        return Waiting("no files yet") if evidence.needs_files else _judge_contents(tree, evidence)
     left = quiet_left(tree, evidence, quiet_period)
     if left > 0:
         reason = f"files changed less than {quiet_period:g} s ago"
@@ -94,7 +97,7 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
         return Waiting(reason, max(left, MIN_RETRY), settling=True, being_written=evidence.seen_changing)
     if evidence.structure is None:
         return Need.STRUCTURE
-    return Waiting(evidence.structure) if evidence.structure else _complete(tree)
+    return Waiting(evidence.structure) if evidence.structure else _judge_contents(tree, evidence)
 
 
 def has_files(tree: Tree) -> bool:
@@ -127,7 +130,12 @@ def _judge_by_manifest(tree: Tree, evidence: Evidence, manifest: Manifest) -> Co
     problem = manifest.size_problem({file.name: file.size for file in tree.files})
     if problem:
         return Waiting(problem)
-    if evidence.digests is None and unverified(tree, manifest):
+    return _judge_contents(tree, evidence, unverified(tree, manifest))
+
+
+def _judge_contents(tree: Tree, evidence: Evidence, unverified: Sequence[FileStat] = ()) -> Complete | Waiting | Need:
+    """The last step: the contents of the files, which are read only now."""
+    if evidence.digests is None and (evidence.fetches or unverified):
         return Need.DIGESTS
     return Waiting(evidence.digests) if evidence.digests else _complete(tree)
 

@@ -7,11 +7,12 @@ in for the real one. Errors are plain :class:`OSError` (FileNotFoundError, Permi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tfs_lite.core.manifest import MAX_FILES, Tree, open_plain, read_tree, state_of_file
+from tfs_lite.core.manifest import MAX_FILES, Manifest, Tree, open_plain, read_tree, sha256_of, state_of_file
+from tfs_lite.sources.completeness import unverified
 
 _LISTINGS = 3
 """The most listings of a directory that becomes another one while it is listed."""
@@ -30,7 +31,11 @@ class DirectoryEntry:
 
 
 class Disk(Protocol):
-    """Read access to storage. Any thread may call any method; nothing is remembered between calls."""
+    """Read access to storage. Any thread may call any method; the disks of this machine remember nothing."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the files of a version are elsewhere, and come to this machine when they are verified."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         """The children, in no order."""
@@ -45,6 +50,21 @@ class Disk(Protocol):
 
     def open(self, path: str) -> BinaryIO:
         """A plain file for reading at any position; NoPlainFileError for a pipe. The caller closes it."""
+
+    def verify(
+        self,
+        path: str,
+        tree: Tree,
+        manifest: Manifest | None,
+        cancelled: Callable[[], bool],
+        on_read: Callable[[int], None],
+    ) -> str:
+        """Reads the files of the version at ``path``, which are those of ``tree``; says what is wrong with them, or
+        returns an empty text. ``cancelled`` is asked with every piece and ends it with an error, ``on_read`` gets the
+        bytes of each. Raises OSError."""
+
+    def is_ready(self, path: str) -> bool:
+        """Whether what ``verify`` has found, or brought, is still there. Cheap."""
 
     def stamp(self, path: str) -> Stamp:
         """A value that differs whenever the contents of a file, or the children of a directory, may have changed.
@@ -70,8 +90,29 @@ def list_in_place(disk: Disk, path: str) -> tuple[str, list[DirectoryEntry]]:
     return place, entries
 
 
+def digest_problem(
+    disk: Disk,
+    path: str,
+    tree: Tree,
+    manifest: Manifest | None,
+    cancelled: Callable[[], bool],
+    on_read: Callable[[int], None],
+) -> str:
+    """The first file whose digest is not the listed one; empty without one. Files that are the very ones which the
+    publisher has hashed are not read."""
+    if manifest is None:
+        return ""
+    for stat in unverified(tree, manifest):
+        with disk.open(os.path.join(path, stat.name)) as file:
+            if sha256_of(file, cancelled, on_read) != manifest.files[stat.name].sha256:
+                return f"{stat.name} does not have the sha256 digest that the manifest lists"
+    return ""
+
+
 class RealDisk:
     """The file system of this machine."""
+
+    fetches = False
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as children:
@@ -86,6 +127,19 @@ class RealDisk:
 
     def open(self, path: str) -> BinaryIO:
         return open_plain(path)
+
+    def verify(
+        self,
+        path: str,
+        tree: Tree,
+        manifest: Manifest | None,
+        cancelled: Callable[[], bool],
+        on_read: Callable[[int], None],
+    ) -> str:
+        return digest_problem(self, path, tree, manifest, cancelled, on_read)
+
+    def is_ready(self, path: str) -> bool:
+        return True
 
     def stamp(self, path: str) -> Stamp:
         found = os.stat(path)

@@ -26,7 +26,7 @@ from tfs_lite.core.status import Reason, Status, StatusCode, invalid_argument
 from tfs_lite.core.threads import PeriodicThread
 from tfs_lite.sources.disk import Disk, Stamp
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, FoundVersions, Look, LookStream, look_at
+from tfs_lite.sources.look import AspiredList, FoundVersions, Look, LookStream, look_at, look_nowhere
 from tfs_lite.sources.look_queue import DISK_TIMEOUT_SECONDS, Looked, LookQueue, hangs
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
@@ -392,7 +392,7 @@ class FileSystemStoragePathSource:
         except Exception:
             logger.exception("model %s: looking at %s failed", servable.name, servable.base_path)
             problem = Status(StatusCode.INTERNAL, f"model {servable.name}: looking at its base path failed")
-            return Look(SourceReport(servable.name, problem))
+            return look_nowhere(servable, stream.memory, self._inspector, problem)
 
     def _conclude(self, stream: _PolledStream, look: Look, forced: bool, seen: _Seen) -> bool:
         """Sends out what was found; False if the stream is not looked at any more. When a look has found nothing new,
@@ -438,7 +438,7 @@ class FileSystemStoragePathSource:
                     return
                 stream.seen = _NOTHING_SEEN  # the next look that answers takes the report back
             before = stream.memory.report or SourceReport(name)
-            self._tell(stream, replace(before, problem=hangs(name, what)))
+            self._tell(stream, replace(before, problem=hangs(name, what), fetching=frozenset()))
 
     def _prepare_next(self, stream: _PolledStream, look: Look, rests: bool) -> None:
         """A stream that rests is watched already, as far as that can be."""

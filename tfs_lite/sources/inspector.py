@@ -1,7 +1,8 @@
 """Gathers the evidence that :mod:`completeness` asks for, and remembers it for as long as the files do not change.
 
 A poll stats the files of a version and, while they are as before, does nothing else: no archive is opened and no
-byte is hashed twice. Hashing happens on an executor of its own, so that a large model does not hold up the others.
+byte is hashed twice. Hashing happens on an executor of its own, so that a large model does not hold up the others. For
+a disk whose files are elsewhere, fetching them takes the place of hashing.
 A version without files is looked at through the config beside it, which may say that it needs none.
 """
 
@@ -12,28 +13,23 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, PoolExecutor, Task
-from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress
-from tfs_lite.core.manifest import (
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    FileStat,
-    Manifest,
-    Tree,
-    parse_manifest,
-    sha256_of,
-)
+from tfs_lite.core.loader import LoadMeter, LoadPhase, LoadProgress, size_text
+from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, Tree, parse_manifest
 from tfs_lite.core.status import ServingError
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, has_files, judge, unverified
 from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.structure import needs_look, structural_problem
+from tfs_lite.storage.store import StorageError
 
 _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
+STALLED_SECONDS = 60.0
+"""The seconds after which a check that has read nothing more does not come on."""
 
 
 @dataclass(slots=True)
@@ -46,6 +42,24 @@ class _Record:
     first_seen: float
     restless_since: float
     evidence: Evidence
+
+
+@dataclass(slots=True)
+class _Check:
+    """The check of one state of one version. ``result``: as in :attr:`Evidence.digests`; None while it waits or runs.
+    At ``read_at`` a look has found that more was read than before."""
+
+    read_at: float
+    read: int = 0
+    meter: LoadMeter = field(default_factory=LoadMeter)
+    is_running: bool = False
+    result: str | OSError | None = None
+
+    def comes_on(self, now: float) -> bool:
+        read = self.meter.progress.read_bytes or 0
+        if read != self.read:
+            self.read, self.read_at = read, now
+        return now < self.read_at + STALLED_SECONDS
 
 
 _Key = tuple[str, str]
@@ -74,11 +88,10 @@ class VersionInspector:
         self._on_progress = on_progress
         self._trusts_stamps = trusts_stamps
         self._configs = BaseConfigs(disk)
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the three below
         self._records: dict[str, _Record] = {}  # by path
         self._lags: dict[int, float] = {}  # by device, how far its clock may be behind ours
-        self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
-        self._meters: dict[str, LoadMeter] = {}  # by path, while its files are hashed
+        self._checks: dict[_Key, _Check] = {}
 
     def inspect(self, path: str, quiet_period: float) -> Complete | Waiting:
         """The verdict about the version at ``path``, as of now. Never raises for what is on the disk."""
@@ -88,8 +101,7 @@ class VersionInspector:
             verdict = judge(tree, record.evidence, quiet_period)
             while isinstance(verdict, Need):
                 if not self._gather(verdict, path, tree, record):
-                    size = sum(file.size for file in tree.files)
-                    return Waiting(f"checking the digests of {size} bytes", settling=True)
+                    return Waiting(self._reading(tree), settling=True, fetching=self.comes_on(path))
                 verdict = judge(tree, record.evidence, quiet_period)
         except OSError as error:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
@@ -119,7 +131,7 @@ class VersionInspector:
         other = VersionInspector(disk, self._clock, PoolExecutor("tfs-look", 0))
         with self._lock:
             other._records = {path: replace(record) for path, record in self._records.items()}
-            other._lags, other._hashed = dict(self._lags), dict(self._hashed)
+            other._lags, other._checks = dict(self._lags), {key: replace(c) for key, c in self._checks.items()}
         return other
 
     def parts(self, path: str) -> tuple[list[str], list[str]]:
@@ -135,12 +147,24 @@ class VersionInspector:
     def hashing(self) -> dict[str, LoadProgress]:
         """The progress of the versions whose files are being hashed, by path. Any thread."""
         with self._lock:
-            return {path: meter.progress for path, meter in self._meters.items()}
+            return {path: check.meter.progress for (path, _), check in self._checks.items() if check.is_running}
+
+    def comes_on(self, path: str) -> bool:
+        """Whether the files of the version at ``path`` are being checked, and something was read of them within
+        :data:`STALLED_SECONDS`; a fetch has bounds of its own."""
+        now = self._clock.monotonic()
+        with self._lock:
+            checks = [check for (at, _), check in self._checks.items() if at == path and check.result is None]
+            return any(check.comes_on(now) or self._disk.fetches for check in checks)
+
+    def _reading(self, tree: Tree) -> str:
+        size = sum(file.size for file in tree.files)
+        return f"fetching {size_text(size)}" if self._disk.fetches else f"checking the digests of {size} bytes"
 
     def forget(self, paths: Set[str] | None = None) -> None:
         """Forgets these versions (None: all) and stops hashing them."""
         with self._lock:
-            gone = self._records.keys() | {path for path, _ in self._hashed} if paths is None else paths
+            gone = self._records.keys() | {path for path, _ in self._checks} if paths is None else paths
             self._forget(gone)
         self._configs.forget({*gone, *map(os.path.dirname, gone)})
 
@@ -148,13 +172,13 @@ class VersionInspector:
         """Called with the lock held."""
         for path in list(paths):
             self._records.pop(path, None)
-        for key in [key for key in self._hashed if key[0] in paths]:
-            del self._hashed[key]
+        for key in [key for key in self._checks if key[0] in paths]:
+            del self._checks[key]
 
     def close(self) -> None:
         """Stops hashing; the executor itself is its owner's."""
         with self._lock:
-            self._hashed.clear()
+            self._checks.clear()
 
     def _record(self, path: str, tree: Tree, quiet_period: float) -> _Record:
         now, wall = self._clock.monotonic(), self._clock.time()
@@ -172,13 +196,19 @@ class VersionInspector:
                 self._forget({path})
                 self._records[path] = known
         needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
+        evidence = known.evidence
+        if evidence.digests is not None and not self._disk.is_ready(path):
+            evidence = replace(evidence, digests=None)
+            with self._lock:
+                self._checks.pop((path, fingerprint), None)
         known.evidence = replace(
-            known.evidence,
+            evidence,
             wall_time=wall,
             unchanged_for=now - known.first_seen,
             restless_for=now - known.restless_since,
             clock_lag=self._lag(tree, wall),
             needs_files=needs_files,
+            fetches=self._disk.fetches,
         )
         return known
 
@@ -226,49 +256,48 @@ class VersionInspector:
         """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again."""
         key = (path, record.fingerprint)
         with self._lock:
-            known = key in self._hashed
-            result = self._hashed.pop(key, None)
-            if not isinstance(result, OSError):
-                self._hashed[key] = result
-        if isinstance(result, OSError):
-            raise result
-        manifest = record.evidence.manifest
-        if not known and manifest is not None:
-            self._executor.submit(self._hash_task(key, unverified(tree, manifest), manifest))
-        return result
+            known = self._checks.get(key)
+            if known is None:
+                check = self._checks[key] = _Check(self._clock.monotonic())
+            elif isinstance(known.result, OSError):
+                del self._checks[key]
+        if known is None:
+            self._executor.submit(self._check_task(key, check, tree, record.evidence.manifest))
+            return None
+        if isinstance(known.result, OSError):
+            raise known.result
+        return known.result
 
-    def _hash_task(self, key: _Key, files: Sequence[FileStat], manifest: Manifest) -> Task:
-        problems: list[str] = []
+    def _check_task(self, key: _Key, check: _Check, tree: Tree, manifest: Manifest | None) -> Task:
+        path, problems = key[0], list[str]()
 
         def work() -> None:
-            meter = LoadMeter()
-            meter.begin(LoadPhase.CHECKING, sum(file.size for file in files))
-            with self._lock:
-                self._meters[key[0]] = meter
-            problems.append(self._digest_problem(key, files, manifest, meter))
+            check.meter = LoadMeter()
+            check.meter.begin(*self._phase(tree, manifest))
+            check.is_running = True
+            problems.append(
+                self._disk.verify(path, tree, manifest, lambda: not self._is_wanted(key, check), check.meter.add)
+            )
 
         def done(error: BaseException | None) -> None:
             with self._lock:
-                self._meters.pop(key[0], None)
-                wanted = key in self._hashed
-                if wanted:
-                    self._hashed[key] = problems[0] if error is None else _as_os_error(error)
+                check.is_running = False
+                check.result = problems[0] if error is None else _as_os_error(error)
+                wanted = self._checks.get(key) is check
             if wanted:
-                self._on_progress(key[0])
+                self._on_progress(path)
 
-        return Task(f"digests of {os.path.basename(key[0])}", lambda: self._is_wanted(key), work, done)
+        return Task(f"digests of {os.path.basename(path)}", lambda: self._is_wanted(key, check), work, done)
 
-    def _digest_problem(self, key: _Key, files: Sequence[FileStat], manifest: Manifest, meter: LoadMeter) -> str:
-        for stat in files:
-            with self._disk.open(os.path.join(key[0], stat.name)) as file:
-                digest = sha256_of(file, lambda: not self._is_wanted(key), meter.add)
-                if digest != manifest.files[stat.name].sha256:
-                    return f"{stat.name} does not have the sha256 digest that the manifest lists"
-        return ""
+    def _phase(self, tree: Tree, manifest: Manifest | None) -> tuple[LoadPhase, int]:
+        """The phase in which a version is read, and the bytes."""
+        if self._disk.fetches or manifest is None:
+            return LoadPhase.FETCHING, sum(file.size for file in tree.files)
+        return LoadPhase.CHECKING, sum(file.size for file in unverified(tree, manifest))
 
-    def _is_wanted(self, key: _Key) -> bool:
+    def _is_wanted(self, key: _Key, check: _Check) -> bool:
         with self._lock:
-            return key in self._hashed
+            return self._checks.get(key) is check
 
 
 def _as_os_error(error: BaseException) -> OSError:
@@ -277,6 +306,8 @@ def _as_os_error(error: BaseException) -> OSError:
 
 def _describe(error: OSError, root: str) -> str:
     """The file that is wrong and its fault, without the place of the version on this machine."""
+    if isinstance(error, StorageError):
+        return error.sentence
     where = os.fspath(error.filename) if isinstance(error.filename, str) else root
     relative = os.path.relpath(where, root) if where.startswith(root) else os.path.basename(where)
     return f"{'the version directory' if relative == '.' else relative}: {error.strerror or type(error).__name__}"

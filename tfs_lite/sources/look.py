@@ -23,6 +23,7 @@ from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, stand_ins, versions_in, why_no_version
+from tfs_lite.storage.store import StorageError
 
 logger = logging.getLogger(__name__)
 AspiredList = list[ServableData[StoragePath]]
@@ -57,6 +58,7 @@ class LookStream:
     waits_since: float | None = None  # for which newer versions have been waited for since, likewise
     failed: frozenset[int] = frozenset()  # and not available since; replaced as a whole, by any thread
     report: SourceReport | None = None  # the last one that was sent
+    inspected: Mapping[int, str] = field(default_factory=dict)  # version -> directory; replaced as a whole
     found: FoundVersions = FoundVersions()  # replaced as a whole, and read by any thread
 
     def move_to(self, base_path: str) -> None:
@@ -77,7 +79,7 @@ class Look:
 
     report: SourceReport
     aspired: AspiredList | None = None
-    inspected: list[str] = field(default_factory=list)  # version directories
+    inspected: list[str] = field(default_factory=list)  # version directories that the inspector goes on to know
     unfinished: list[str] = field(default_factory=list)  # those of them that are not complete
     retry_in: list[float] = field(default_factory=list)  # when a verdict may change by itself
     beside: list[str] = field(default_factory=list)  # paths of the files beside the versions that count
@@ -97,8 +99,8 @@ def look_at(
         place, entries = list_in_place(disk, servable.base_path)
     except OSError as error:
         stream.found, stream.empty_since = FoundVersions(), None
-        return Look(SourceReport(servable.name, _base_path_problem(servable, error)))
-    failed = stream.failed
+        return look_nowhere(servable, stream, by, _base_path_problem(servable, error))
+    failed, inspected = stream.failed, dict[int, str]()
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.move_to(servable.base_path)
@@ -109,10 +111,11 @@ def look_at(
     look.beside = [os.path.join(servable.base_path, e.name) for e in entries if e.name in MODEL_SETTINGS_FILES]
     unfinished: dict[int, float | None] = {}
     changing: dict[int, str] = {}
+    fetching: set[int] = set()
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
-        look.inspected.append(path)
+        inspected[version] = path
         verdict = by.inspect(path, config.quiet_period)
         if isinstance(verdict, Complete):
             named = by.named_beside(path, entries)
@@ -131,9 +134,11 @@ def look_at(
         if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = printable(verdict.reason)
         settling.update({version: verdict} if verdict.settling and not offered else {})
+        fetching.update({version} if verdict.fetching else ())
         return offered
 
     chosen = choose(children, servable.policy, usable, failed)
+    stream.inspected, look.inspected = inspected, list(inspected.values())
     on_disk = frozenset(existing)
     config_name = next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
     stream.found = FoundVersions(on_disk, unfinished, config_name)
@@ -155,6 +160,7 @@ def look_at(
         stand_ins(numbers, servable.policy, failed),
         _passed_over(entries) | _left_copies(servable, entries, disk, by.wall_time),
         changing,
+        frozenset(fetching),
     )
     if keeps:  # what is not emitted has not been offered
         stream.offered, stream.moved = before, moved
@@ -162,6 +168,17 @@ def look_at(
         stream.offered = {version: stream.offered[version] for version in numbers}
         look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
     return look
+
+
+def look_nowhere(servable: ServableToMonitor, stream: LookStream, by: VersionInspector, problem: Status) -> Look:
+    """The look when the base path cannot be listed. That says nothing of the versions: what is known of them stays, and
+    files that are being read are read on."""
+    before = stream.report or SourceReport(servable.name)
+    known = {v: path for v, path in stream.inspected.items() if os.path.dirname(path) == servable.base_path}
+    fetching = frozenset(version for version, path in known.items() if by.comes_on(path))
+    reasons = {version: reason for version, reason in before.waiting.items() if version in fetching}
+    report = SourceReport(servable.name, problem, reasons, fetching=fetching)
+    return Look(report, inspected=list(known.values()))
 
 
 def _orders_nothing(servable: ServableToMonitor) -> bool:
@@ -279,6 +296,8 @@ def _empty_problem(servable: ServableToMonitor, existing: dict[int, str]) -> Sta
 
 def _base_path_problem(servable: ServableToMonitor, error: OSError) -> Status:
     what = f"model {servable.name}: its base path"
+    if isinstance(error, StorageError):
+        return Status(error.code, f"{what} cannot be read: {error.sentence}")
     if isinstance(error, FileNotFoundError):
         return Status(StatusCode.NOT_FOUND, f"{what} does not exist")
     if isinstance(error, NotADirectoryError):

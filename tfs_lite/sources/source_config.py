@@ -66,6 +66,8 @@ class SourceReport:
     ``problem``: OK, or why the stream has nothing to offer (base path missing, unreadable or without versions).
     ``waiting``: versions that are wanted and not offered yet -> the reason.
     ``settling``: those of them that will be offered soon if nothing else happens to their files.
+    ``fetching``: versions whose files are being read before they are offered, for as long as that comes on; also while
+    the base path cannot be read.
     ``on_disk``: the versions that have a directory, wanted or not.
     ``keeps``: why the last list goes on counting; empty where this look has given one, or could not read the base path.
     ``failed``: versions of the list that are known to have failed; ``stand_ins`` are wanted in their place.
@@ -83,3 +85,4 @@ class SourceReport:
     stand_ins: frozenset[int] = frozenset()
     passed_over: Mapping[str, str] = field(default_factory=dict)
     changing: Mapping[int, str] = field(default_factory=dict)
+    fetching: frozenset[int] = frozenset()

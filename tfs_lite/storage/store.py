@@ -32,8 +32,8 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class FlatListing:
-    """All objects below a prefix, at any depth. ``is_whole`` False: they are a part, because there are more than
-    :data:`PAGE`, or because the name of one cannot be that of a file."""
+    """All objects below a prefix, at any depth. ``is_whole`` False: they may be a part, because there are
+    :data:`PAGE` or more, or because the name of one cannot be that of a file."""
 
     files: tuple[RemoteFile, ...]
     is_whole: bool = True
@@ -58,6 +58,20 @@ class StorageError(OSError):
 
     def to_serving_error(self) -> ServingError:
         return ServingError(self.code, self.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCondition:
+    """The state of a storage as the listings of one base path show it; times are in seconds since 1970. ``last_good``:
+    when the last listing came (None: none yet). ``sentence``: why listings fail now, empty if they do not; they have
+    ``since`` then, ``tries`` in a row. ``from_cache``: what is offered meanwhile is a listing that an earlier process
+    has left on this machine, and ``last_good`` is its time."""
+
+    last_good: float | None = None
+    since: float | None = None
+    tries: int = 0
+    sentence: str = ""
+    from_cache: bool = False
 
 
 OnRequest: TypeAlias = Callable[[str, str], None]
@@ -93,7 +107,8 @@ class Storage(Protocol):
         iterator raises when a body is cut or stalls, and then has given every byte that came."""
 
     def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> None:
-        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name, in one step."""
+        """Writes an object. ``create``: ALREADY_EXISTS if there is one of that name with other bytes, in one step. One
+        with the same bytes may be ours, whose answer was lost: what must not be made twice holds a token."""
 
     def delete(self, path: str) -> None:
         """Removes an object; one that is not there is no error."""

@@ -134,7 +134,7 @@ class Acceptor:
             if accepted not in self._given_up:
                 why = str(error) or type(error).__name__
         except Exception:
-            logger.exception("a connection could not be taken")
+            logger.exception("a connection from %s could not be taken", peer)
         finally:
             self._handshakes.pop(accepted, None)
             self._given_up.pop(accepted, None)

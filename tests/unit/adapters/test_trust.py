@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -80,3 +81,55 @@ def test_link_to_another_trusted_directory_is_followed_there(tmp_path):
     assert trusted.allows_all_of(str(version))
     (other / "code.py").symlink_to(tmp_path)
     assert not trusted.allows_all_of(str(version))
+
+
+def cached(tmp_path, url):
+    """A version directory in a cache, and the origin of what is in it."""
+    version = tmp_path / "cache" / "key" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("")
+    root = os.path.realpath(tmp_path / "cache") + os.sep
+    return version, lambda path: url if path.startswith(root) else None
+
+
+@pytest.mark.parametrize(
+    ("globs", "allowed"),
+    [
+        (["s3://models/*"], True),
+        (["s3://models/digits"], True),
+        (["s3://models"], True),
+        (["s3://model*"], True),
+        (["s3://models/d"], False),
+        (["s3://models/*/2"], False),
+        (["gs://models/*"], False),
+        (["/"], False),
+        (["ROOT", "ROOT/cache", "ROOT/cache/*/1"], False),
+        ([], False),
+    ],
+)
+def test_fetched_version_is_trusted_by_globs_of_urls_alone(tmp_path, globs, allowed):
+    version, origin_of = cached(tmp_path, "s3://models/digits/1")
+    trusted = TrustedPaths.of([glob.replace("ROOT", str(tmp_path)) for glob in globs])
+    assert replace(trusted, origin_of=origin_of).allows_all_of(str(version)) is allowed
+
+
+def test_files_of_the_cache_whose_origin_nobody_knows_are_not_trusted(tmp_path):
+    version, origin_of = cached(tmp_path, "")
+    trusted = TrustedPaths.of(["s3://*/*", "*://*", str(tmp_path)])
+    assert not replace(trusted, origin_of=origin_of).allows_all_of(str(version))
+
+
+def test_link_from_a_trusted_directory_into_the_cache_brings_no_trust(tmp_path):
+    version, origin_of = cached(tmp_path, "s3://models/digits/1")
+    own = tmp_path / "models" / "m" / "1"
+    own.mkdir(parents=True)
+    trusted = replace(TrustedPaths.of([str(tmp_path)]), origin_of=origin_of)
+    assert trusted.allows_all_of(str(own))
+    (own / "code").symlink_to(version)
+    assert not trusted.allows_all_of(str(own))
+
+
+def test_globs_of_urls_trust_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3:" / "models" / "m").mkdir(parents=True)
+    assert not TrustedPaths.of(["s3://models/*"]).allows(str(tmp_path / "s3:" / "models" / "m"))

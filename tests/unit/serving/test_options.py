@@ -30,8 +30,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replica_port_range": "1-2"}, "replica_port_range is set and cluster is not"),
     ({"cluster_ssl_config_file": "tls"}, "cluster_ssl_config_file is set and cluster is not"),
     ({"model_transfer": "fetch"}, "model_transfer is set and cluster is not"),
-    ({"model_cache_dir": "/c"}, "model_cache_dir is set and cluster is not"),
-    ({"model_cache_bytes": 1}, "model_cache_bytes is set and cluster is not"),
     ({"replica_orphan_seconds": 5.0}, "replica_orphan_seconds is set and cluster is not"),
     ({"health_check_timeout_s": 0.0}, "health_check_timeout_s is set and cluster is not"),
     *[
@@ -47,9 +45,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for text in ("20000", "2-1", "0-5", "1-65536", "a-b", "1-2-3", "-1-5")
     ],
     ({"cluster": "auto", "model_transfer": "copy"}, "expected one of: shared, fetch"),
-    ({"cluster": "auto", "model_cache_dir": "/c"}, "model_cache_dir is set and model_transfer is not fetch"),
-    ({"cluster": "auto", "model_cache_bytes": 1}, "model_cache_bytes is set and model_transfer is not fetch"),
-    ({"cluster": "auto", "model_transfer": "fetch", "model_cache_dir": "c"}, "expected an absolute path"),
+    ({"model_cache_dir": "c"}, "model_cache_dir is 'c', expected an absolute path"),
+    ({"model_cache_bytes": 0}, "model_cache_bytes is 0, expected at least 1"),
+    ({"remote_poll_wait_seconds": 0.5}, "remote_poll_wait_seconds is 0.5, expected at least 1"),
+    ({"remote_quiet_seconds": -1}, "remote_quiet_seconds is -1, expected at least 0"),
+    ({"model_repository": "s3://b/m"}, "model_repository is a URL, and a repository is a directory of this machine"),
+    ({"model_base_path": "http://h/m"}, "model_base_path: the URL has another scheme than s3://"),
+    ({"model_base_path": "s3://key@b/m"}, "model_base_path: the URL has a user or a key"),
+    ({"model_base_path": "s3://b/m", "model_control_mode": "explicit"}, "from directories of this machine only"),
+    ({"allowed_model_base_paths": ("/m", "s3://b/../m")}, "allowed_model_base_paths: the URL has an empty part"),
     ({"cluster": "auto", "model_transfer": "fetch", "model_cache_bytes": 0}, "model_cache_bytes is 0"),
     ({"cluster": "auto", "replica_orphan_seconds": 0.5}, "replica_orphan_seconds is 0.5, expected at least 1"),
     ({"cluster": "auto", "health_check_timeout_s": -1.0}, "health_check_timeout_s is -1.0"),
@@ -118,3 +122,12 @@ def test_options_of_the_cluster_are_those_of_the_flags() -> None:
 def test_an_address_of_ipv6_may_stand_in_brackets(host: str) -> None:
     assert ServerOptions(host=f"[{host}]", model_base_path="/m").host == host
     assert ServerOptions(host=host, model_base_path="/m").host == host
+
+
+def test_the_directory_and_the_size_of_the_cache_need_no_cluster() -> None:
+    options = ServerOptions(model_base_path="s3://bucket/m", model_cache_dir="/c", model_cache_bytes=2**30)
+    assert options.cluster_options is None
+
+
+def test_errors_of_urls_do_not_repeat_them() -> None:
+    assert "secret" not in refusal(ServerOptions, model_base_path="s3://id:secret@b/m")

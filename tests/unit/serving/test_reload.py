@@ -86,7 +86,7 @@ def test_changed_policy_and_base_path_are_followed(fixture: ServerFixture, publi
 WRONG = [
     ([entry("a"), entry("a")], "Illegal to list model a multiple times"),
     ([entry("a", path="relative/path")], "to have an absolute path or URI"),
-    ([entry("a", path="s3://bucket/a")], "URI"),
+    ([entry("a", path="http://bucket/a")], "the URL has another scheme than s3://"),
     (
         [entry("a", 'model_platform: "caffe"')],
         'model a requests unsupported platform "caffe"; this server has: ensemble, onnxruntime_onnx, python, '

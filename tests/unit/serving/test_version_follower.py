@@ -73,7 +73,7 @@ class Fixture(ManagerFixture):
             resize=self.resize,
             remark=self.remark,
             wake_source=self.wake,
-            on_replaced=lambda servable_id, old: self.replaced.append(servable_id),
+            on_replaced=lambda item, old: self.replaced.append(item.id),
             on_given_up=self.given_up.append,
         )
         options = FollowerOptions(

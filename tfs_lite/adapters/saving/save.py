@@ -44,6 +44,7 @@ from tfs_lite.adapters.saving.refusals import advised, check_layers, layers_of, 
 from tfs_lite.core.publish import commit, staging_directory
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.storage.url import SCHEMES, is_url
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,10 @@ def save(
     exported, or the export does not do what the module does), ALREADY_EXISTS (the version is there), and others if the
     disk is full or may not be written to.
     """
+    if is_url(os.fspath(base)) or os.fspath(base).partition(":/")[0] in SCHEMES:  # a Path has one slash less
+        raise invalid_argument(
+            "save writes to a disk: save to a directory, then publish it: tfs-lite publish DIRECTORY/VERSION --base URL"
+        )
     if dynamic_dims and dynamic_shapes is not None:
         raise invalid_argument("dynamic_dims and dynamic_shapes both say which dimensions have any size; give one")
     if compile not in ("", "aoti"):

@@ -8,7 +8,6 @@ connection  one connection between the two: greeting, frames or shared memory
 tls         TLS around it, between hosts
 frames      messages with tensors as bytes
 transfer    files of a version on their way from the server to the replica's node, or checked on a shared path
-files_cache the versions that a node has got so: whole ones, within a bound
 generation  digests of a version's files and settings: which replicas may answer for one another
 engine      the contract with what starts, ends and lists those processes, and the place as a near end sees it
 placement   which replica goes to which node, and which ones are ended: pure decisions, with reasons in words

@@ -73,6 +73,14 @@ def files_digest(directory: str) -> str:
     return digest.hexdigest()[:DIGEST_DIGITS]
 
 
+def has_digest(directory: str, digest: str) -> bool:
+    """Whether the files of a version are those of this digest; False too if some are gone."""
+    try:
+        return files_digest(directory) == digest
+    except ServingError:
+        return False
+
+
 def is_digest(text: str) -> bool:
     """Whether it looks like a result of :func:`files_digest`."""
     return len(text) == DIGEST_DIGITS and _HEX.issuperset(text)

@@ -40,7 +40,7 @@ from tfs_lite.cluster.replicas.connection import (
 )
 from tfs_lite.cluster.replicas.engine import ReplicaAddress
 from tfs_lite.cluster.replicas.facts import gpu, niceness, version_of
-from tfs_lite.cluster.replicas.files_cache import FilesCache
+from tfs_lite.cluster.replicas.generation import has_digest
 from tfs_lite.cluster.replicas.listener import Listener
 from tfs_lite.cluster.replicas.tls import Tls
 from tfs_lite.cluster.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver
@@ -48,6 +48,7 @@ from tfs_lite.config.replicas import CACHE_BYTES
 from tfs_lite.core.clock import Clock, SystemClock, Timer
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.workers.arena import DEFAULT_LIMIT
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.request_handler import Opened, close_model, failure_from, open_model, run_request
@@ -136,13 +137,13 @@ class Replica:
         tls: Mapping[str, str] | None = None,
     ) -> None:
         """``limit``: bytes of the tensors of one message. ``cache_dir`` and ``cache_bytes`` are those of
-        :class:`~tfs_lite.cluster.replicas.files_cache.FilesCache`. ``tls``: keys as texts (``TlsKeys.plain``), for
+        :class:`~tfs_lite.storage.files_cache.FilesCache`. ``tls``: keys as texts (``TlsKeys.plain``), for
         connections from other hosts. Raises OSError if it cannot listen."""
         self._name = name
         self._secret = secret
         self._orphan_seconds = orphan_seconds
         self._facts = dict(facts or {})
-        self._cache = FilesCache(cache_dir, cache_bytes)
+        self._cache = FilesCache(cache_dir, cache_bytes, has_digest)
         self._directories: dict[str, str] = {}  # by digest
         self._limit = limit
         self.tls = None if tls is None else Tls.read(tls)

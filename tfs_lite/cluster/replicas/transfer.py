@@ -18,13 +18,13 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from tfs_lite.cluster.replicas.files_cache import Download, FilesCache
 from tfs_lite.cluster.replicas.generation import files_digest, is_digest, read_manifest, version_files
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.storage.files_cache import Download, FilesCache
+from tfs_lite.storage.url import check_name, check_names
 from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.request_channel import RequestChannel
 
@@ -32,8 +32,6 @@ FILES, FILE, FILES_END = "files", "file", "files_end"
 CHUNK = 4 << 20
 """Bytes of a file in one message."""
 MAX_FILES = 100_000
-MAX_PATH = 4096
-MAX_PART = 255
 
 
 class ListedFile(NamedTuple):
@@ -197,8 +195,8 @@ def _read_request(raw: object) -> tuple[str, str, list[ListedFile] | None]:
     if not isinstance(listed, list) or len(listed) > MAX_FILES:
         raise ProtocolError("no list of files")
     files = [_read_listed(entry) for entry in listed]
-    _check_names([file.name for file in files])
-    _check_name(os.path.basename(directory.rstrip("/")))
+    check_names([file.name for file in files])
+    check_name(os.path.basename(directory.rstrip("/")))
     return digest, directory, files
 
 
@@ -222,22 +220,3 @@ def _read_digests(raw: object) -> list[str]:
     if not isinstance(raw, list) or not all(isinstance(text, str) for text in raw):
         raise ProtocolError("no digests of files")
     return raw
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Raises INVALID_ARGUMENT unless these can be the files of one directory, and none outside of it."""
-    for name in names:
-        if len(name) > MAX_PATH:
-            raise invalid_argument("the path of a file is too long")
-        for part in name.split("/"):
-            _check_name(part)
-    folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
-    if len(set(names)) != len(names) or not folders.isdisjoint(names):
-        raise invalid_argument("a file comes twice, or is a directory too")
-
-
-def _check_name(part: str) -> None:
-    with suppress(UnicodeEncodeError):
-        if 0 < len(os.fsencode(part)) <= MAX_PART and part not in (".", "..") and "/" not in part and "\0" not in part:
-            return
-    raise invalid_argument(f"{part!r:.80} is no name of a file inside a version")

@@ -26,7 +26,11 @@ from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.managers.labels import Labels
 from tfs_lite.operations.history.memory import MemoryAccounts
 from tfs_lite.serving.lifecycle_events import (
+    CacheEvicted,
     Drained,
+    FetchBegun,
+    Fetched,
+    FetchFailed,
     LifecycleEvent,
     LoadAttempted,
     LoadParked,
@@ -53,6 +57,7 @@ class _ListedModel:
     on_disk: frozenset[int] | None = None
     problem: Status = OK
     expected: Origin | None = None
+    unfetched: set[int] = field(default_factory=set)  # versions whose last fetch has failed
 
 
 @dataclass(slots=True)
@@ -98,6 +103,8 @@ class Recorder:
                 self.on_replaced(servable_id)
             case WorkerChanged(servable_id, cause):
                 self.on_worker(servable_id, cause)
+            case _:
+                self.on_files(event)
 
     # The server.
 
@@ -111,6 +118,36 @@ class Recorder:
             self._stopping = self._stopping or origin
         if first:
             self._history.append(EventKind.SERVER_STOPPING, origin=origin)
+
+    # Files of storages.
+
+    def on_files(self, event: LifecycleEvent) -> None:
+        """Takes the events of fetches and of the cache, and no others. A fetch that follows a failed one is told when
+        it ends, so that what fails with each poll is one event that counts."""
+        append = self._history.append
+        match event:
+            case FetchBegun(servable_id, size):
+                if not self._is_unfetched(servable_id):
+                    append(EventKind.FETCH_BEGUN, *_of(servable_id), origin=POLL, details={"bytes": size})
+            case Fetched(servable_id, size, fetched, seconds, attempts):
+                self._is_unfetched(servable_id, False)
+                details = {"bytes": size, "fetched_bytes": fetched, "seconds": round(seconds, 3), "attempts": attempts}
+                append(EventKind.FETCHED, *_of(servable_id), origin=POLL, details=details)
+            case FetchFailed(servable_id, status, fetched, attempts):
+                self._is_unfetched(servable_id, True)
+                details = {"fetched_bytes": fetched, "attempts": attempts}
+                append(EventKind.FETCH_FAILED, *_of(servable_id), origin=POLL, status=status, details=details)
+            case CacheEvicted(key, size):
+                append(EventKind.CACHE_EVICTED, details={"key": key, "bytes": size})
+
+    def _is_unfetched(self, servable_id: ServableId, now: bool | None = None) -> bool:
+        """Whether the last fetch of the version had failed; ``now`` is how this one has ended."""
+        with self._lock:
+            unfetched = self._models.setdefault(servable_id.name, _ListedModel()).unfetched
+            before = servable_id.version in unfetched
+            if now is not None:
+                (unfetched.add if now else unfetched.discard)(servable_id.version)
+        return before
 
     # Configs.
 

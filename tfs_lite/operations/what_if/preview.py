@@ -8,10 +8,9 @@ Nothing has effects: the source does not remember the look, no version is loaded
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.diff import ConfigDiff, diff
 from tfs_lite.config.model_server import All, Latest, ModelConfig, ModelServerConfig, Specific
 from tfs_lite.core.servable import MAX_VERSION, ServableData, ServableId, StoragePath
@@ -32,6 +31,7 @@ from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.look import Look
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import versions_in
+from tfs_lite.storage.url import is_url
 
 _ANSWERS = (Fate.LOAD, Fate.STAY, Fate.KEEP, Fate.FINISH)
 _SETTLED = (HarnessState.READY, HarnessState.LOADING, HarnessState.LOAD_APPROVED, HarnessState.LOAD_REQUESTED)
@@ -63,7 +63,7 @@ class Preview:
         self._manager = manager
         self._tracker = tracker
         self._inside = inside
-        self._trusted = TrustedPaths.of(options.trusted_model_base_paths)
+        self._trusted = sources.trusted
 
     def config(self, config: ModelServerConfig) -> WhatIf:
         """Tells what a reload of ``config`` would change. UNAVAILABLE before the first config is in force."""
@@ -79,6 +79,9 @@ class Preview:
         model = next((model for model in config.models if model.name == name), None)
         if model is None:
             raise not_found(f"the config has no model {name}")
+        if is_url(model.base_path):
+            message = f"model {name}: its base path is a URL, and a version is compared with directories only"
+            raise ServingError(StatusCode.UNIMPLEMENTED, message)
         if not os.path.isabs(directory) or "\0" in directory:
             raise invalid_argument("the directory of the version has to be an absolute path")
         if not below_allowed_roots(directory, self._options.allowed_model_base_paths):
@@ -179,7 +182,10 @@ class _Telling:
         self, model: ModelConfig, change: str, fields: tuple[str, ...] = (), before: ModelConfig | None = None
     ) -> ModelForecast:
         name, look = model.name, self.looks.get(model.name)
-        versions = self._versions(name, _why_unwanted(model), _versions(model.base_path))
+        there = look.report.on_disk if look is not None else frozenset[int]()
+        versions = self._versions(
+            name, _why_unwanted(model), there if is_url(model.base_path) else _versions(model.base_path)
+        )
         if look is not None:
             told = {version.version for version in versions}
             waiting = (
@@ -200,7 +206,7 @@ class _Telling:
         )
 
     def _versions(
-        self, name: str, unwanted: str, on_disk: Mapping[int, str] | None = None
+        self, name: str, unwanted: str, on_disk: Collection[int] | None = None
     ) -> tuple[VersionForecast, ...]:
         """Highest first. ``unwanted``: why a version goes that is on disk."""
         sequences, found = self.inside.sequences(), []

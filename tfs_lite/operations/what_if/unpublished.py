@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import BinaryIO
 
-from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, Tree
+from tfs_lite.core.manifest import MANIFEST_NAME, MAX_FILES, Manifest, Tree
 from tfs_lite.sources.disk import DirectoryEntry, Disk, Stamp
 
 
@@ -55,6 +56,23 @@ class UnpublishedVersion:
 
     def open(self, path: str) -> BinaryIO:
         return self._disk.open(self.real_path(path))
+
+    @property
+    def fetches(self) -> bool:
+        return self._disk.fetches
+
+    def verify(
+        self,
+        path: str,
+        tree: Tree,
+        manifest: Manifest | None,
+        cancelled: Callable[[], bool],
+        on_read: Callable[[int], None],
+    ) -> str:
+        return self._disk.verify(self.real_path(path), tree, manifest, cancelled, on_read)
+
+    def is_ready(self, path: str) -> bool:
+        return self._disk.is_ready(self.real_path(path))
 
     def stamp(self, path: str) -> Stamp:
         return self._disk.stamp(self.real_path(path))

@@ -6,12 +6,13 @@ import io
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.manifest import MAX_FILES, FileStat, Tree, is_looked_at
-from tfs_lite.sources.disk import DirectoryEntry, Stamp
+from tfs_lite.core.manifest import MAX_FILES, FileStat, Manifest, Tree, is_looked_at
+from tfs_lite.sources.disk import DirectoryEntry, Stamp, digest_problem
 
 BLOCK_DEVICE, FILE_SERVER = os.makedev(8, 1), os.makedev(0, 50)
 """Numbers of devices: a disk of this machine, and one that a file server exports."""
@@ -32,6 +33,8 @@ class MemoryDisk:
 
     ``opened`` lists every path in the order in which files were opened, so that a test can say "nothing was read".
     """
+
+    fetches = False
 
     def __init__(self, clock: Clock, device: int = BLOCK_DEVICE) -> None:
         """``device`` is its number, as ``os.stat`` gives it."""
@@ -127,6 +130,19 @@ class MemoryDisk:
                 raise IsADirectoryError(21, os.strerror(21), path)
             self.opened.append(path)
             return io.BytesIO(node.data)
+
+    def verify(
+        self,
+        path: str,
+        tree: Tree,
+        manifest: Manifest | None,
+        cancelled: Callable[[], bool],
+        on_read: Callable[[int], None],
+    ) -> str:
+        return digest_problem(self, path, tree, manifest, cancelled, on_read)
+
+    def is_ready(self, path: str) -> bool:
+        return True
 
     def stamp(self, path: str) -> Stamp:
         with self._lock:

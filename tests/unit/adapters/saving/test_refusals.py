@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,6 +251,14 @@ def test_every_error_of_a_save_is_a_refusal(tmp_path):
     assert message.startswith("LeavesTheDevice cannot be saved: NotImplementedError: ")
     message = refusal(save, LeavesTheDevice(), tmp_path, example_inputs={0: ROWS}, code=StatusCode.INVALID_ARGUMENT)
     assert message == "example input 0: inputs have names that Python can write, such as x"
+
+
+@pytest.mark.parametrize("base", ["s3://models/ranker", "hf://org/name", "http://x/y?sig=secret", Path("s3://m/x")])
+def test_a_url_is_refused_with_the_command_that_publishes_there(tmp_path, monkeypatch, base):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(save, torch.nn.Linear(3, 3), base, example_inputs=(ROWS,))
+    assert message.endswith("then publish it: tfs-lite publish DIRECTORY/VERSION --base URL")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("ignore")

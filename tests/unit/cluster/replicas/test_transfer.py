@@ -15,10 +15,11 @@ import pytest
 
 from tfs_lite.cluster.replicas import transfer
 from tfs_lite.cluster.replicas.connection import Credentials, dial_frames
-from tfs_lite.cluster.replicas.files_cache import FilesCache
+from tfs_lite.cluster.replicas.generation import has_digest
 from tfs_lite.cluster.replicas.transfer import FILE, FILES, FILES_END, FilesReceiver, OfferedFiles, deliver
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.request_channel import RequestChannel
 
@@ -58,7 +59,9 @@ def contents(directory: str | Path) -> dict[str, bytes]:
 
 def versions(root: Path) -> list[str]:
     """What is in the cache, whole or not."""
-    return sorted(entry.name for entry in root.iterdir() if entry.name != "locks") if root.exists() else []
+    return (
+        sorted(entry.name for entry in root.iterdir() if entry.name not in ("bases", "locks")) if root.exists() else []
+    )
 
 
 # Over connections.
@@ -227,7 +230,7 @@ class Node:
     def __init__(self, root: Path, version: Path) -> None:
         self.root, self.version = root, version
         self.digest = OfferedFiles.of(str(version), sends=True).digest
-        self.receiver = FilesReceiver(FilesCache(str(root), 1 << 20), {}, "gpu-b")
+        self.receiver = FilesReceiver(FilesCache(str(root), 1 << 20, has_digest), {}, "gpu-b")
 
     def offer(self, listed: Any = None, digest: str | None = None, directory: str | None = None) -> str | None:
         """Those of the version, unless others are given."""

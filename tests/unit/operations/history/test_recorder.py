@@ -15,6 +15,7 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.operations.history.memory import AccountedLoader, MemoryAccounts, Moment
 from tfs_lite.operations.history.recorder import Recorder
+from tfs_lite.serving.lifecycle_events import CacheEvicted, FetchBegun, Fetched, FetchFailed
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
@@ -329,3 +330,42 @@ def test_whatever_happens_the_events_of_each_version_are_a_life_and_agree_with_t
     for version, last in last_kinds(served.past.after(0)).items():
         state = served.state(version.name, version.version)
         assert last in LAST.get(state, {last}), (version, state, last)
+
+
+AWAY = Status(StatusCode.UNAVAILABLE, "the storage answers 503 SlowDown")
+OF_V1 = ServableId("m", 1)
+
+
+def test_a_fetch_is_told_when_it_begins_and_with_what_it_cost_when_it_has_ended(served):
+    served.recorder.on_event(FetchBegun(OF_V1, 36 << 20))
+    served.recorder.on_event(Fetched(OF_V1, 36 << 20, 28 << 20, 1.25, 2))
+    assert served.texts(1) == [
+        "fetch begun: 36.0 MiB",
+        "fetched after 1.25 s: 36.0 MiB, 28.0 MiB of it from the storage",
+    ]
+    (_, fetched) = served.past.of_model("m")
+    assert fetched.details == {"bytes": 36 << 20, "fetched_bytes": 28 << 20, "seconds": 1.25, "attempts": 2}
+    assert served.told(1) == by("POLL", "FETCH_BEGUN", "FETCHED")
+
+
+def test_a_fetch_that_fails_with_each_poll_is_one_event_that_counts(served):
+    for fetched in (5, 7, 7):
+        served.recorder.on_event(FetchBegun(OF_V1, 100))
+        served.recorder.on_event(FetchFailed(OF_V1, AWAY, fetched, 8))
+    served.recorder.on_event(Fetched(OF_V1, 100, 81, 1.0, 1))
+    events = served.past.of_model("m")
+    assert [(event.kind.value, event.count) for event in events] == [
+        ("FETCH_BEGUN", 1),
+        ("FETCH_FAILED", 3),
+        ("FETCHED", 1),
+    ]
+    assert events[1].text == "fetch failed after 8 attempts: the storage answers 503 SlowDown"
+    served.recorder.on_event(FetchBegun(OF_V1, 100))
+    assert served.told(1)[-1] == ("FETCH_BEGUN", "POLL")
+
+
+def test_files_that_leave_the_cache_are_an_event_of_the_server(served):
+    served.recorder.on_event(CacheEvicted("ab" * 16, 3 << 20))
+    (event,) = served.past.after(0, "")
+    assert event.text == "files that nothing uses were removed from the cache: 3.0 MiB"
+    assert event.details == {"key": "ab" * 16, "bytes": 3 << 20}

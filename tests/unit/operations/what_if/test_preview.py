@@ -116,14 +116,14 @@ def test_the_version_that_would_stand_in_for_a_refused_one_is_named(
 
 def test_every_model_that_would_be_refused_is_named_and_nothing_else_is_said(fixture: ServerFixture) -> None:
     label = 'version_labels { key: "stable" value: 7 }'
-    models = (entry("a", label), entry("x", path="gs://bucket/x"), entry("b"))
+    models = (entry("a", label), entry("x", path="http://host/x"), entry("b"))
     answer = what_if(fixture, *models)
     assert answer["ok"] is False
     assert answer["models"] == []
     assert [refusal["model"] for refusal in answer["refused"]] == ["a", "x"]
     assert answer["refused"][0]["code"] == "FAILED_PRECONDITION"
     assert 'label "stable" to version 7' in answer["refused"][0]["text"]
-    assert "URI" in answer["refused"][1]["text"]
+    assert "another scheme" in answer["refused"][1]["text"]
     with pytest.raises(ServingError):
         fixture.reload(*models)
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tfs_lite.config.text import YAML_ENDINGS
+from tfs_lite.core.loader import size_text
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import listed
 from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.operations.explain.snapshot import ModelSnapshot
 
+size = size_text
 FROM_REPOSITORY = "--model_repository"
 SHORT = {
     Verdict.FAILED: "has failed",
@@ -41,14 +43,6 @@ def numbers(versions: Sequence[int]) -> str:
 
 def name_of(servable_id: ServableId) -> str:
     return f"{servable_id.name}@{servable_id.version}"
-
-
-def size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,239 @@
+"""Buckets of S3 and GCS, and containers of Azure, by obstore.
+
+Credentials and addresses come from the environment and from the machine's identity, as obstore reads them; it reads the
+environment once, when a store is made. Requests are repeated once, after 0.2 seconds, except a PUT that must create an
+object and whose answer was lost. obstore is imported with the first URL, which takes about 40 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.storage.object_errors import error_of, setup_error_of
+from tfs_lite.storage.store import PAGE, Children, FlatListing, OnRequest, RemoteFile, Storage, StorageError
+from tfs_lite.storage.url import StorageUrl
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+
+LISTS = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "30s"}
+"""For LIST and DELETE. ``read_timeout`` is the most seconds without a byte, ``timeout`` that for a whole answer."""
+BODIES = {"connect_timeout": "5s", "read_timeout": "10s", "timeout": "24h"}
+UPLOADS = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "24h"}
+"""``read_timeout`` counts from the start of a request, so that it must suffice to send a part too."""
+
+PART = 8 << 20
+MAX_PARTS = 9_000
+PARTS_AT_ONCE = 4
+FIRST_WAIT, LONGEST_WAIT = timedelta(milliseconds=200), timedelta(seconds=2)
+
+
+def ignore(operation: str, result: str) -> None:
+    """Counts no requests."""
+
+
+def open_storage(url: StorageUrl, on_request: OnRequest = ignore) -> Storage:
+    """The storage of the URL's place; asks it nothing yet. Raises FAILED_PRECONDITION, without the extra or if the
+    environment's settings are no settings."""
+    if url.scheme == "hf":
+        from tfs_lite.storage.hub import open_hub
+
+        return open_hub(url, on_request)
+    storage = ObjectStorage(url, on_request)
+    try:
+        storage.lists, storage.bodies  # noqa: B018
+    except StorageError as error:
+        raise error.to_serving_error() from None
+    return storage
+
+
+class ObjectStorage:
+    """The objects of a bucket or of a container."""
+
+    is_atomic = False
+
+    def __init__(self, url: StorageUrl, on_request: OnRequest) -> None:
+        self.scheme = url.scheme
+        self._url, self._on_request = url, on_request
+
+    @cached_property
+    def lists(self) -> ObjectStore:
+        return _make(self._url, LISTS)
+
+    @cached_property
+    def bodies(self) -> ObjectStore:
+        return _make(self._url, BODIES)
+
+    @cached_property
+    def uploads(self) -> ObjectStore:
+        return _make(self._url, UPLOADS)
+
+    def files(self, prefix: str) -> FlatListing:
+        from obstore import list as list_objects
+        from obstore.exceptions import InvalidPathError
+
+        with self._asking("list"):
+            try:
+                found = next(list_objects(self.lists, prefix=prefix, chunk_size=PAGE), [])
+            except InvalidPathError:
+                return FlatListing((), is_whole=False)
+        return FlatListing(without_markers(map(_file, found), prefix), is_whole=len(found) < PAGE)
+
+    def children(self, prefix: str) -> Children:
+        from obstore import list_with_delimiter
+
+        with self._asking("list"):
+            found = list_with_delimiter(self.lists, prefix=prefix)
+        folders = sorted(found["common_prefixes"])
+        files = without_markers(map(_file, found["objects"]), prefix, folders)
+        return Children(files, tuple(path.rpartition("/")[2] for path in folders))
+
+    def read(self, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
+        from obstore import get
+
+        try:
+            with self._asking("get", only_errors=True):
+                result = get(self.bodies, path, options=_options(start, tag))
+        except StorageError as error:
+            if error.code is not StatusCode.OUT_OF_RANGE:
+                raise
+            return iter(())
+        return self._pieces(result.stream(min_chunk_size=1))
+
+    def _pieces(self, stream: Iterable[bytes]) -> Iterator[bytes]:
+        """The body. Pieces are as they come: what obstore gathers to larger ones is lost when the body ends early."""
+        with self._asking("get"):
+            yield from stream
+
+    def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> None:
+        from obstore import put
+
+        if not create:
+            with self._asking("put"):
+                put(self.uploads, path, source, chunk_size=_part_size(source), max_concurrency=PARTS_AT_ONCE)
+            return
+        data = source if isinstance(source, bytes) else source.read()
+        try:
+            with self._asking("put"):
+                put(self.uploads, path, data, mode="create")
+        except StorageError as error:
+            if error.code not in (StatusCode.ALREADY_EXISTS, StatusCode.UNAVAILABLE) or not self._has(path, data):
+                raise
+
+    def _has(self, path: str, data: bytes) -> bool:
+        """Whether the object has these bytes; False too if that cannot be found out."""
+        try:
+            return b"".join(self.read(path)) == data
+        except StorageError:
+            return False
+
+    def delete(self, path: str) -> None:
+        from obstore import delete
+
+        try:
+            with self._asking("delete"):
+                delete(self.lists, path)
+        except StorageError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+
+    @contextmanager
+    def _asking(self, operation: str, *, only_errors: bool = False) -> Iterator[None]:
+        """Reports a request, and makes a StorageError of what obstore raises. Other errors pass, such as those of a
+        file that is put. A body that nobody reads to its end has not failed."""
+        try:
+            yield
+        except GeneratorExit:
+            self._on_request(operation, "ok")
+            raise
+        except BaseException as raised:
+            if not _is_of_obstore(raised):
+                raise
+            error = error_of(str(raised), type(raised), listing=operation == "list")
+            self._on_request(operation, error.code.name.lower())
+            raise error from None
+        if not only_errors:
+            self._on_request(operation, "ok")
+
+
+def _is_of_obstore(raised: BaseException) -> bool:
+    """A panic of obstore, such as at a token that cannot be a header, is no ``Exception``."""
+    from obstore.exceptions import BaseError
+
+    return isinstance(raised, BaseError | FileNotFoundError | ValueError) or _is_panic(raised)
+
+
+def _is_panic(raised: BaseException) -> bool:
+    return type(raised).__name__ == "PanicException"
+
+
+def _make(url: StorageUrl, timeouts: dict[str, str]) -> Any:
+    """A store with these timeouts. They go among the settings, because ``client_options`` would replace those of the
+    environment, such as AWS_ALLOW_HTTP. Nothing may ask an AzureStore for its ``repr``: that panics."""
+    try:
+        from obstore import store as stores
+    except ImportError:
+        raise ServingError(
+            StatusCode.FAILED_PRECONDITION,
+            f"base paths of {url.scheme}:// need an extra that is not installed: pip install 'tfs-lite[remote]'",
+            Reason.NEEDS_EXTRA,
+        ) from None
+    settings: dict[str, str] = dict(timeouts)
+    if url.account:
+        settings["account_name"] = url.account
+    backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
+    try:
+        return getattr(stores, CLASSES[url.scheme])(
+            url.bucket, config=settings, retry_config={"max_retries": 1, "backoff": backoff}
+        )
+    except BaseException as raised:
+        if isinstance(raised, Exception) or _is_panic(raised):
+            raise setup_error_of(str(raised)) from None
+        raise
+
+
+def _options(start: int, tag: str) -> Any:
+    """No range for the whole object, because an empty one has none."""
+    options: dict[str, object] = {"range": {"offset": start}} if start else {}
+    if tag:
+        options["if_match"] = tag if tag.startswith("W/") else f'"{tag}"'
+    return options
+
+
+def _file(found: ObjectMeta) -> RemoteFile:
+    tag = (found["e_tag"] or "").strip('"')
+    modified_ms = round(found["last_modified"].timestamp() * 1000)
+    return RemoteFile(found["path"], found["size"], tag, modified_ms * 1_000_000)
+
+
+def without_markers(files: Iterable[RemoteFile], prefix: str, folders: Iterable[str] = ()) -> tuple[RemoteFile, ...]:
+    """The files below the prefix, sorted. Those that only mark a folder are left out: objects without bytes whose name
+    is that of a folder, by itself or with a ``/``, which obstore takes away. ``folders``: more prefixes known."""
+    listed = sorted(files, key=lambda file: file.path)
+    known = {file.path[:end] for file in listed for end in _ends_of_folders(file.path, len(prefix))}
+    known.update((prefix, *folders))
+    return tuple(file for file in listed if file.size or file.path not in known)
+
+
+def _ends_of_folders(path: str, start: int) -> Iterator[int]:
+    at = path.find("/", start + 1)
+    while at >= 0:
+        yield at
+        at = path.find("/", at + 1)
+
+
+def _part_size(source: bytes | BinaryIO) -> int:
+    if isinstance(source, bytes):
+        return max(PART, len(source) // MAX_PARTS)
+    at = source.tell()
+    size = source.seek(0, 2) - at
+    source.seek(at)
+    return max(PART, size // MAX_PARTS)
