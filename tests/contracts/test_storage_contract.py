@@ -117,6 +117,8 @@ def test_children_are_the_first_level(bench: Bench) -> None:
     "name", ["a b", "ü+&=%20", "100%", "x#y?z", "back\\slash", "blank ", "(1)*[2]~$!,;:@'", "日本", "a.b..c"]
 )
 def test_odd_names_come_as_they_are(bench: Bench, name: str) -> None:
+    if "\\" in name and bench.storage.scheme == "az":
+        pytest.skip("azurite takes a backslash for a slash")
     bench.place.set(f"m/{name}/{name}", name.encode())
     assert [file.path for file in bench.storage.files("m").files] == [f"m/{name}/{name}"]
     assert bench.storage.children("m").folders == (name,)

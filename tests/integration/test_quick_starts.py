@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.remote.moto import Moto
+from tests.support.remote.proxy import FaultProxy
 from tests.support.servers.process import ServerProcess, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -258,6 +260,31 @@ def test_from_a_token_to_a_refused_and_an_accepted_request(tmp_path: Path) -> No
         assert said == printed.text
         (accepted,) = newcomer.do(curl)
         assert len(answer(accepted)["predictions"][0]) == 2
+
+
+def test_a_bucket(tmp_path: Path, moto: Moto) -> None:
+    """A server like that of the page's script runs in this process."""
+    script, save, serve, ask, explain = blocks("docs/remote.md", "Ten minutes with a bucket of your own")
+    assert "python examples/remote/serve_bucket.py models > bucket.env" in script.text
+    with Newcomer(tmp_path) as newcomer, FaultProxy(moto.port) as proxy:
+        moto.make_bucket("models")
+        newcomer.env = {**moto.environment(proxy.port), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        newcomer.do(save, serve)
+        asked, *_ = newcomer.do(ask)
+        assert len(answer(asked)["predictions"][0]) == 2
+        assert newcomer.server is not None
+        server = newcomer.server
+        wait_until(lambda: server.get("/v2/models/ranker/versions/2/ready")[0] == 200, "the pushed version is served")
+        events = newcomer.do(Block("", "tfs-lite events ranker"))[0]
+        assert all(f"ranker@2  {words}" in events for words in ("fetch begun", "fetched", "AVAILABLE"))
+        proxy.fail("reset")
+        wait_until(lambda: b"STORAGE_UNREACHABLE" in server.get("/v1/models/ranker:explain")[1], "it is away")
+        (said,) = newcomer.do(explain)
+        assert "STORAGE_UNREACHABLE" in said
+        newcomer.do(Block("", serve.text.splitlines()[1]))
+        server = newcomer.server
+        assert b"FROM_CACHE" in server.get("/v1/models/ranker:explain")[1]
+        assert server.get("/v2/models/ranker/versions/2/ready")[0] == 200
 
 
 def test_a_platform_of_another_distribution(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from tests.support.servers.process import ServerProcess, wait_until
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError
 
-pytest_plugins = ("tests.support.remote.moto",)
 CODE = """
 class Model:
     def __init__(self, context):
@@ -252,6 +251,17 @@ def test_server_starts_again_without_its_storage_and_takes_new_versions_when_it_
             proxy.heal()
             wait_until(lambda: b'"AVAILABLE"' in server.get("/v1/models/m/versions/2")[1], "version 2 serves", 60)
         assert server.exit_code == 0
+
+
+def test_server_stops_at_once_while_its_storage_hangs(moto: Moto, archives: TaggedArchives, tmp_path: Path) -> None:
+    bucket = moto.make_bucket()
+    with FaultProxy(moto.port) as proxy:
+        hang = proxy.fail("hang")
+        with server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m")) as server:
+            server.wait_status("/healthz", 200)
+            wait_until(lambda: hang.broken, "a request hangs", 60)
+            server.terminate()
+            assert server.wait(8) == 0, server.log()
 
 
 def test_server_with_nothing_cached_stays_up_while_its_storage_refuses(

@@ -41,3 +41,9 @@ def test_import_of_the_client_loads_neither_torch_nor_anything_of_a_server() -> 
 def test_only_a_client_that_repeats_calls_loads_the_library_for_it() -> None:
     assert "tenacity" not in imported("tfs_lite.client; tfs_lite.client.Client('localhost:1')")[1]
     assert "tenacity" in imported("tfs_lite.client; tfs_lite.client.Client('localhost:1', retry=1)")[1]
+
+
+def test_import_of_fetches_loads_neither_the_storages_nor_the_retries() -> None:
+    modules = imported("tfs_lite.storage.fetch")[1]
+    assert "tfs_lite" in modules
+    assert not {"obstore", "tenacity", "torch"} & modules

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +28,8 @@ from tfs_lite.core.manifest import configs_of, revision_of, state_of
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath, parse_version
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, ServableState
-from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.core.threads import JOIN_SECONDS, all_within
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.threads import start
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
@@ -46,6 +47,8 @@ LISTING_SECONDS = 60.0
 """The time after which a look at a place hangs. Each request of it has a bound of its own, well below this."""
 FETCHES = 2
 """Versions of one place that are fetched at a time."""
+CLOSE_SECONDS = 1.0
+"""The longest wait for the end of what looks at places and fetches from them."""
 AGAIN_SECONDS = 5.0
 """The seconds after which a list comes again whose files were gone from the cache when it should have gone out."""
 Versions: TypeAlias = Sequence[ServableData[StoragePath]]
@@ -82,11 +85,13 @@ class OneSourceEach:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The use of a directory of the cache by a version. ``url``: where its files come from."""
+    """The use of a directory of the cache by a version. ``real``: its path without links. ``url``: where its files come
+    from."""
 
     id: ServableId
     key: str
     path: str
+    real: str
     url: str
 
 
@@ -159,10 +164,11 @@ class _Place:
         self.source.update_config(self.config)
 
     def close(self) -> None:
-        """Ends looks and fetches. What a fetch has brought so far is kept; the next one goes on from there."""
+        """Ends looks and fetches. What a fetch has brought so far is kept, and the next one goes on from there: nothing
+        waits for a request that hangs."""
         self._stop.set()
+        self._fetches.shutdown(0)
         self.source.close()
-        self._fetches.shutdown()
 
 
 class RemoteSources:
@@ -187,6 +193,7 @@ class RemoteSources:
         self._changing = threading.Lock()  # serialises update_config and close, guards no field
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
         self._cache: FilesCache | None = None
+        self._root = ""  # the real path of the cache
         self._places: Mapping[str, _Place] = {}  # replaced as a whole
         self._models: Mapping[str, str] = {}  # model -> place; replaced as a whole
         self._held: set[Lease] = set()
@@ -234,6 +241,7 @@ class RemoteSources:
         with self._lock:
             if self._cache is None:
                 self._cache = FilesCache(self._cache_dir, self._cache_bytes, has_all_files, self._effects.on_evicted)
+                self._root = os.path.realpath(self._cache.directory)
             return self._cache
 
     def _callback_of(self, place: str, found: _Place) -> AspiredVersionsCallback[StoragePath]:
@@ -244,6 +252,9 @@ class RemoteSources:
     def _pass(self, place: str, found: _Place, name: str, versions: Versions) -> None:
         """Passes a list of a source on, with paths of this machine. If files are gone meanwhile, it is not passed on:
         what serves stays, and the source fetches them again."""
+        with self._lock:
+            if self._closed:
+                return
         items, leases = self._translate(found, versions)
         before = self._list(place, name, leases)
         if len(items) < len(versions) or not self._hold(leases):
@@ -268,7 +279,8 @@ class RemoteSources:
             with suppress(OSError):
                 revision = revision_here(there.directory, item.revision)
                 items.append(ServableData.ok(item.id, there.directory, revision, item.given_up))
-                leases.add(Lease(item.id, there.key, there.directory, item.payload))
+                real = os.path.realpath(there.directory)
+                leases.add(Lease(item.id, there.key, there.directory, real, item.payload))
         return items, frozenset(leases)
 
     def _list(self, place: str, name: str, leases: frozenset[Lease]) -> frozenset[Lease]:
@@ -305,7 +317,7 @@ class RemoteSources:
 
     def _note_paths(self) -> None:
         """Called with the lock held."""
-        self._paths = {os.path.realpath(lease.path): lease.url for lease in self._held}
+        self._paths = {lease.real: lease.url for lease in self._held}
 
     def _held_now(self) -> frozenset[Lease]:
         with self._lock:
@@ -416,11 +428,8 @@ class RemoteSources:
         """The URL of the version directory that a real path is in; empty if that is not known any more, None for what
         is not in the cache."""
         with self._lock:
-            cache, paths = self._cache, self._paths
-        if cache is None:
-            return None
-        root = os.path.realpath(cache.directory)
-        if not path.startswith(root + os.sep):
+            root, paths = self._root, self._paths
+        if not root or not path.startswith(root + os.sep):
             return None
         parts = path[len(root) + 1 :].split(os.sep)
         return paths.get(os.path.join(root, *parts[:2]), "")
@@ -445,10 +454,10 @@ class RemoteSources:
         return looks
 
     def close(self) -> None:
-        """Afterwards no list goes out. Waits for requests for a bounded time."""
+        """Afterwards no list goes out. Waits for looks and fetches to end, for a second at most."""
         with self._changing:
             with self._lock:
-                places, self._places, self._models = self._places, {}, {}
+                places, self._places, self._models, self._closed = self._places, {}, {}, True
             _close(places)
 
 
@@ -460,8 +469,15 @@ def _is_held(cache: FilesCache, key: str) -> bool:
 
 
 def _close(places: Mapping[str, _Place]) -> None:
-    if places:
-        all_within(JOIN_SECONDS, [(f"tfs-close {place}", found.close) for place, found in places.items()])
+    """A place whose storage hangs ends by itself, when its request does."""
+    threads = [threading.Thread(target=found.close, name="tfs-close", daemon=True) for found in places.values()]
+    ends = time.monotonic() + CLOSE_SECONDS
+    with suppress(ServingError):  # the system has no thread, and the process ends soon
+        for thread in threads:
+            start(thread)
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(ends - time.monotonic(), 0.0))
 
 
 def _not_asked(name: str) -> Status:

@@ -163,8 +163,8 @@ class Fetcher:
         sleep: Callable[[float], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``stop`` ends every fetch: at its next piece, or at once if it waits for its next attempt. ``sleep`` takes
-        the place of waiting for ``stop``."""
+        """``stop`` ends every fetch: at its next piece, or at once if it waits for its next attempt. ``on_event`` is
+        called on the thread of the fetch, and raises nothing. ``sleep`` takes the place of waiting for ``stop``."""
         self._storage = storage
         self._cache = cache
         self._stop = stop

@@ -132,6 +132,7 @@ class FilesCache:
             if not resume:
                 shutil.rmtree(self.partial(key), ignore_errors=True)
             self._make_room(key, size, writing)
+            os.utime(use)
             download = Download(self, key, version, (use, writing))
             locks.pop_all()
             return download

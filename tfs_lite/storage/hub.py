@@ -19,6 +19,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, NoReturn, cast
@@ -94,11 +95,15 @@ class Hub:
             raise StorageError(StatusCode.NOT_FOUND, "there is no such file in the repository")
         if tag and file.tag != tag:
             raise StorageError(StatusCode.ABORTED, f"{name} was changed")
-        where = f"/{self._repository}/resolve/{commits[-1].sha}/{quote(name)}"
-        if file.sha256:
-            yield from self._body(where, start, file.size)
-        else:
-            yield from _after(start, [self._small(where, file)])
+        where = f"/{self._repository}/resolve/{commits[-1].sha}/{quote(name, errors='surrogateescape')}"
+        if not file.sha256:
+            content = self._small(where, file)
+            return (content[at : at + PIECE] for at in range(start, len(content), PIECE))
+        if start and start >= file.size:
+            return iter(())
+        with self._asking("get", only_errors=True):
+            response = self._follow(where, start)
+        return self._body(response, start, file.size)
 
     def put(self, path: str, source: bytes | BinaryIO, *, create: bool = False) -> NoReturn:
         raise StorageError(StatusCode.INVALID_ARGUMENT, "hf:// is read only")
@@ -122,7 +127,7 @@ class Hub:
     def _ask(self, path: str) -> Any:
         """A JSON answer of the API."""
         deadline, answer = time.monotonic() + ANSWER_S, bytearray()
-        with self._open(path, "list", 0) as response:
+        with self._asking("list"), self._follow(path) as response:
             for piece in _pieces(response):
                 answer += piece
                 if len(answer) > ANSWER_BYTES or time.monotonic() > deadline:
@@ -137,7 +142,9 @@ class Hub:
         if file.size > SMALL_BYTES:
             sentence = f"{name} has no sha256 digest on the hub, and is larger than {SMALL_BYTES >> 20} MiB"
             raise StorageError(StatusCode.FAILED_PRECONDITION, sentence)
-        for piece in self._body(path, 0, file.size):
+        with self._asking("get", only_errors=True):
+            response = self._follow(path)
+        for piece in self._body(response, 0, file.size):
             content += piece
             if len(content) > file.size:
                 break
@@ -146,11 +153,9 @@ class Hub:
             raise StorageError(StatusCode.DATA_LOSS, f"{name} does not have the git id that the hub lists")
         return bytes(content)
 
-    def _body(self, path: str, start: int, size: int) -> Iterator[bytes]:
+    def _body(self, response: http.client.HTTPResponse, start: int, size: int) -> Iterator[bytes]:
         """The bytes of a file of ``size`` bytes from ``start`` on, whether or not the server knows ranges."""
-        if start and start >= size:
-            return
-        with self._open(path, "get", start) as response:
+        with self._asking("get"), response:
             begins = start if response.status == 206 else 0
             if begins and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                 raise _unreadable()
@@ -161,16 +166,23 @@ class Hub:
             if given < size:
                 raise StorageError(StatusCode.UNAVAILABLE, "an answer of the hub was cut", is_transient=True)
 
-    def _open(self, path: str, operation: str, start: int) -> http.client.HTTPResponse:
+    @contextmanager
+    def _asking(self, operation: str, *, only_errors: bool = False) -> Iterator[None]:
+        """Reports a request. A body that nobody reads to its end has not failed."""
         try:
-            response = self._follow(self._endpoint + path, start)
+            yield
         except StorageError as error:
             self._on_request(operation, error.code.name.lower())
             raise
-        self._on_request(operation, "ok")
-        return response
+        except GeneratorExit:
+            self._on_request(operation, "ok")
+            raise
+        if not only_errors:
+            self._on_request(operation, "ok")
 
-    def _follow(self, url: str, start: int) -> http.client.HTTPResponse:
+    def _follow(self, path: str, start: int = 0) -> http.client.HTTPResponse:
+        """The answer to a GET, from byte ``start`` on if the server knows ranges, behind at most 5 redirects."""
+        url = self._endpoint + path
         token, target = _token(), ""
         for _ in range(REDIRECTS + 1):
             try:

@@ -17,6 +17,7 @@ NO_NAME = "an object's name cannot be that of a file"
 OTHER_REGION = "the bucket is in another region: set AWS_REGION"
 CERTIFICATE = "the storage's certificate is not trusted: SSL_CERT_FILE names the authorities"
 NO_ADDRESS = "the name of the storage's host is not known"
+SHORTER = "the object is shorter"
 SETTINGS = "the environment has no valid settings for the storage"
 
 _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*? - Server returned non-2xx status code: (\d{3})", re.S)
@@ -84,6 +85,8 @@ def _is_of_credentials(text: str, name: str, status: int, listing: bool) -> bool
 
 
 def _without_status(text: str, details: str) -> StorageError:
+    if ": Wanted range starting at" in text:
+        return StorageError(StatusCode.OUT_OF_RANGE, SHORTER)
     if "redirect without LOCATION" in text:
         return StorageError(StatusCode.FAILED_PRECONDITION, OTHER_REGION)
     if "HTTP error: builder error" in text:
@@ -109,7 +112,7 @@ def _of_answer(status: int, code: str, listing: bool) -> StorageError:
     if code in _REGION or status in (301, 307, 308):
         return StorageError(StatusCode.FAILED_PRECONDITION, OTHER_REGION)
     if status == 416:
-        return StorageError(StatusCode.OUT_OF_RANGE, "the object is shorter")
+        return StorageError(StatusCode.OUT_OF_RANGE, SHORTER)
     if code in _AGAIN or status in (408, 409, 425, 429) or (status >= 500 and status != 501):
         return StorageError(StatusCode.UNAVAILABLE, f"the storage answers {answer}", is_transient=True)
     return StorageError(StatusCode.FAILED_PRECONDITION, f"the storage answers {answer}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -48,7 +47,7 @@ def open_storage(url: StorageUrl, on_request: OnRequest = ignore) -> Storage:
         from tfs_lite.storage.hub import open_hub
 
         return open_hub(url, on_request)
-    storage = ObjectStorage(url.scheme, url.account, url.bucket, on_request)
+    storage = ObjectStorage(url, on_request)
     try:
         storage.lists, storage.bodies  # noqa: B018
     except StorageError as error:
@@ -56,31 +55,26 @@ def open_storage(url: StorageUrl, on_request: OnRequest = ignore) -> Storage:
     return storage
 
 
-@dataclass(frozen=True)
 class ObjectStorage:
-    """A bucket or a container; the :class:`Storage` of its objects.
+    """The objects of a bucket or of a container."""
 
-    ``put(create=True)`` takes an object that has the same bytes for its own, whose answer was lost: what must not be
-    created twice has to hold something of its own, such as a token.
-    """
-
-    scheme: str
-    account: str
-    bucket: str
-    on_request: OnRequest = field(repr=False)
     is_atomic = False
+
+    def __init__(self, url: StorageUrl, on_request: OnRequest) -> None:
+        self.scheme = url.scheme
+        self._url, self._on_request = url, on_request
 
     @cached_property
     def lists(self) -> ObjectStore:
-        return _make(self, LISTS)
+        return _make(self._url, LISTS)
 
     @cached_property
     def bodies(self) -> ObjectStore:
-        return _make(self, BODIES)
+        return _make(self._url, BODIES)
 
     @cached_property
     def uploads(self) -> ObjectStore:
-        return _make(self, UPLOADS)
+        return _make(self._url, UPLOADS)
 
     def files(self, prefix: str) -> FlatListing:
         from obstore import list as list_objects
@@ -109,9 +103,9 @@ class ObjectStorage:
             with self._asking("get", only_errors=True):
                 result = get(self.bodies, path, options=_options(start, tag))
         except StorageError as error:
-            if error.code is StatusCode.OUT_OF_RANGE:
-                return iter(())
-            raise
+            if error.code is not StatusCode.OUT_OF_RANGE:
+                raise
+            return iter(())
         return self._pieces(result.stream(min_chunk_size=1))
 
     def _pieces(self, stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -153,21 +147,21 @@ class ObjectStorage:
 
     @contextmanager
     def _asking(self, operation: str, *, only_errors: bool = False) -> Iterator[None]:
-        """Reports a request, and makes a StorageError of what obstore raises; other errors, such as those of a file that
-        is put, pass. A body that nobody reads to its end has not failed."""
+        """Reports a request, and makes a StorageError of what obstore raises. Other errors pass, such as those of a
+        file that is put. A body that nobody reads to its end has not failed."""
         try:
             yield
         except GeneratorExit:
-            self.on_request(operation, "ok")
+            self._on_request(operation, "ok")
             raise
         except BaseException as raised:
             if not _is_of_obstore(raised):
                 raise
             error = error_of(str(raised), type(raised), listing=operation == "list")
-            self.on_request(operation, error.code.name.lower())
+            self._on_request(operation, error.code.name.lower())
             raise error from None
         if not only_errors:
-            self.on_request(operation, "ok")
+            self._on_request(operation, "ok")
 
 
 def _is_of_obstore(raised: BaseException) -> bool:
@@ -181,7 +175,7 @@ def _is_panic(raised: BaseException) -> bool:
     return type(raised).__name__ == "PanicException"
 
 
-def _make(storage: ObjectStorage, timeouts: dict[str, str]) -> Any:
+def _make(url: StorageUrl, timeouts: dict[str, str]) -> Any:
     """A store with these timeouts. They go among the settings, because ``client_options`` would replace those of the
     environment, such as AWS_ALLOW_HTTP. Nothing may ask an AzureStore for its ``repr``: that panics."""
     try:
@@ -189,16 +183,16 @@ def _make(storage: ObjectStorage, timeouts: dict[str, str]) -> Any:
     except ImportError:
         raise ServingError(
             StatusCode.FAILED_PRECONDITION,
-            f"base paths of {storage.scheme}:// need an extra that is not installed: pip install 'tfs-lite[remote]'",
+            f"base paths of {url.scheme}:// need an extra that is not installed: pip install 'tfs-lite[remote]'",
             Reason.NEEDS_EXTRA,
         ) from None
     settings: dict[str, str] = dict(timeouts)
-    if storage.account:
-        settings["account_name"] = storage.account
+    if url.account:
+        settings["account_name"] = url.account
     backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
     try:
-        return getattr(stores, CLASSES[storage.scheme])(
-            storage.bucket, config=settings, retry_config={"max_retries": 1, "backoff": backoff}
+        return getattr(stores, CLASSES[url.scheme])(
+            url.bucket, config=settings, retry_config={"max_retries": 1, "backoff": backoff}
         )
     except BaseException as raised:
         if isinstance(raised, Exception) or _is_panic(raised):

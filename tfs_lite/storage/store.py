@@ -74,15 +74,6 @@ class StorageCondition:
     from_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
-    """The attempts of a fetch under way: ``attempt`` counts from 1, ``sentence`` says why the one before has failed, empty
-    if none has."""
-
-    attempt: int = 1
-    sentence: str = ""
-
-
 OnRequest: TypeAlias = Callable[[str, str], None]
 """Called after each request with the operation (``list``, ``head``, ``get``, ``put``, ``delete``) and the result:
 ``ok``, or the name of a status code in small letters."""

@@ -1,10 +1,12 @@
 """The tagged model on every platform, for suites of swaps and of memory: ``y = x + version``.
 
-What takes long (exporting, compiling) is done once; each version differs in its weights only.
+What takes long (exporting, compiling) is done once; each version differs in its weights only. Models that take texts
+tell their version in what they answer: an encoder in its vectors, a language model in the letter that it writes.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -15,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import numpy as arrays
 from safetensors.torch import save_file
 
 import tfs_lite
+from tests.support.language import tiny_version
 from tests.support.servers.models import WIDTH, TaggedArchives
 from tests.support.servers.platforms import rewrite_archive, write_script
 from tests.support.servers.probe import ROW, is_tagged
@@ -48,6 +52,9 @@ class Model:
 """
 _FIRST_WEIGHTS = "data/weights/weight_0"
 _HIDDEN = 64
+_LETTERS = 90
+"""So many characters of ASCII, from ``!`` on, stand for versions; versions that far apart have the same one."""
+_TOKENS = 4
 
 
 class TaggedScript(torch.nn.Module):
@@ -213,6 +220,64 @@ def _is_version(inputs: Inputs, answer: Prediction) -> bool:
     return bool(np.allclose(np.asarray(answer.outputs["embeddings"]), answer.version))
 
 
+def _languages(scratch: Path, megabytes: float) -> Write:
+    """No layer adds anything to vectors that are all alike: whatever was asked, the next token is that of the version."""
+    words = max(tiny_version.VOCABULARY, int(megabytes * 250_000 / 2 / tiny_version.WIDTH))
+    held = tiny_version.weights()
+    held["model.embed_tokens.weight"] = np.ones((words, tiny_version.WIDTH), np.float32)
+    for name in ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight"):
+        held[name] = np.zeros_like(held[name])
+
+    def write(version: int, base: Path) -> Path:
+        head = np.zeros((words, tiny_version.WIDTH), np.float32)
+        head[_letter(version)] = 1
+        directory = base / str(version)
+        directory.mkdir(parents=True)
+        arrays.save_file({**held, "lm_head.weight": head}, directory / "model.safetensors", {"format": "pt"})
+        (directory / "config.json").write_text(json.dumps({**tiny_version.CONFIG, "vocab_size": words}))
+        (directory / "tokenizer_config.json").write_text(json.dumps(dict(tiny_version.BYTES_OF_TEXT)))
+        return directory
+
+    return write
+
+
+def _letter(version: int) -> int:
+    return ord("!") + version % _LETTERS
+
+
+def _prompts(client: int) -> Inputs:
+    values = {"max_tokens": np.array([_TOKENS], np.int32), "temperature": np.zeros(1, np.float32)}
+    return {"text_input": np.array([b"the cat " * (client + 1)], object), **values}
+
+
+def _is_letter(inputs: Inputs, answer: Prediction) -> bool:
+    return answer.outputs["text_output"].tolist() == [bytes([_letter(answer.version)] * _TOKENS)]
+
+
+def _saved_models(scratch: Path, megabytes: float) -> Write:
+    import tensorflow as tf  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    class Saved(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = tf.Variable(_weights(0, megabytes).numpy())
+
+        @tf.function(input_signature=[tf.TensorSpec([None, WIDTH], tf.float32, name="x")])  # type: ignore[untyped-decorator]
+        def predict(self, x: Any) -> dict[str, Any]:
+            y = x + self.weights[0]
+            return {"y": y, "version": (y - x)[:, 0]}
+
+    made = Saved()
+
+    def write(version: int, base: Path) -> Path:
+        made.weights.assign(_weights(version, megabytes).numpy())
+        directory = base / str(version)
+        tf.saved_model.save(made, str(directory), signatures={"serving_default": made.predict})
+        return directory
+
+    return write
+
+
 TAGGED: Mapping[str, TaggedPlatform] = {
     "pytorch_export": TaggedPlatform(_exported),
     "pytorch_libtorch": TaggedPlatform(_scripts),
@@ -220,5 +285,7 @@ TAGGED: Mapping[str, TaggedPlatform] = {
     "onnxruntime_onnx": TaggedPlatform(_onnx, modules=("onnx", "onnxruntime")),
     "pytorch_aoti": TaggedPlatform(_compiled, programs=("g++",), needs_trust=True),
     "transformers": TaggedPlatform(_encoders, _texts, _is_version, modules=("transformers",)),
+    "language": TaggedPlatform(_languages, _prompts, _is_letter, modules=("transformers",)),
+    "tensorflow_savedmodel": TaggedPlatform(_saved_models, modules=("tensorflow",)),
 }
-"""By platform. SavedModels are made where TensorFlow is: see tests/tensorflow."""
+"""By platform; there are encoders and language models of ``transformers``."""

@@ -42,10 +42,11 @@ class Moto:
     def stop(self) -> None:
         self._server.stop()
 
-    def make_bucket(self) -> Bucket:
+    def make_bucket(self, name: str = "") -> Bucket:
         with self._lock:
             self._made += 1
-            bucket = Bucket(self, f"bucket{self._made}")
+            # Without a hyphen, because clients of GCS escape it, which moto does not read.
+            bucket = Bucket(self, name or f"bucket{self._made}")
         bucket.backend.create_bucket(bucket.name, REGION)
         return bucket
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.managers.survey import LoadStage, LoadView
-from tfs_lite.operations.explain.causes import files, serving, wanted
+from tfs_lite.operations.explain.causes import files, serving, storage, wanted
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.loading import beside, requests_inside
 from tfs_lite.operations.explain.causes.memory import waits_for_room
@@ -180,6 +180,8 @@ def _next(case: Case) -> Next:
         return Next("the server stops")
     if load is not None:
         return Next(_next_of_load(load), server.wall(load.retry_at) if load.retry_at is not None else None)
+    if incomplete is not None and (what := storage.next_of_fetch(case)):
+        return Next(what)
     if incomplete is not None:
         at = incomplete.retry_at
         return Next("it is looked at again" if at is not None else "nothing happens before its files change", at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from tfs_lite.operations.explain.causes import files, loading, memory, serving, wanted
+from tfs_lite.operations.explain.causes import files, loading, memory, serving, storage, wanted
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.explanation import MAX_CHAIN, Link, Verdict
 from tfs_lite.operations.explain.verdicts import verdict_of_model
@@ -28,13 +28,16 @@ CAUSES: tuple[tuple[Row, ...], ...] = (
     (loading.retrying,),
     (loading.waits_for_turn,),
     (loading.unload_hangs, loading.draining),
-    (files.incomplete,),
+    (storage.fetching, storage.fetch_failed, storage.being_published, files.incomplete),
     (files.platform_unknown, files.extra_missing, files.trust_missing, files.artefact_refused, files.load_failed),
     (wanted.unloaded,),
     (wanted.passed_over,),
     (files.no_directory, files.not_on_disk),
     (loading.seen_soon,),
-    (files.disk_hangs, files.base_path_replaced, files.no_versions, files.base_path_problem),
+    (
+        *(storage.from_cache, storage.refuses, storage.unreachable),
+        *(files.disk_hangs, files.base_path_replaced, files.no_versions, files.base_path_problem),
+    ),
     (wanted.unloaded_by_call, wanted.not_configured),
     (wanted.config_refused,),
     (wanted.left_to_calls, wanted.not_looked_at),

@@ -32,6 +32,8 @@ from tfs_lite.serving.standing import StandingRefusal
 from tfs_lite.serving.view import Burden
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
+from tfs_lite.storage.fetch import FetchProgress
+from tfs_lite.storage.store import StorageCondition
 from tfs_lite.workers.supervisor import Unanswered
 
 MAX_DEPTH = 3
@@ -54,12 +56,14 @@ NO_VERSION = SpecificPolicy(())
 @dataclass(frozen=True, slots=True)
 class Incomplete:
     """The reason why a version on disk is not offered yet. ``retry_at``: when that may change by itself, in seconds
-    since 1970; ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being)."""
+    since 1970; ``hashed`` of ``size`` bytes have been compared with the manifest (None: none are being). ``fetch``: its
+    files are being brought from a storage."""
 
     reason: str
     since: float | None = None
     retry_at: float | None = None
     hashed: tuple[int, int] | None = None
+    fetch: FetchProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,8 @@ class ModelSnapshot:
     directory now, which the source may not have seen. ``unmarked``: the repository has a directory of its name that
     holds no version. ``refused``: why nothing was begun with a version, by a load call or because it is unknown which
     versions are wanted, by version. ``others``: the models that its versions wait for. ``report`` is the source's last.
-    ``unread_policy``: why its version policy stays as it was, whatever the config beside its versions says."""
+    ``unread_policy``: why its version policy stays as it was, whatever the config beside its versions says. ``storage``
+    is that of a base path that is a URL, else None."""
 
     name: str
     server: ServerSnapshot
@@ -230,6 +235,7 @@ class ModelSnapshot:
     refused: Mapping[int, Status] = field(default_factory=dict)
     others: Mapping[str, ModelSnapshot] = field(default_factory=dict)
     unread_policy: Status = OK
+    storage: StorageCondition | None = None
 
     @property
     def problem(self) -> Status:
@@ -278,7 +284,7 @@ class Snapshots:
             snapshot = replace(snapshot, server=replace(server, offered=tuple(self._locator.names())))
         if not snapshot.configured and ref.name not in server.refused_models:
             snapshot = replace(snapshot, unmarked=self._locator.is_unmarked(ref.name))
-        if asked is not None and snapshot.base_path:
+        if asked is not None and snapshot.base_path and snapshot.storage is None:
             exists = self._is_directory(os.path.join(snapshot.base_path, str(asked)))
             snapshot = replace(snapshot, exists=exists)
         return self._with_others(snapshot, shared, MAX_DEPTH)
@@ -357,6 +363,7 @@ class Snapshots:
             looked=report is not None,
             refused=refused,
             unread_policy=unread,
+            storage=core.sources.conditions().get(name),
         )
 
     def _versions(self, name: str, shared: _Shared, since: Mapping[int | None, float]) -> dict[int, VersionSnapshot]:
@@ -412,11 +419,13 @@ class Snapshots:
     def _incomplete(
         self, name: str, version: int, reason: str, since: float | None, server: ServerSnapshot
     ) -> Incomplete:
-        found = self._core.sources.found(name)
+        sources, servable_id = self._core.sources, ServableId(name, version)
+        found = sources.found(name)
         retry_at = found.unfinished.get(version) if found is not None else None
-        checked = self._core.sources.checking().get(ServableId(name, version))
+        again = server.wall(retry_at) if retry_at is not None else None
+        fetch, checked = sources.fetches().get(servable_id), sources.checking().get(servable_id)
         hashed = (checked.read_bytes or 0, checked.expected_bytes or 0) if checked is not None else None
-        return Incomplete(reason, since, server.wall(retry_at) if retry_at is not None else None, hashed)
+        return Incomplete(reason, since, again, hashed, fetch)
 
     def _with_others(self, snapshot: ModelSnapshot, shared: _Shared, depth: int) -> ModelSnapshot:
         """The snapshot with the models that its versions wait for, and what those wait for."""

@@ -1,7 +1,7 @@
 """The series of the metrics page about models whose base path is a URL.
 
-Requests are counted whatever they are for. All others are of models, and begin with 0 for each model that has a storage:
-an alert on an increase sees the first failure only if there was a number before it.
+Requests are counted whatever they are for. All others are of models, and begin with 0 for each model that has a
+storage: an alert on an increase sees the first failure only if there was a number before it.
 """
 
 from __future__ import annotations

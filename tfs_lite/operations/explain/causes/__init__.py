@@ -8,6 +8,7 @@ serving  what serves, and how it fares
 loading  what is on its way in or out
 memory   what waits for memory
 files    what cannot be loaded, and base paths
+storage  base paths that are URLs, and what is fetched from them
 wanted   what is not asked for rightly, or is not wanted
 
 :data:`~tfs_lite.operations.explain.chain.CAUSES` has their order.

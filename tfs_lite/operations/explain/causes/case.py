@@ -69,6 +69,17 @@ class Case:
         return OK if is_other or failure.code is StatusCode.RESOURCE_EXHAUSTED else failure
 
     @property
+    def problem(self) -> Status:
+        """What is wrong with the base path; OK if nothing is, or it is unknown which versions are wanted there."""
+        model = self.model
+        return model.problem if model.configured and not model.wants_unknown else OK
+
+    @property
+    def problem_text(self) -> str:
+        where = f" ({self.model.base_path})" if self.paths and self.model.base_path else ""
+        return f"{self.model.problem.message}{where}"
+
+    @property
     def next_version(self) -> int:
         """The lowest number above every version."""
         return max((*self.model.versions, self.version or 0)) + 1

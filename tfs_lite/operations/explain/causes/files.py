@@ -6,7 +6,7 @@ import re
 
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES
 from tfs_lite.core.publish import HIDDEN_PREFIX
-from tfs_lite.core.status import OK, Reason, Status, StatusCode, listed
+from tfs_lite.core.status import Reason, StatusCode, listed
 from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import config_name, counted, not_as_published, numbers, size, specific
 from tfs_lite.operations.explain.explanation import Link, Verdict
@@ -128,48 +128,38 @@ def not_on_disk(case: Case) -> Link | None:
 
 
 def disk_hangs(case: Case) -> Link | None:
-    if _problem(case).reason is not Reason.DISK_HANGS:
+    if case.problem.reason is not Reason.DISK_HANGS:
         return None
     fix = (
         "make the disk answer (a mount that hangs, its server, its network): it is looked at again by itself then; "
         "or correct base_path and reload. Versions that are loaded go on, and new ones are not seen until then"
     )
-    return Link("DISK_HANGS", _shown(case), fix, case.model.problem_since)
+    return Link("DISK_HANGS", case.problem_text, fix, case.model.problem_since)
 
 
 def base_path_replaced(case: Case) -> Link | None:
-    if "another directory" not in _problem(case).message:
+    if "another directory" not in case.problem.message:
         return None
     fix = (
         "bring the volume or directory of before back, or publish a version here; if nothing is to answer, take "
         "the model out of the config"
     )
-    return Link("BASE_PATH_PROBLEM", _shown(case), fix, case.model.problem_since)
+    return Link("BASE_PATH_PROBLEM", case.problem_text, fix, case.model.problem_since)
 
 
 def no_versions(case: Case) -> Link | None:
-    message = _problem(case).message
+    message = case.problem.message
     if "holds no version" in message:
         fix = "publish a version: tfs-lite publish SRC --base BASE"
     elif "lists no version" in message:
         fix = f"name versions: {specific(case.model, [1])}, and reload"
     else:
         return None
-    return Link("NO_VERSIONS", _shown(case), fix, case.model.problem_since)
+    return Link("NO_VERSIONS", case.problem_text, fix, case.model.problem_since)
 
 
 def base_path_problem(case: Case) -> Link | None:
-    if _problem(case).ok:
+    if case.problem.ok:
         return None
     fix = "bring the directory back (a mount that is missing, a name, its rights), or correct base_path and reload"
-    return Link("BASE_PATH_PROBLEM", _shown(case), fix, case.model.problem_since)
-
-
-def _problem(case: Case) -> Status:
-    model = case.model
-    return model.problem if model.configured and not model.wants_unknown else OK
-
-
-def _shown(case: Case) -> str:
-    shown = f" ({case.model.base_path})" if case.paths and case.model.base_path else ""
-    return f"{case.model.problem.message}{shown}"
+    return Link("BASE_PATH_PROBLEM", case.problem_text, fix, case.model.problem_since)
