@@ -258,7 +258,7 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
         rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems, *check.remarks)]
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
-            about = "; ".join(filter(None, (item.reason, item.remote and item.remote.text)))
+            about = "; ".join(filter(None, (item.reason, item.remote.text if item.remote else "")))
             rows.append((check.name, item.version, verdict, item.platform, about))
     if not rows:
         print("no models")
