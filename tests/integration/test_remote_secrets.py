@@ -175,7 +175,7 @@ def test_no_key_token_signature_or_account_is_in_anything_that_is_said(moto: Mot
         with ServerProcess(*flags, env=there) as server:
             wait_until(lambda: b"AVAILABLE" in server.get("/v1/models/m")[1], "version 1 serves")
             outputs.add_all_of(server, "m", "azure", "hub")
-            for status, cause in ((403, "STORAGE_REFUSES"), (503, "STORAGE_UNREACHABLE"), (400, "STORAGE_")):
+            for status, cause in ((403, "STORAGE_REFUSES"), (503, "STORAGE_UNREACHABLE"), (400, "STORAGE_REFUSES")):
                 echo.status, proxy.upstream = status, echo.port
                 wait_until(lambda: says(server, "m", cause), f"{cause} for {status}")  # noqa: B023
                 wait_until(lambda: causes(server, "azure") and causes(server, "hub"), "the others say why")
