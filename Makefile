@@ -97,7 +97,7 @@ test-tensorflow: $(TENSORFLOWVENV)/.installed
 	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow tests/integration/test_quick_starts.py::test_a_saved_model -m "not load" $(PYTEST_ARGS)
 
 test-tensorflow-long: $(TENSORFLOWVENV)/.installed
-	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow tests/integration/test_swaps_of_every_kind.py -m load $(PYTEST_ARGS)
 
 $(VENV)/.azure: $(VENV)/.dev
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3

@@ -187,11 +187,10 @@ def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     from tfs_lite.serving.source_chain import served_platforms
 
     check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
-    models, sources = (
-        {model.name: model for model in config.models},
-        [find(config, ServerOptions()) for find in (source_config, remote_config)],
-    )
-    wanted = {item.name: (item, source.quiet_period) for source in sources for item in source.servables}
+    sources = [find(config, ServerOptions()) for find in (source_config, remote_config)]
+    found = {item.name: (item, source.quiet_period) for source in sources for item in source.servables}
+    models = {model.name: model for model in config.models}
+    wanted = {name: found[name] for name in models}
     with FirstLooks(args.model_cache_dir) as looks:
         trusted = replace(TrustedPaths.of(_split(args.trusted_model_base_paths)), origin_of=looks.origin_of)
 
@@ -259,7 +258,7 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
         rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems, *check.remarks)]
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
-            about = "; ".join(filter(None, (item.reason, item.remote and item.remote.text)))
+            about = "; ".join(filter(None, (item.reason, item.remote.text if item.remote else "")))
             rows.append((check.name, item.version, verdict, item.platform, about))
     if not rows:
         print("no models")

@@ -197,7 +197,7 @@ class VersionInspector:
                 self._records[path] = known
         needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
         evidence = known.evidence
-        if evidence.digests is not None and not self._disk.is_ready(path):
+        if evidence.digests == "" and not self._disk.is_ready(path):
             evidence = replace(evidence, digests=None)
             with self._lock:
                 self._checks.pop((path, fingerprint), None)

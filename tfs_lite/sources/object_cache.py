@@ -96,10 +96,20 @@ class CachedVersions:
         with self._lock:
             known = self._configs.get(url)
         if known is None or known[0] != file.tag:
-            known = file.tag, self._read_all(base, inner, file)
+            known = file.tag, self._brought_before(base, inner, file) or self._read_all(base, inner, file)
             with self._lock:
                 self._configs[url] = known
         return known[1]
+
+    def _brought_before(self, base: str, inner: str, file: RemoteFile) -> bytes:
+        """The contents from beside a version in the cache; empty if they are not there."""
+        with self._lock:
+            roots = {os.path.dirname(f.directory) for url, f in self._fetched.items() if os.path.dirname(url) == base}
+        for root in sorted(roots):
+            if _read_tags(root).get(inner) == file.tag:
+                with suppress(OSError), open(os.path.join(root, inner), "rb") as copy:
+                    return copy.read()
+        return b""
 
     def _read_all(self, base: str, inner: str, file: RemoteFile) -> bytes:
         data = bytearray()

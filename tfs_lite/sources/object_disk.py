@@ -18,7 +18,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -78,17 +78,20 @@ class _Silence:
         self._seconds = seconds
         self._until = 0.0
         self._error: StorageError | None = None
-        self._failed: set[str] = set()
+        self._failed: dict[str, None] = {}  # in the order of their last try
         self._passed: set[str] = set()  # those of them that have let another one try since the last try
 
-    def refusal(self, base: str, now: float) -> StorageError | None:
-        """The error that takes the place of a request; None: it may be tried."""
+    def refusal(self, base: str, bases: Set[str], now: float) -> StorageError | None:
+        """The error that takes the place of a request; None: it may be tried. First those of ``bases`` that have not
+        failed yet, then the one whose try was first. One that has let others go first, and is asked again, is tried."""
         if len(self._failed) < MOST_FAILURES or self._seconds <= 0:
             return None
-        if now >= self._until and (base not in self._failed or base in self._passed):
+        if now < self._until:
+            return self._error
+        is_next = bases <= self._failed.keys() and base == next(iter(self._failed))
+        if is_next or base not in self._failed or base in self._passed:
             return None
-        if now >= self._until:
-            self._passed.add(base)
+        self._passed.add(base)
         return self._error
 
     def note(self, base: str, error: StorageError | None, now: float) -> None:
@@ -97,7 +100,8 @@ class _Silence:
         if error is None or not error.is_transient:
             self._failed.clear()
             return
-        self._failed.add(base)
+        self._failed.pop(base, None)
+        self._failed[base] = None
         self._error, self._until = error, now + self._seconds
 
 
@@ -247,8 +251,9 @@ class ObjectDisk:
         """Fetches the version, and what its config names beside it. StorageError as :meth:`Fetcher.fetch` raises it;
         files whose digests are wrong stay so until their tags change."""
         base, name = os.path.dirname(path), os.path.basename(path)
-        listed = self._version(base, name)
-        if listed.stats != tree.files:
+        listing = self._last_listing(base)
+        listed = listing.versions.get(name)
+        if listed is None or listed.stats != tree.files:
             raise StorageError(StatusCode.ABORTED, "its files were changed before they were fetched")
         files = listed.files if manifest is None else with_digests(listed.files, manifest)
         version = RemoteVersion(base, name, self._versions.in_place(base, name), files)
@@ -256,7 +261,6 @@ class ObjectDisk:
             self._running[path] = version.key
         try:
             directory = self._fetcher.fetch(version, cancelled, on_read)
-            listing = self._last_listing(base)
             self._versions.bring(base, listing, name, listed, directory, anew=True)
         except StorageError as error:
             if error.code is StatusCode.DATA_LOSS:
@@ -281,7 +285,7 @@ class ObjectDisk:
         now, wall = self._clock.monotonic(), self._clock.time()
         with self._lock:
             state = self._state(base)
-            refusal = state.error if now < state.error_until else self._silence.refusal(base, now)
+            refusal = state.error if now < state.error_until else self._silence.refusal(base, self._bases.keys(), now)
             if refusal is None:
                 state.asked += 1
             number, before = state.asked, state.listing if state.was_good else None

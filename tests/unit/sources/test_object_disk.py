@@ -164,7 +164,7 @@ def test_a_published_version_is_fetched_at_the_poll_that_finds_it(storage, start
     server = start()
     server.source.poll()
     assert server.reports["m"].fetching == {1}
-    assert server.waiting() == {1: "fetching 97.9 KiB"}
+    assert server.waiting() == {1: "fetching 97.8 KiB"}
     server.source.poll()
     assert server.versions() == [1]
     assert (server.local("1") / "model.bin").read_bytes() == b"w" * 100_000
@@ -178,7 +178,7 @@ def test_a_version_without_a_manifest_waits_until_it_is_quiet(storage, start, cl
     server.poll(20.0)
     server.poll(9.0)
     assert storage.requests["get"] == 0
-    assert server.waiting() == {1: "files changed less than 30 s ago"}
+    assert server.waiting()[1].startswith("files changed less than 30 s ago")
     server.poll(2.0)
     server.poll(1.0)
     server.poll(1.0)
@@ -386,7 +386,7 @@ def test_a_place_that_does_not_answer_is_tried_once_a_poll_by_each_model_in_its_
 
     storage.fault = fault
     assert server.poll() == MOST_FAILURES
-    assert [server.poll() for _ in range(12)].count(1) >= 8
+    assert [server.poll() for _ in range(12)] == [1] * 12
     assert set(tried) == set(models)
     storage.fault = lambda operation, path: None
     server.poll()
@@ -409,7 +409,6 @@ def test_models_that_cannot_be_listed_hold_up_no_other_model_of_the_place(storag
 def test_a_listing_that_fails_does_not_end_a_fetch(storage, start) -> None:
     publish(storage, 1)
     server = start()
-    server.fetches = None
     server.source._looks.ask(server.source._streams.values())
     server.source._looks.run_pending()  # the fetch is queued
     storage.fault = lambda operation, path: unavailable() if operation == "list" else None
@@ -521,10 +520,8 @@ def test_a_config_that_names_too_much_beside_is_refused_with_the_bound(storage, 
 
 
 def test_files_beside_are_brought_of_a_deep_listing_too(storage, start) -> None:
-    config = (
-        CONFIG
-        + b'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: [1] input_data_file: "x" } } }'
-    )
+    data = b'{ key: "x" value { data_type: TYPE_FP32 dims: [1] input_data_file: "x" } }'
+    config = CONFIG + b'model_warmup { name: "w" inputs ' + data + b" }"
     for number in range(PAGE):
         storage.set(f"m/1/{number}", b"x")
     storage.set("m/config.pbtxt", config)
@@ -663,7 +660,8 @@ def test_ends_of_archives_are_read_by_ranges_and_come_from_the_cache_later(stora
     storage.set("m/2/model.pt2", archive[:-30])
     server.settle()
     assert server.waiting() == {2: "model.pt2 is truncated: the zip directory at its end is missing"}
-    assert server.disk.open(f"{BASE}/1/model.pt2").read() == archive
+    with server.disk.open(f"{BASE}/1/model.pt2") as file:
+        assert file.read() == archive
 
 
 def test_a_version_in_the_root_of_the_bucket_is_one(storage, clock, tmp_path) -> None:

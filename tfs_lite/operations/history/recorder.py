@@ -29,7 +29,7 @@ from tfs_lite.serving.lifecycle_events import (
     CacheEvicted,
     Drained,
     FetchBegun,
-    Fetched,
+    FetchDone,
     FetchFailed,
     LifecycleEvent,
     LoadAttempted,
@@ -131,7 +131,7 @@ class Recorder:
             case FetchBegun(servable_id, size):
                 if not self._is_unfetched(servable_id):
                     append(EventKind.FETCH_BEGUN, *_of(servable_id), origin=POLL, details={"bytes": size})
-            case Fetched(servable_id, size, fetched, seconds, attempts):
+            case FetchDone(servable_id, size, fetched, seconds, attempts):
                 self._is_unfetched(servable_id, False)
                 details = {"bytes": size, "fetched_bytes": fetched, "seconds": round(seconds, 3), "attempts": attempts}
                 append(EventKind.FETCHED, *_of(servable_id), origin=POLL, details=details)

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -99,13 +99,13 @@ class FirstLooks:
         self._here = self._place(RealDisk())
         self._places: dict[str, _Place] = {}
         self._bases: set[str] = set()
-        self._links = tempfile.TemporaryDirectory(prefix="tfs-check-")
+        self._ends = ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._links.cleanup()
+        self._ends.close()
 
     def begin(self, base_path: str) -> None:
         """Lists a base path at a URL anew; a directory is listed with each look."""
@@ -152,10 +152,9 @@ class FirstLooks:
             return self._here
         url = StorageUrl.parse(base_path)
         if url.place not in self._places:
-            storage, cache = (
-                open_storage(url),
-                FilesCache(self._links.name, 1 << 40, lambda path, _: os.path.isdir(path)),
-            )
+            storage = open_storage(url)
+            directory = self._ends.enter_context(tempfile.TemporaryDirectory(prefix="tfs-check-"))
+            cache = FilesCache(directory, 1 << 40, lambda path, key: os.path.isdir(path))
             links = _Links(storage, cache, self._filled)
             disk = ObjectDisk(storage, url.place, cache, links, SystemClock(), _REPEAT_SECONDS)
             self._places[url.place] = self._place(disk, storage.is_atomic, links)
