@@ -332,7 +332,7 @@ def test_whatever_happens_the_events_of_each_version_are_a_life_and_agree_with_t
         assert last in LAST.get(state, {last}), (version, state, last)
 
 
-AWAY = Status(StatusCode.UNAVAILABLE, "the storage answers 503 SlowDown")
+AWAY = Status(StatusCode.UNAVAILABLE, "its files cannot be fetched: the storage answers 503 SlowDown")
 OF_V1 = ServableId("m", 1)
 
 
@@ -359,7 +359,7 @@ def test_a_fetch_that_fails_with_each_poll_is_one_event_that_counts(served):
         ("FETCH_FAILED", 3),
         ("FETCHED", 1),
     ]
-    assert events[1].text == "fetch failed after 8 attempts: the storage answers 503 SlowDown"
+    assert events[1].text == "its files cannot be fetched: the storage answers 503 SlowDown"
     served.recorder.on_event(FetchBegun(OF_V1, 100))
     assert served.told(1)[-1] == ("FETCH_BEGUN", "POLL")
 
