@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
+.PHONY: install serve test test-all test-grpcio test-cluster test-cluster-long test-tensorflow test-tensorflow-long test-azure test-lowest test-newer-python soak-world conformance conformance-upstream browser fuzz check format bench bench-batching bench-peers demo gpu gpu-report protos dashboards clean
 
 install: $(VENV)/.installed
 
@@ -97,7 +97,15 @@ test-tensorflow: $(TENSORFLOWVENV)/.installed
 	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow tests/integration/test_quick_starts.py::test_a_saved_model -m "not load" $(PYTEST_ARGS)
 
 test-tensorflow-long: $(TENSORFLOWVENV)/.installed
-	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow -m load $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(TENSORFLOWVENV)/bin/python -m pytest tests/tensorflow tests/integration/test_swaps_of_every_kind.py -m load $(PYTEST_ARGS)
+
+$(VENV)/.azure: $(VENV)/.dev
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3
+	@touch $@
+
+# Base paths in Azure, against azurite, its own emulator: a process of node, 190 MB. Elsewhere these tests skip.
+test-azure: $(VENV)/.azure
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contracts tests/integration -m azure $(PYTEST_ARGS)
 
 # Tests that others have for their servers, from checkouts: make conformance-upstream TF_SERVING=DIR TRITON_QA=DIR, or one
 # of them. Of TensorFlow Serving: github.com/tensorflow/serving; of Triton: github.com/triton-inference-server/server.

@@ -146,11 +146,10 @@ def fetch_apart(url: str, cache: Path, bucket: Bucket) -> dict[str, float]:
 
 def fetch_here(cache: str, text: str) -> None:
     """The process that fetches version 1, and writes what that took."""
+    from tfs_lite.core.manifest import MANIFEST_NAME, parse_manifest
     from tfs_lite.storage.fetch import Fetcher, RemoteVersion, has_all_files, wanted_files, with_digests
     from tfs_lite.storage.files_cache import FilesCache
     from tfs_lite.storage.objects import open_storage
-
-    from tfs_lite.core.manifest import read_manifest
     from tfs_lite.storage.store import RemoteFile
     from tfs_lite.storage.url import StorageUrl
 
@@ -161,11 +160,7 @@ def fetch_here(cache: str, text: str) -> None:
     files = wanted_files(
         RemoteFile(file.path.removeprefix(f"{prefix}/"), file.size, file.tag, file.modified_ns) for file in listed
     )
-    with tempfile.TemporaryDirectory() as folder:
-        name = "tfs_lite.manifest.json"
-        Path(folder, name).write_bytes(b"".join(storage.read(f"{prefix}/{name}")))
-        manifest = read_manifest(folder)
-    assert manifest is not None
+    manifest = parse_manifest(b"".join(storage.read(f"{prefix}/{MANIFEST_NAME}")))
     version = RemoteVersion(url.text, "1", prefix, with_digests(files, manifest))
     fetcher = Fetcher(storage, FilesCache(cache, 1 << 50, has_all_files), threading.Event())
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.remote.azurite import Azurite
 from tests.support.remote.moto import KEY_ID, SECRET, Bucket, forget_clouds
 from tests.support.remote.proxy import FaultProxy
 from tfs_lite.core.status import ServingError, StatusCode
@@ -302,3 +303,23 @@ def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ServingError, match=r"pip install 'tfs-lite\[remote\]'") as caught:
         open_storage(StorageUrl.parse("s3://models/a"))
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.azure
+def test_azure_is_told_alike(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "FIRST_WAIT", timedelta(milliseconds=10))
+    container = azurite.make_container()
+    container.set("m/1/x", b"1")
+    with FaultProxy(azurite.port) as proxy:
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azurite.environment(proxy.port)["AZURE_STORAGE_ENDPOINT"])
+        storage = open_storage(StorageUrl.parse(container.url))
+        assert [file.path for file in storage.files("m").files] == ["m/1/x"]
+        proxy.fail("status", status=503, code="ServerBusy")
+        for call in calls(storage).values():
+            assert error_of(call).sentence == "the storage answers 503 ServerBusy"
+        proxy.heal()
+        gone = error_of(lambda: open_storage(StorageUrl.parse("az://there-is-none/m")).files("m"))
+        assert (gone.code, gone.sentence) == (StatusCode.NOT_FOUND, "there is no such bucket")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "QUFB" * 10)
+        refused = error_of(lambda: open_storage(StorageUrl.parse(container.url)).files("m"))
+        assert (refused.code, refused.is_transient) == (StatusCode.PERMISSION_DENIED, False)

@@ -19,6 +19,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.language.tiny_version import BYTES_OF_TEXT, write_version
+from tests.support.remote.moto import Moto
+from tests.support.remote.served import environment
 from tests.support.servers.in_process import serving
 from tfs_lite.core.status import ServingError
 
@@ -65,8 +67,9 @@ ALERT_EXPRESSIONS = [rule["expr"] for group in yaml.safe_load(ALERTS.read_text()
 
 
 @pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Name -> labels of every series of a server after a little traffic, as Prometheus keeps them."""
+def series(tmp_path_factory: pytest.TempPathFactory, moto: Moto) -> dict[str, set[str]]:
+    """Name -> labels of every series of a server after a little traffic, and of one with an empty bucket, as Prometheus
+    keeps them."""
     repository = tmp_path_factory.mktemp("monitoring")
     version = repository / "adds" / "1"
     version.mkdir(parents=True)
@@ -91,7 +94,12 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             body = {"model": "writes", "prompt": "x", "max_tokens": 4}
             assert httpx.post(f"{served.url}/openai/v1/completions", json=body, timeout=60).status_code == 200
         page = httpx.get(f"{served.url}/metrics", timeout=60).text
-    return dict(_series_of(page))
+    found = dict(_series_of(page))
+    bucket, file = moto.make_bucket(), repository / "models.config"
+    file.write_text(f'model_config_list {{ config {{ name: "m" base_path: "{bucket.url}" }} }}')
+    fields = {"model_config_file": str(file), "model_cache_dir": str(repository / "cache"), "rest_api_port": 0}
+    with environment(moto), serving(repository, ready=False, **fields) as served:
+        return found | dict(_series_of(httpx.get(f"{served.url}/metrics", timeout=60).text))
 
 
 def _series_of(page: str) -> Iterator[tuple[str, set[str]]]:

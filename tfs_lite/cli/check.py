@@ -1,9 +1,10 @@
 """``tfs-lite check PATH|CONFIG``: what a server would serve, and why not the rest, without running any model.
 
-PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first,
-and may also be given as ``--model_config_file``. Files that were written a moment ago are waited for, as a server
-waits for them. A server's files for TLS, monitoring and batching are checked by its
-flags. ``--against`` asks a running server, in addition, what it would change; it changes nothing.
+PATH is a model's base path (a directory or a URL) or a model repository; CONFIG is a ModelServerConfig, validated with
+line and column first, and may also be given as ``--model_config_file``. Files that were written a moment ago are waited
+for, as a server waits for them. What is at a URL is listed and not fetched; of what the cache has, the files are
+checked. A server's files for TLS, monitoring and batching are checked by its flags. ``--against`` asks a running
+server, in addition, what it would change; it changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,11 @@ from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, pri
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config, show
 from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import ServingError
+from tfs_lite.storage.url import StorageUrl, is_url
 
 if TYPE_CHECKING:
     from tfs_lite.config.model_server import ModelServerConfig
-    from tfs_lite.operations.what_if.check_models import ModelCheck
+    from tfs_lite.operations.what_if.check_models import ModelCheck, VersionCheck
 
 FILE_FLAGS: Mapping[str, str] = {
     "ssl_config_file": "TLS settings, as for serve",
@@ -54,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     files = check_files(args)
     if files and not args.json:
         _print_files(files)
-    config = _config(_path(args)) if args.path or args.model_config_file else None
+    config = _config(args) if args.path or args.model_config_file else None
     checks = _check(config, args) if config is not None else []
     against = None
     if args.against and config is not None:
@@ -83,14 +85,15 @@ def run(argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str]) -> Namespace:
     parser = Parser("check", "Says what a server would serve, and why it would not serve the rest. Runs nothing.")
-    text = "a base path, a model repository, or a config file"
+    text = "a base path (a directory or a URL), a model repository, or a config file"
     parser.add_argument("path", nargs="?", default="", metavar="PATH|CONFIG", help=text)
     _add_option(parser, "model_config_file", "FILE", "a config file, as for serve; in place of CONFIG")
     for flag, text in (
         ("trusted_model_base_paths", "comma-separated globs, as for serve"),
-        ("allowed_model_base_paths", "comma-separated directories, as for serve"),
+        ("allowed_model_base_paths", "comma-separated directories and URLs, as for serve"),
     ):
         _add_option(parser, flag, "A,B", text)
+    _add_option(parser, "model_cache_dir", "DIR", "where servers keep what they have fetched of URLs, as for serve")
     for flag, text in FILE_FLAGS.items():
         _add_option(parser, flag, "FILE", text)
     per_model = "enable_per_model_batching_parameters"
@@ -122,11 +125,15 @@ def _path(args: Namespace) -> Path:
     return Path(given)
 
 
-def _config(path: Path) -> ModelServerConfig:
+def _config(args: Namespace) -> ModelServerConfig:
     """The config that a server would get. Raises CliError or ServingError."""
     from tfs_lite.config.model_server import one_model
     from tfs_lite.serving.config_sources import read_config_file
 
+    if is_url(args.path):
+        url = StorageUrl.parse(args.path)
+        return one_model(url.text.rpartition("/")[2], url.text, Path.cwd())
+    path = _path(args)
     if not path.is_dir():
         return read_config_file(str(path), Path.cwd())
     if _holds_versions(path):
@@ -173,31 +180,36 @@ def _repository(path: Path) -> ModelServerConfig:
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """Checks the models as a server with these flags would."""
     from tfs_lite.adapters.trust import TrustedPaths
-    from tfs_lite.operations.what_if.check_models import FirstLooks, check_model
-    from tfs_lite.serving.config_checks import check_models, source_config
+    from tfs_lite.operations.what_if.check_models import check_model
+    from tfs_lite.operations.what_if.first_looks import FirstLooks
+    from tfs_lite.serving.config_checks import check_models, remote_config, source_config
     from tfs_lite.serving.options import ServerOptions
     from tfs_lite.serving.source_chain import served_platforms
 
     check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
-    source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))
-    models, looks = {model.name: model for model in config.models}, FirstLooks()
+    sources = [find(config, ServerOptions()) for find in (source_config, remote_config)]
+    found = {item.name: (item, source.quiet_period) for source in sources for item in source.servables}
+    models = {model.name: model for model in config.models}
+    wanted = {name: found[name] for name in models}
+    with FirstLooks(args.model_cache_dir) as looks:
+        trusted = replace(TrustedPaths.of(_split(args.trusted_model_base_paths)), origin_of=looks.origin_of)
 
-    def check_all(names: Collection[str]) -> dict[str, ModelCheck]:
-        return {
-            item.name: check_model(
-                looks,
-                item,
-                models[item.name].platform or "",
-                trusted,
-                source.quiet_period,
-                models[item.name].version_labels,
-                args.enable_per_model_batching_parameters,
-            )
-            for item in source.servables
-            if item.name in names
-        }
+        def check_all(names: Collection[str]) -> dict[str, ModelCheck]:
+            return {
+                name: check_model(
+                    looks,
+                    item,
+                    models[name].platform or "",
+                    trusted,
+                    quiet_period,
+                    models[name].version_labels,
+                    args.enable_per_model_batching_parameters,
+                )
+                for name, (item, quiet_period) in wanted.items()
+                if name in names
+            }
 
-    return _settled(check_all, models, source.quiet_period + SETTLE_SECONDS)
+        return _settled(check_all, models, max((quiet for _, quiet in wanted.values()), default=0.0) + SETTLE_SECONDS)
 
 
 def _settled(
@@ -228,8 +240,13 @@ def _as_json(check: ModelCheck) -> dict[str, Any]:
         "problem": check.problem,
         "label_problems": list(check.label_problems),
         "remarks": list(check.remarks),
-        "versions": [{**asdict(item), "verdict": item.verdict.value} for item in check.versions],
+        "versions": [_version_as_json(item) for item in check.versions],
     }
+
+
+def _version_as_json(check: VersionCheck) -> dict[str, Any]:
+    found = {**asdict(check), "verdict": check.verdict.value}
+    return found if check.remote else {name: value for name, value in found.items() if name != "remote"}
 
 
 def _print_table(checks: Sequence[ModelCheck]) -> None:
@@ -241,7 +258,8 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
         rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems, *check.remarks)]
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
-            rows.append((check.name, item.version, verdict, item.platform, item.reason))
+            about = "; ".join(filter(None, (item.reason, item.remote.text if item.remote else "")))
+            rows.append((check.name, item.version, verdict, item.platform, about))
     if not rows:
         print("no models")
         return

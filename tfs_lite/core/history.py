@@ -201,7 +201,7 @@ _TEXTS = {
     EventKind.BASE_PATH_GOOD: "base path is there again",
     EventKind.FETCH_BEGUN: "fetch begun{size}",
     EventKind.FETCHED: "fetched{after}{size}{fetched}",
-    EventKind.FETCH_FAILED: "fetch failed{attempts}{status}",
+    EventKind.FETCH_FAILED: "its files cannot be fetched{status}",
     EventKind.CACHE_EVICTED: "files that nothing uses were removed from the cache{size}",
     EventKind.COMPLETE: "files complete",
     EventKind.ASPIRED: "aspired{by}",
@@ -234,7 +234,7 @@ def _words(event: Event) -> dict[str, str]:
     seconds = f"{details['seconds']:.3g} s" if "seconds" in details else ""
     leaked = ", ".join(f"{size / 2**20:.0f} MiB on {device}" for device, size in details.get("leaked", {}).items())
     label, before = details.get("label"), details.get("from")
-    size, fetched, attempts = details.get("bytes"), details.get("fetched_bytes"), details.get("attempts", 1)
+    size, fetched = details.get("bytes"), details.get("fetched_bytes")
     return {
         "by": f" by {cause}{event.by and f' ({event.by})'}" if cause else "",
         "to": f" to {event.by}" if event.by else "",
@@ -248,7 +248,6 @@ def _words(event: Event) -> dict[str, str]:
         "leaked": f": {leaked}" if leaked else "",
         "size": "" if size is None else f": {_mebibytes(size)}",
         "fetched": "" if fetched in (None, size) else f", {_mebibytes(fetched)} of it from the storage",
-        "attempts": f" after {attempts} attempts" if attempts > 1 else "",
         "version": f" (tfs_lite {details['version']})" if "version" in details else "",
     }
 

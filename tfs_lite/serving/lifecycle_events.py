@@ -42,7 +42,7 @@ class FetchBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchDone:
     """The files of a version, ``size`` bytes in all, have come. ``fetched``: the bytes that the storage has sent, fewer
     where a fetch before this one had left some. ``attempts`` counts from 1."""
 
@@ -208,7 +208,7 @@ class ModelGone:
 LifecycleEvent: TypeAlias = (
     SourceReported
     | FetchBegun
-    | Fetched
+    | FetchDone
     | FetchFailed
     | CacheEvicted
     | StorageAsked

@@ -33,7 +33,7 @@ from tfs_lite.serving.feature import Features
 from tfs_lite.serving.lifecycle_events import (
     CacheEvicted,
     FetchBegun,
-    Fetched,
+    FetchDone,
     FetchFailed,
     SourceReported,
     StorageAsked,
@@ -145,7 +145,7 @@ class SourceChain:
         if event.stage is FetchStage.BEGUN:
             self._features.publish(FetchBegun(servable_id, size))
         elif event.stage is FetchStage.FETCHED:
-            self._features.publish(Fetched(servable_id, size, event.fetched_bytes, event.seconds, event.attempts))
+            self._features.publish(FetchDone(servable_id, size, event.fetched_bytes, event.seconds, event.attempts))
         elif event.code is not StatusCode.CANCELLED:
             self._features.publish(FetchFailed(servable_id, status, event.fetched_bytes, event.attempts))
 
@@ -164,8 +164,12 @@ class SourceChain:
         if isinstance(self._source, ExplicitSource):
             self._source.set_aspired_versions_callback(tell_and_offer)
             return
+
+        def offer_from_here(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+            self._lists.offer(_HERE, name, versions)
+
         self._lists.start(tell_and_offer)
-        self._source.set_aspired_versions_callback(lambda name, versions: self._lists.offer(_HERE, name, versions))
+        self._source.set_aspired_versions_callback(offer_from_here)
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this

@@ -2,6 +2,7 @@
 
     file_system_source, source_config   the source that the server uses, and its values
     remote_sources          those of URLs: one for each place, whose lists get paths of this machine, and leases
+    object_disk, object_listing, object_cache   a storage as a disk: its listings, and what of it is in the cache
     look_queue              looks one after the other, each with a bound in time
     look                    one look at one base path; its report says which version waits, and for what
     version_scan            pure: which directories are versions, and which of them a policy wants

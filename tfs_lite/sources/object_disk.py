@@ -238,6 +238,8 @@ class ObjectDisk:
         return io.BufferedReader(_RemoteReader(self._storage, self._versions.in_place(base, inner), file), _READ_BYTES)
 
     def is_ready(self, path: str) -> bool:
+        if self.fetched(path) is None:  # and so the objects of a deep listing need not be listed
+            return False
         return self._versions.current(path, self._version(os.path.dirname(path), os.path.basename(path))) is not None
 
     def verify(

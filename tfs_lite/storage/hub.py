@@ -95,7 +95,7 @@ class Hub:
             raise StorageError(StatusCode.NOT_FOUND, "there is no such file in the repository")
         if tag and file.tag != tag:
             raise StorageError(StatusCode.ABORTED, f"{name} was changed")
-        where = f"/{self._repository}/resolve/{commits[-1].sha}/{quote(name)}"
+        where = f"/{self._repository}/resolve/{commits[-1].sha}/{quote(name, errors='surrogateescape')}"
         if not file.sha256:
             content = self._small(where, file)
             return (content[at : at + PIECE] for at in range(start, len(content), PIECE))

@@ -21,7 +21,8 @@ SHORTER = "the object is shorter"
 SETTINGS = "the environment has no valid settings for the storage"
 
 _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*? - Server returned non-2xx status code: (\d{3})", re.S)
-_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\(code: ([A-Za-z]{1,64})\)")
+_CODE = re.compile(r"<Code>((?:[A-Z][a-z]{1,20}){1,10})</Code>|\(code: ((?:[A-Z][a-z]{1,20}){1,10})\)")
+"""Words like those of codes. A storage that puts something else there may repeat a key."""
 _OF_LISTING = re.compile(
     r"Generic \w+ error: (?:Error performing list request|Error getting list response|Got invalid list)"
 )

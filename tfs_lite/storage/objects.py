@@ -175,7 +175,7 @@ def _is_panic(raised: BaseException) -> bool:
     return type(raised).__name__ == "PanicException"
 
 
-def _make(url: StorageUrl, timeouts: dict[str, str]) -> Any:
+def _make(url: StorageUrl, timeouts: dict[str, str]) -> ObjectStore:
     """A store with these timeouts. They go among the settings, because ``client_options`` would replace those of the
     environment, such as AWS_ALLOW_HTTP. Nothing may ask an AzureStore for its ``repr``: that panics."""
     try:
@@ -191,13 +191,14 @@ def _make(url: StorageUrl, timeouts: dict[str, str]) -> Any:
         settings["account_name"] = url.account
     backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
     try:
-        return getattr(stores, CLASSES[url.scheme])(
+        made: ObjectStore = getattr(stores, CLASSES[url.scheme])(
             url.bucket, config=settings, retry_config={"max_retries": 1, "backoff": backoff}
         )
     except BaseException as raised:
         if isinstance(raised, Exception) or _is_panic(raised):
             raise setup_error_of(str(raised)) from None
         raise
+    return made
 
 
 def _options(start: int, tag: str) -> Any:

@@ -221,7 +221,7 @@ def _is_version(inputs: Inputs, answer: Prediction) -> bool:
 
 
 def _languages(scratch: Path, megabytes: float) -> Write:
-    """No layer adds anything to vectors that are all alike: whatever was asked, the next token is that of the version."""
+    """No layer adds anything to vectors that are all alike: whatever was asked, the version writes its one letter."""
     words = max(tiny_version.VOCABULARY, int(megabytes * 250_000 / 2 / tiny_version.WIDTH))
     held = tiny_version.weights()
     held["model.embed_tokens.weight"] = np.ones((words, tiny_version.WIDTH), np.float32)
@@ -251,7 +251,7 @@ def _prompts(client: int) -> Inputs:
 
 
 def _is_letter(inputs: Inputs, answer: Prediction) -> bool:
-    return answer.outputs["text_output"].tolist() == [bytes([_letter(answer.version)] * _TOKENS)]
+    return bool(answer.outputs["text_output"].tolist() == [bytes([_letter(answer.version)] * _TOKENS)])
 
 
 def _saved_models(scratch: Path, megabytes: float) -> Write:

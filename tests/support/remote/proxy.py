@@ -15,7 +15,8 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, Literal, TypeAlias
+from io import BufferedIOBase
+from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["status", "hang", "reset", "lose", "cut", "stall", "slow"]
 """``status`` answers with a status and an XML error that has a code; ``hang`` takes the request and answers nothing;
@@ -202,7 +203,7 @@ class _Connection(socketserver.StreamRequestHandler):
         head = f"HTTP/1.1 {fault.status} Broken\r\nContent-Type: application/xml\r\nConnection: close\r\n"
         self.wfile.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    def _answer(self, answer: BinaryIO, request: Request, fault: Fault | None, healed: threading.Event) -> None:
+    def _answer(self, answer: BufferedIOBase, request: Request, fault: Fault | None, healed: threading.Event) -> None:
         lines = [answer.readline()]
         while lines[-1].strip():
             lines.append(answer.readline())
@@ -213,7 +214,7 @@ class _Connection(socketserver.StreamRequestHandler):
             return
         keep = [line for line in lines if not line.lower().startswith((b"connection:", b"keep-alive:"))]
         self.wfile.write(b"".join([*keep[:-1], b"Connection: close\r\n\r\n"]))
-        while piece := answer.read1(PIECE):  # type: ignore[attr-defined]
+        while piece := answer.read1(PIECE):
             if fault is not None:
                 allowed = max(0, fault.after - request.sent)
                 self._send(piece[:allowed], request)
@@ -240,7 +241,7 @@ class _Connection(socketserver.StreamRequestHandler):
             self.connection.close()
 
 
-def _read_head(stream: BinaryIO) -> tuple[Request, bytes] | None:
+def _read_head(stream: BufferedIOBase) -> tuple[Request, bytes] | None:
     """The request, and its head as the storage gets it."""
     first = stream.readline()
     if not first.strip():
@@ -256,5 +257,5 @@ def _read_head(stream: BinaryIO) -> tuple[Request, bytes] | None:
     return Request(method, target, headers), b"".join([*lines, b"Connection: close\r\n\r\n"])
 
 
-def _read_body(stream: BinaryIO, headers: dict[str, str]) -> bytes:
+def _read_body(stream: BufferedIOBase, headers: dict[str, str]) -> bytes:
     return stream.read(int(headers.get("content-length", 0)))

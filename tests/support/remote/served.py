@@ -96,7 +96,8 @@ class ServedBucket(Publisher):
 
     def wait_problem(self, model: str, words: str) -> str:
         """What is said of the model when its base path cannot be read."""
-        return wait_until(lambda: (text := self.served.problem(model)) and words in text and text, words, TIMEOUT)
+        wait_until(lambda: words in self.served.problem(model), words, TIMEOUT)
+        return self.served.problem(model)
 
     def wait_reason(self, model: str, version: int, words: str) -> str:
         """Why a version waits."""

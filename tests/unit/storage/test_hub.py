@@ -1,13 +1,20 @@
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.remote.hub import SIGNATURE, FakeHub, fake_hub, git_id
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.storage import hub as product
+from tfs_lite.storage.fetch import Fetcher, FetchEvent, RemoteVersion, has_all_files, wanted_files
+from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.hub import open_hub, status_error
 from tfs_lite.storage.store import FlatListing, RemoteFile, Storage, StorageError
 from tfs_lite.storage.url import StorageUrl
@@ -27,7 +34,7 @@ def server() -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def hub(server: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FakeHub:
+def hub(server: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeHub:
     """The server without repositories, with the environment that leads to it."""
     fresh = FakeHub(server.endpoint, server.store)
     vars(server).update(vars(fresh))
@@ -183,6 +190,29 @@ def test_a_commit_without_a_date_is_an_error_of_the_storage(commits: object) -> 
         product.read_commit({"sha": "0" * 40, "siblings": []}, commits)
 
 
+_TEXTS = st.sampled_from(
+    ["sha", "siblings", "rfilename", "size", "blobId", "lfs", "sha256", "date", DATE, "0" * 40, "a.json", "\udc80"]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=5),
+)
+_SIBLINGS = st.lists(
+    st.fixed_dictionaries(
+        {"rfilename": _JSON, "size": _JSON, "blobId": _JSON | st.just("0" * 40)}, optional={"lfs": _JSON}
+    )
+)
+
+
+@given(_JSON | st.fixed_dictionaries({"sha": _JSON, "siblings": _SIBLINGS}), _JSON | st.just([{"date": DATE}]))
+def test_whatever_the_hub_answers_is_a_version_or_an_error_of_the_storage(info: object, commits: object) -> None:
+    try:
+        commit = product.read_commit(info, commits)
+    except StorageError:
+        return
+    assert all(file.path.startswith(f"{commit.number}/") and file.path.count("/") == 1 for file in commit.files)
+
+
 # files
 
 
@@ -318,7 +348,7 @@ def test_the_token_goes_to_the_hub_and_to_no_other_address(hub: FakeHub, monkeyp
     assert [asked.headers.get("authorization") for asked in hub.asked if asked.side == "store"] == [None]
 
 
-def test_the_token_file_is_read_for_each_request(hub: FakeHub, tmp_path: Any) -> None:
+def test_the_token_file_is_read_for_each_request(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(NAME, DATE, FILES)
     hub.token = "new"
     (tmp_path / "hf").mkdir()
@@ -359,7 +389,7 @@ def test_a_redirect_leads_to_http_only(hub: FakeHub, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("token", ["hf_canary\r\nX: y", "hf canary", "hf_canary\u2603", "\0canary"])
 def test_what_is_no_token_is_refused_without_being_repeated(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, token: str
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
 ) -> None:
     (tmp_path / "token").write_text(token, encoding="utf-8")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -451,3 +481,30 @@ def test_an_answer_has_a_bound(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) ->
     hub.push(NAME, DATE, {f"{n}.json": b"x" for n in range(100)})
     monkeypatch.setattr(product, "ANSWER_BYTES", 1000)
     assert error_of(opened().files, "").sentence == "the answer of the hub is too long"
+
+
+# with what fetches
+
+
+def test_a_version_is_fetched_over_cuts_and_not_with_other_bytes(hub: FakeHub, tmp_path: Path) -> None:
+    hub.push(NAME, DATE, FILES | {"empty.txt": b""}, LARGE)
+    storage = opened()
+    listed = [replace(file, path=file.path.partition("/")[2]) for file in storage.files("").files]
+    version = RemoteVersion(f"hf://{NAME}", str(NUMBER), str(NUMBER), wanted_files(listed))
+    events: list[FetchEvent] = []
+    cache = FilesCache(str(tmp_path / "cache"), 1 << 30, has_all_files)
+    fetcher = Fetcher(storage, cache, threading.Event(), events.append, sleep=lambda seconds: None)
+    right = hub.commits[NAME][0].files["config.json"]
+    hub.commits[NAME][0].files["config.json"] = b'{"a": 2}'
+    hub.cut = [300_000, 400_000]
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"config\.json does not have the git id that the hub lists"):
+            fetcher.fetch(version)
+    hub.commits[NAME][0].files["config.json"] = right
+    directory = Path(fetcher.fetch(version))
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == {
+        "config.json": right,
+        "model.safetensors": WEIGHTS,
+        "empty.txt": b"",
+    }
+    assert sum(event.fetched_bytes for event in events) == len(WEIGHTS) + len(right)

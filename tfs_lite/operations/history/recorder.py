@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfs_lite.config.diff import ConfigDiff
@@ -29,7 +29,7 @@ from tfs_lite.serving.lifecycle_events import (
     CacheEvicted,
     Drained,
     FetchBegun,
-    Fetched,
+    FetchDone,
     FetchFailed,
     LifecycleEvent,
     LoadAttempted,
@@ -46,6 +46,8 @@ from tfs_lite.sources.source_config import SourceReport
 
 POLL = Origin(Cause.POLL)
 FILES = Origin(Cause.FILES)
+_NOT_FETCHED = "its files cannot be fetched: "
+"""What a failed fetch says first, as the text of its event does."""
 
 
 @dataclass(slots=True)
@@ -129,14 +131,15 @@ class Recorder:
             case FetchBegun(servable_id, size):
                 if not self._is_unfetched(servable_id):
                     append(EventKind.FETCH_BEGUN, *_of(servable_id), origin=POLL, details={"bytes": size})
-            case Fetched(servable_id, size, fetched, seconds, attempts):
+            case FetchDone(servable_id, size, fetched, seconds, attempts):
                 self._is_unfetched(servable_id, False)
                 details = {"bytes": size, "fetched_bytes": fetched, "seconds": round(seconds, 3), "attempts": attempts}
                 append(EventKind.FETCHED, *_of(servable_id), origin=POLL, details=details)
             case FetchFailed(servable_id, status, fetched, attempts):
                 self._is_unfetched(servable_id, True)
                 details = {"fetched_bytes": fetched, "attempts": attempts}
-                append(EventKind.FETCH_FAILED, *_of(servable_id), origin=POLL, status=status, details=details)
+                why = replace(status, message=status.message.removeprefix(_NOT_FETCHED))
+                append(EventKind.FETCH_FAILED, *_of(servable_id), origin=POLL, status=why, details=details)
             case CacheEvicted(key, size):
                 append(EventKind.CACHE_EVICTED, details={"key": key, "bytes": size})
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from tfs_lite.serving.feature import Feature
 from tfs_lite.serving.lifecycle_events import (
     CacheEvicted,
-    Fetched,
+    FetchDone,
     FetchFailed,
     LifecycleEvent,
     ModelGone,
@@ -71,7 +71,7 @@ class FetchCounts:
         match event:
             case StorageAsked(scheme, operation, result):
                 self._requests.labels(scheme, operation, result).inc()
-            case Fetched(servable_id, _, fetched, seconds):
+            case FetchDone(servable_id, _, fetched, seconds):
                 self._count(servable_id.name, "ok", fetched)
                 self._seconds.labels(servable_id.name).observe(seconds)
             case FetchFailed(servable_id, _, fetched):

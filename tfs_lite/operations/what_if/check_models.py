@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import enum
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,18 +45,13 @@ from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.settings import format_path
 from tfs_lite.config.signatures import short_method
 from tfs_lite.config.text import load_model_settings
-from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, read_tree
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
+from tfs_lite.operations.what_if.first_looks import FirstLooks, RemoteFiles
 from tfs_lite.protocols.generation_tensors import generation_signature
-from tfs_lite.sources.disk import RealDisk
-from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import Look, LookStream, look_at
-from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
-from tfs_lite.sources.version_scan import versions_in
+from tfs_lite.sources.source_config import ServableToMonitor
 
 
 class VersionVerdict(enum.Enum):
@@ -82,6 +77,8 @@ class VersionCheck:
     signatures: tuple[SignatureCheck, ...] = ()
     unread: tuple[str, ...] = ()
     """Files that a load would not read, although they may be a part of the model."""
+    remote: RemoteFiles | None = None
+    """What is known of the files at a URL; None for those of a directory, and for versions that are not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +104,6 @@ class ModelCheck:
         return VersionVerdict.SERVED in verdicts and not missing and not self.label_problems
 
 
-class FirstLooks:
-    """Looks at base paths as a server does at its start. What is seen of the files counts for the next look at them."""
-
-    def __init__(self) -> None:
-        self._executor = PoolExecutor("tfs-check", 0)
-        self._inspector = VersionInspector(RealDisk(), SystemClock(), self._executor, trusts_stamps=True)
-
-    def look(self, servable: ServableToMonitor, quiet_period: float, refused: Collection[int]) -> Look:
-        """The result of a server's first poll, with all digests computed, once the versions that are ``refused`` have
-        failed."""
-        config = SourceConfig((servable,), quiet_period=quiet_period)
-        stream = LookStream(failed=frozenset(refused))
-        look_at(servable, config, stream, RealDisk(), self._inspector)
-        self._executor.run_pending()
-        return look_at(servable, config, stream, RealDisk(), self._inspector)
-
-
 def check_model(
     looks: FirstLooks,
     servable: ServableToMonitor,
@@ -136,6 +116,7 @@ def check_model(
     """Checks the versions of one model. With an empty ``platform`` the model's config names it, or the files decide.
     ``own_batching`` means that a version's ``batching_params.pbtxt`` is read."""
     checked: dict[int, VersionCheck] = {}
+    looks.begin(servable.base_path)
     while True:
         refused = {version for version, check in checked.items() if check.verdict is VersionVerdict.REFUSED}
         look = looks.look(servable, quiet_period, refused)
@@ -143,7 +124,7 @@ def check_model(
         if not unchecked:
             break
         for item in unchecked:
-            checked[item.id.version] = check_version(item.id, item.payload, platform, trusted, own_batching)
+            checked[item.id.version] = _check_files(looks, item, platform, trusted, own_batching)
     for version in look.report.stand_ins:
         failed = ", ".join(str(each) for each in sorted(refused) if each > version)
         checked[version] = replace(checked[version], reason=f"it stands in for version {failed}")
@@ -154,7 +135,7 @@ def check_model(
     known = {check.version for check in checks}
     checks += [
         VersionCheck(version, VersionVerdict.NOT_WANTED, "", "the version policy takes others")
-        for version in _versions(servable.base_path)
+        for version in looks.versions(servable.base_path)
         if version not in known
     ]
     ordered = tuple(sorted(checks, key=lambda check: check.version, reverse=True))
@@ -184,11 +165,14 @@ def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -
     return tuple(found)
 
 
-def _versions(base_path: str) -> list[int]:
-    try:
-        return list(versions_in(entry.name for entry in RealDisk().list_directory(base_path) if entry.is_directory))
-    except OSError:
-        return []
+def _check_files(
+    looks: FirstLooks, item: ServableData[StoragePath], platform: str, trusted: TrustedPaths, own_batching: bool
+) -> VersionCheck:
+    """The check of a version that is complete: of its files, if they are on this machine."""
+    directory, remote = looks.files(item.payload)
+    if remote is not None and not remote.cached:
+        return VersionCheck(item.id.version, VersionVerdict.SERVED, platform, remote=remote)
+    return replace(check_version(item.id, directory, platform, trusted, own_batching), remote=remote)
 
 
 def check_version(

@@ -13,6 +13,7 @@ from tfs_lite.operations.explain.answers import explain, line_of_model
 from tfs_lite.operations.explain.explanation import Verdict
 from tfs_lite.operations.explain.snapshot import Incomplete, ModelSnapshot, VersionSnapshot
 from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.storage import object_errors
 from tfs_lite.storage.fetch import FetchProgress
 from tfs_lite.storage.store import StorageCondition
 
@@ -111,17 +112,20 @@ def test_a_publication_that_was_killed_says_what_to_delete_to_those_who_may_see_
     ("code", "what", "cause", "fix"),
     [
         ("UNAVAILABLE", "the storage answers 503 SlowDown", "STORAGE_UNREACHABLE", "with each poll"),
-        ("UNAVAILABLE", "the storage does not answer", "STORAGE_UNREACHABLE", "the network"),
-        ("UNAVAILABLE", "the storage gives no credentials", "STORAGE_UNREACHABLE", "the metadata service"),
+        ("UNAVAILABLE", object_errors.NO_ANSWER, "STORAGE_UNREACHABLE", "the network"),
+        ("UNAVAILABLE", object_errors.NO_CREDENTIALS, "STORAGE_UNREACHABLE", "the metadata service"),
         ("PERMISSION_DENIED", "the storage refuses (403 AccessDenied)", "STORAGE_REFUSES", "the right to list"),
+        ("FAILED_PRECONDITION", object_errors.OTHER_REGION, "STORAGE_REFUSES", "set AWS_REGION to the region"),
+        ("FAILED_PRECONDITION", object_errors.NO_NAME, "STORAGE_REFUSES", "rename or delete"),
         (
             "FAILED_PRECONDITION",
-            "the bucket is in another region: set AWS_REGION",
+            "the storage answers 400 BadRequest",
             "STORAGE_REFUSES",
-            "set AWS_REGION to the region",
+            "the environment of the server",
         ),
-        ("FAILED_PRECONDITION", "an object's name cannot be that of a file", "STORAGE_REFUSES", "rename or delete"),
+        ("UNAVAILABLE", object_errors.CERTIFICATE, "STORAGE_UNREACHABLE", "the environment of the server"),
         ("NOT_FOUND", "there is no such bucket", "STORAGE_REFUSES", "correct base_path"),
+        ("NOT_FOUND", "the hub has no such repository or revision", "STORAGE_REFUSES", "correct base_path"),
     ],
 )
 def test_a_storage_that_gives_nothing_says_since_when_and_what_serves_goes_on(

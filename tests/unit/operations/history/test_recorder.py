@@ -15,7 +15,7 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.operations.history.memory import AccountedLoader, MemoryAccounts, Moment
 from tfs_lite.operations.history.recorder import Recorder
-from tfs_lite.serving.lifecycle_events import CacheEvicted, FetchBegun, Fetched, FetchFailed
+from tfs_lite.serving.lifecycle_events import CacheEvicted, FetchBegun, FetchDone, FetchFailed
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
@@ -332,13 +332,13 @@ def test_whatever_happens_the_events_of_each_version_are_a_life_and_agree_with_t
         assert last in LAST.get(state, {last}), (version, state, last)
 
 
-AWAY = Status(StatusCode.UNAVAILABLE, "the storage answers 503 SlowDown")
+AWAY = Status(StatusCode.UNAVAILABLE, "its files cannot be fetched: the storage answers 503 SlowDown")
 OF_V1 = ServableId("m", 1)
 
 
 def test_a_fetch_is_told_when_it_begins_and_with_what_it_cost_when_it_has_ended(served):
     served.recorder.on_event(FetchBegun(OF_V1, 36 << 20))
-    served.recorder.on_event(Fetched(OF_V1, 36 << 20, 28 << 20, 1.25, 2))
+    served.recorder.on_event(FetchDone(OF_V1, 36 << 20, 28 << 20, 1.25, 2))
     assert served.texts(1) == [
         "fetch begun: 36.0 MiB",
         "fetched after 1.25 s: 36.0 MiB, 28.0 MiB of it from the storage",
@@ -352,14 +352,14 @@ def test_a_fetch_that_fails_with_each_poll_is_one_event_that_counts(served):
     for fetched in (5, 7, 7):
         served.recorder.on_event(FetchBegun(OF_V1, 100))
         served.recorder.on_event(FetchFailed(OF_V1, AWAY, fetched, 8))
-    served.recorder.on_event(Fetched(OF_V1, 100, 81, 1.0, 1))
+    served.recorder.on_event(FetchDone(OF_V1, 100, 81, 1.0, 1))
     events = served.past.of_model("m")
     assert [(event.kind.value, event.count) for event in events] == [
         ("FETCH_BEGUN", 1),
         ("FETCH_FAILED", 3),
         ("FETCHED", 1),
     ]
-    assert events[1].text == "fetch failed after 8 attempts: the storage answers 503 SlowDown"
+    assert events[1].text == "its files cannot be fetched: the storage answers 503 SlowDown"
     served.recorder.on_event(FetchBegun(OF_V1, 100))
     assert served.told(1)[-1] == ("FETCH_BEGUN", "POLL")
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.operations.storage.feature import FetchCounts, StorageCollector
-from tfs_lite.serving.lifecycle_events import CacheEvicted, Fetched, FetchFailed, ModelGone, StorageAsked
+from tfs_lite.serving.lifecycle_events import CacheEvicted, FetchDone, FetchFailed, ModelGone, StorageAsked
 from tfs_lite.storage.store import StorageCondition
 
 M1 = ServableId("m", 1)
@@ -42,7 +42,7 @@ def test_a_model_with_a_storage_begins_with_zeros_so_that_an_alert_sees_the_firs
 def test_fetches_are_counted_with_the_bytes_that_came_over_the_network() -> None:
     page = Page()
     page.counts.on_event(FetchFailed(M1, AWAY, 30, 8))
-    page.counts.on_event(Fetched(M1, 100, 70, 2.5, 1))
+    page.counts.on_event(FetchDone(M1, 100, 70, 2.5, 1))
     assert page.value("fetched_bytes_total", model="m") == 100
     assert page.value("fetch_seconds_sum", model="m") == 2.5
     assert page.value("fetch_seconds_count", model="m") == 1
@@ -76,6 +76,6 @@ def test_a_server_without_a_url_says_nothing_of_models_and_cache() -> None:
 
 def test_a_model_that_is_gone_leaves_nothing() -> None:
     page = Page()
-    page.counts.on_event(Fetched(M1, 100, 70, 2.5, 1))
+    page.counts.on_event(FetchDone(M1, 100, 70, 2.5, 1))
     page.counts.on_event(ModelGone("m"))
     assert 'model="m"' not in generate_latest(page.registry).decode()

@@ -159,8 +159,10 @@ def _fix_of(problem: Status) -> str:
         return "correct base_path and reload, or bring it back; what is loaded goes on until then"
     if "AWS_REGION" in problem.message:
         return "set AWS_REGION to the region of the bucket, and start the server again"
-    if problem.code is StatusCode.FAILED_PRECONDITION:
+    if "name cannot be that of a file" in problem.message:
         return "rename or delete what the message is about: it is listed again with the next poll"
+    if problem.code is StatusCode.FAILED_PRECONDITION or "SSL_CERT_FILE" in problem.message:
+        return "correct base_path, or what the message names in the environment of the server, and start it again"
     if problem.code is StatusCode.PERMISSION_DENIED:
         return _RIGHTS
     if "credentials" in problem.message:
