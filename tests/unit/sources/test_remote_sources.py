@@ -190,7 +190,8 @@ def test_list_has_paths_of_the_cache_whose_origin_is_known(remote: Remote) -> No
 
 
 def test_revision_is_that_of_the_copies_so_that_loaders_see_the_same(remote: Remote) -> None:
-    remote.put("s3://b/m", 1, config_pbtxt=b'output { name: "y" label_filename: "labels.txt" }', labels_txt=b"a\nb\n")
+    config = b'output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }'
+    remote.put("s3://b/m", 1, config_pbtxt=config, labels_txt=b"a\nb\n")
     remote.configure(m="s3://b/m")
     (item,) = remote.wait_list("m", 1)
     settings = load_model_settings(Path(item.payload), "m")
@@ -256,7 +257,7 @@ def test_list_whose_files_have_gone_is_not_passed_on_and_they_are_fetched_again(
     remote.configure(m="s3://b/m")
     (item,) = remote.wait_list("m", 1)
     assert os.path.exists(item.payload)
-    assert [stage for _, stage in remote.fetches].count(FetchStage.FETCHED) == 2
+    wait_until(lambda: [stage for _, stage in remote.fetches].count(FetchStage.FETCHED) == 2, "they have come again")
 
 
 def test_model_that_moves_to_another_place_and_back_is_offered_from_there(remote: Remote) -> None:
