@@ -247,7 +247,7 @@ def served(
     touch(6 * variant.megabytes + 1000)
     with tempfile.TemporaryDirectory(prefix="bench-reload-", dir=IN_MEMORY) as name:
         folder = Path(name)
-        publish(str(built.version), f"{folder}/served/{ASKED}", 1)
+        publish(str(built.version), f"{folder}/served/{built.name}", 1)
         versions = Versions(folder, variant.kind, artefact(variant.kind, variant.megabytes), variant.period)
         with server(folder, variant, command) as running:
             yield running, versions, folder

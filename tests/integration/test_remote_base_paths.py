@@ -19,7 +19,7 @@ from tests.support.servers.in_process import entry
 from tests.support.servers.models import TaggedArchives
 from tests.support.servers.probe import Traffic
 from tests.support.servers.process import ServerProcess, wait_until
-from tfs_lite.core.servable import VersionState
+from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError
 
 CODE = """
@@ -128,16 +128,22 @@ def test_object_that_is_replaced_while_it_is_fetched_is_listed_and_fetched_again
     place.wait_version("replaced", 2)
 
 
-def test_config_that_changes_in_the_bucket_is_followed(place: ServedBucket) -> None:
+def test_config_that_changes_in_the_bucket_is_followed_in_place(place: ServedBucket) -> None:
     serve_first(place, "configured")
-    core = place.served.server.core
-    place.bucket.set("configured/config.pbtxt", b"instance_group { count: 2 kind: KIND_CPU }")
 
     def instances() -> int:
-        return next(report.instances for report in core.view.instances() if report.id.name == "configured")
+        core = place.served.server.core
+        with core.handle(ModelRef("configured")) as handle:
+            settings = core.renewal.settings_of(handle.servable)
+        return sum(group.count for group in settings.instance_group)
 
-    wait_until(lambda: core.history.last("configured"), "something was done", 1)
+    assert instances() == 0
+    place.bucket.set("configured/config.pbtxt", b"instance_group { count: 2 kind: KIND_CPU }")
     wait_until(lambda: instances() == 2, "there are two instances", 60)
+    place.bucket.set("configured/config.pbtxt", b"dynamic_batching { max_queue_delay_microseconds: 100 }")
+    wait_until(lambda: instances() == 0, "it was loaded anew with a third config", 60)
+    assert place.served.version("configured") == 1
+    assert place.proxy.count("get", "configured/1/model.pt2") == 1
 
 
 def test_base_path_that_moves_between_a_disk_and_a_bucket_keeps_serving(

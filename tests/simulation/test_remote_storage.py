@@ -24,7 +24,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ from tests.support.storage import PIECE, MemoryStorage, unavailable
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.sources.disk import DirectoryEntry
 from tfs_lite.sources.object_disk import ObjectDisk
+from tfs_lite.sources.object_listing import BaseListing
 from tfs_lite.sources.remote_sources import RemoteEffects, RemoteSources
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.storage.fetch import CLAIM_NAME, Fetcher, FetchEvent, FetchStage
@@ -112,6 +114,7 @@ class World:
         self.gone: Counter[str] = Counter()  # by key: how often it was removed from the cache
         self.list_fault: StorageError | None = None
         self.get_faults = self.cuts = 0  # how many requests and bodies are still to fail
+        self.meanwhile: Callable[[str], None] | None = None  # called within the next body, with the path of the object
         self.storage.fault, self.storage.cut = self._fault, self._cut
         self.other = FilesCache(self.directory, ROOM, lambda directory, key: os.path.isdir(directory), self.on_evicted)
         self.elapsed = 0.0
@@ -123,6 +126,9 @@ class World:
         return unavailable() if self.get_faults >= 0 else None
 
     def _cut(self, path: str, given: int) -> StorageError | None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile(path)
         if not given or self.cuts <= 0:
             return None
         self.cuts -= 1
@@ -344,6 +350,26 @@ class RemoteStorage(CountedMachine):
         self.world.list_fault, self.world.get_faults, self.world.cuts = fault, gets, cuts
         self._step()
 
+    @rule(what=st.sampled_from(["replace", "remove", "poll", "fall silent", "use room"]), how=HOW)
+    def meanwhile(self, what: str, how: str) -> None:
+        """Something happens while an object of a version is read the next time."""
+
+        def happen(path: str) -> None:
+            name, version, _ = path.split("/", 2)
+            if what == "replace":
+                self.world.push(name, int(version), 2, True, how)
+            elif what == "remove":
+                self.world.remove(name, int(version))
+            elif what == "poll":
+                self.process.poll()
+            elif what == "use room":
+                self.world.use_room(4 * PIECE)
+            else:
+                self.world.list_fault, self.world.get_faults = unavailable(), 9
+
+        self.world.meanwhile = happen
+        self._step()
+
     @rule(pieces=st.integers(1, 7))
     def use_room(self, pieces: int) -> None:
         self.world.use_room(pieces * PIECE)
@@ -367,6 +393,13 @@ class RemoteStorage(CountedMachine):
     @rule(times=st.integers(1, 2))
     def poll(self, times: int) -> None:
         for _ in range(times):
+            self.process.poll()
+        self._step()
+
+    @rule(minutes=st.integers(2, 6))
+    def let_minutes_pass(self, minutes: int) -> None:
+        for _ in range(minutes):
+            self.process.advance(INTERVAL)
             self.process.poll()
         self._step()
 
@@ -409,7 +442,7 @@ class RemoteStorage(CountedMachine):
 
     def _rest(self) -> None:
         world, process = self.world, self.process
-        world.list_fault, world.get_faults, world.cuts = None, 0, 0
+        world.list_fault, world.get_faults, world.cuts, world.meanwhile = None, 0, 0, None
         manager = process.manager
         for executor in (process.fetches, manager.loads, manager.unloads):
             while executor.running:
@@ -450,3 +483,42 @@ RUNS = SeededRuns(
 def test_the_promises_of_models_in_a_bucket(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
     RUNS.check(pytestconfig.getoption("--hypothesis-seed"))
+
+
+def _lists_twice(disk: ObjectDisk, path: str) -> list[DirectoryEntry]:
+    disk.stamp(path)
+    return list_directory(disk, path)
+
+
+def _takes_errors_for_silence(disk: ObjectDisk, base: str, state: Any) -> BaseListing:
+    try:
+        return list_base(disk, base, state)
+    except StorageError:
+        return BaseListing({})
+
+
+def _reads_whatever_is_there(storage: MemoryStorage, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
+    return read(storage, path, start)
+
+
+def _takes_no_lease(sources: RemoteSources, leases: Any) -> bool:
+    return True
+
+
+list_directory, list_base, read = ObjectDisk.list_directory, ObjectDisk._list, MemoryStorage.read
+MISTAKES = {
+    "a look lists twice": (ObjectDisk, "list_directory", _lists_twice),
+    "an error is an empty listing": (ObjectDisk, "_list", _takes_errors_for_silence),
+    "a fetch mixes two pushes": (MemoryStorage, "read", _reads_whatever_is_there),
+    "what is loaded has no lease": (RemoteSources, "_hold", _takes_no_lease),
+}
+
+
+@pytest.mark.parametrize(("where", "name", "mistake"), MISTAKES.values(), ids=MISTAKES)
+def test_each_of_these_mistakes_breaks_a_promise(
+    where: type[Any], name: str, mistake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
+    monkeypatch.setattr(where, name, mistake)
+    with pytest.raises(AssertionError):
+        RUNS.find_failure(range(40))

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, revision_of, state_of
@@ -22,7 +22,15 @@ from tfs_lite.sources.completeness import Complete, Waiting
 from tfs_lite.sources.disk import DirectoryEntry, Disk, list_in_place
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
-from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, stand_ins, versions_in, why_no_version
+from tfs_lite.sources.version_scan import (
+    LatestPolicy,
+    SpecificPolicy,
+    choose,
+    parse_version,
+    stand_ins,
+    versions_in,
+    why_no_version,
+)
 from tfs_lite.storage.store import StorageError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +120,7 @@ def look_at(
     unfinished: dict[int, float | None] = {}
     changing: dict[int, str] = {}
     fetching: set[int] = set()
+    coming = set[int]()  # versions that are complete, or will be once they are fetched
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -123,6 +132,7 @@ def look_at(
             files = state_of(path, verdict.revision, named)
             stream.offered[version] = revision_of(files, verdict.configs + configs)
             stream.moved -= {version}
+            coming.add(version)
             return True
         look.unfinished.append(path)
         unfinished[version] = None if verdict.retry_in is None else now + verdict.retry_in
@@ -135,9 +145,10 @@ def look_at(
             waiting[version] = printable(verdict.reason)
         settling.update({version: verdict} if verdict.settling and not offered else {})
         fetching.update({version} if verdict.fetching else ())
+        coming.update(fetching)
         return offered
 
-    chosen = choose(children, servable.policy, usable, failed)
+    chosen = choose(children, servable.policy, _unless_in_vain(usable, servable, stream, disk, coming), failed)
     stream.inspected, look.inspected = inspected, list(inspected.values())
     on_disk = frozenset(existing)
     config_name = next((entry.name for entry in entries if entry.name in MODEL_SETTINGS_FILES), "")
@@ -168,6 +179,27 @@ def look_at(
         stream.offered = {version: stream.offered[version] for version in numbers}
         look.aspired = [_offer(servable, stream, version, child, version in failed) for version, child in chosen]
     return look
+
+
+def _unless_in_vain(
+    usable: Callable[[int, str], bool], servable: ServableToMonitor, stream: LookStream, disk: Disk, coming: Set[int]
+) -> Callable[[int, str], bool]:
+    """``usable``, without a look at versions that would have to be fetched although newer ones, which are complete or
+    will be once they are fetched (``coming``), take all places of the policy latest."""
+    if not disk.fetches or not isinstance(servable.policy, LatestPolicy):
+        return usable
+    places = max(servable.policy.num_versions, 1)
+
+    def is_here(child: str) -> bool:
+        with contextlib.suppress(OSError):
+            return disk.is_ready(os.path.join(servable.base_path, child))
+        return False
+
+    def usable_in_time(version: int, child: str) -> bool:
+        is_wanted = len(coming - stream.failed) < places or version in stream.offered
+        return (is_wanted or is_here(child)) and usable(version, child)
+
+    return usable_in_time
 
 
 def look_nowhere(servable: ServableToMonitor, stream: LookStream, by: VersionInspector, problem: Status) -> Look:

@@ -36,7 +36,7 @@ _BESIDE_NAME = ".beside.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedVersion:
     """A version in the cache. ``signature``: of the files that it was listed with."""
 
     key: str
@@ -52,25 +52,25 @@ class CachedVersions:
         self._place = place
         self._cache = cache
         self._lock = threading.Lock()  # guards the fields below
-        self._fetched: dict[str, Fetched] = {}  # by URL
+        self._fetched: dict[str, FetchedVersion] = {}  # by URL
         self._configs: dict[str, tuple[str, bytes]] = {}  # URL of a config -> tag and contents
         self._brought: dict[str, frozenset[tuple[str, str]]] = {}  # directory -> paths and tags of the files beside
 
     # What was fetched.
 
-    def fetched(self, url: str) -> Fetched | None:
+    def fetched(self, url: str) -> FetchedVersion | None:
         """The version as it was fetched last, if all its files are still in the cache."""
         with self._lock:
             found = self._fetched.get(url)
         is_there = found is not None and self._cache.find(found.key, os.path.basename(found.directory)) is not None
         return found if is_there else None
 
-    def current(self, url: str, version: ListedVersion) -> Fetched | None:
+    def current(self, url: str, version: ListedVersion) -> FetchedVersion | None:
         """The version in the cache, if it was fetched in the state that is listed."""
         found = self.fetched(url)
         return found if found is not None and found.signature == version.signature else None
 
-    def add(self, url: str, found: Fetched) -> None:
+    def add(self, url: str, found: FetchedVersion) -> None:
         """The version was fetched."""
         with self._lock:
             self._fetched[url] = found
@@ -204,7 +204,7 @@ class CachedVersions:
         for name, known in saved.versions.items():
             directory = self._cache.find(known.key, name)
             if directory is not None:
-                found = Fetched(known.key, directory, ListedVersion(known.files).signature)
+                found = FetchedVersion(known.key, directory, ListedVersion(known.files).signature)
                 with self._lock:
                     self._fetched.setdefault(os.path.join(base, name), found)
 

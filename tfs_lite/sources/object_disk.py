@@ -28,7 +28,7 @@ from tfs_lite.core.manifest import MAX_FILES, MODEL_SETTINGS_FILES, Manifest, Tr
 from tfs_lite.core.servable import parse_version
 from tfs_lite.core.status import StatusCode, printable
 from tfs_lite.sources.disk import DirectoryEntry, Stamp
-from tfs_lite.sources.object_cache import CachedVersions, Fetched
+from tfs_lite.sources.object_cache import CachedVersions, FetchedVersion
 from tfs_lite.sources.object_listing import (
     BaseListing,
     ListedVersion,
@@ -142,7 +142,7 @@ class ObjectDisk:
             known = dict(self._bases)
         self._versions.forget(lambda url: _base_of(url, known) is None)
 
-    def fetched(self, path: str) -> Fetched | None:
+    def fetched(self, path: str) -> FetchedVersion | None:
         """The version at ``path`` as it was fetched last, if all its files are still in the cache."""
         return self._versions.fetched(path)
 
@@ -238,6 +238,8 @@ class ObjectDisk:
         return io.BufferedReader(_RemoteReader(self._storage, self._versions.in_place(base, inner), file), _READ_BYTES)
 
     def is_ready(self, path: str) -> bool:
+        if self.fetched(path) is None:  # and so the objects of a deep listing need not be listed
+            return False
         return self._versions.current(path, self._version(os.path.dirname(path), os.path.basename(path))) is not None
 
     def verify(
@@ -271,7 +273,7 @@ class ObjectDisk:
                 self._running.pop(path, None)
                 if base in self._bases:
                     self._bases[base].error_until = 0.0  # the look that follows asks the storage
-        self._versions.add(path, Fetched(version.key, directory, listed.signature))
+        self._versions.add(path, FetchedVersion(version.key, directory, listed.signature))
         with self._lock:
             last_good = self._state(base).condition.last_good if self._state(base).was_good else None
         if last_good is not None:

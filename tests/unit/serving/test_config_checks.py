@@ -78,7 +78,7 @@ def test_url_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None
     code = StatusCode.FAILED_PRECONDITION
     error = refusal(check_models, config(model(path="s3://bucket/m")), PLATFORMS, (), code=code)
     assert error.startswith("model m: base_path: ")
-    assert 'pip install "tfs-lite[remote]"' in error
+    assert "pip install 'tfs-lite[remote]'" in error
 
 
 @pytest.mark.parametrize(

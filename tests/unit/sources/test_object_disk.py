@@ -170,6 +170,45 @@ def test_a_published_version_is_fetched_at_the_poll_that_finds_it(storage, start
     assert (server.local("1") / "model.bin").read_bytes() == b"w" * 100_000
 
 
+def test_a_first_start_fetches_what_is_wanted_and_none_of_the_older_versions(storage, start) -> None:
+    asked: list[str] = []
+    storage.fault = lambda operation, path: asked.append(path) if operation == "get" else None
+    for version in (1, 2, 3):
+        publish(storage, version, b"weights of %d" % version)
+    server = start()
+    server.settle()
+    assert server.versions() == [3]
+    assert {path.split("/")[1] for path in asked} == {"3"}
+    server.config("m", policy=LatestPolicy(2))
+    server.settle()
+    assert server.versions() == [3, 2]
+    assert {path.split("/")[1] for path in asked} == {"3", "2"}
+
+
+def test_the_next_version_is_fetched_when_the_newest_one_cannot_be(storage, start) -> None:
+    for version in (1, 2, 3):
+        publish(storage, version)
+    storage.cut = lambda path, given: unavailable() if path == "m/3/model.bin" else None
+    server = start()
+    server.settle()
+    assert server.versions() == [2]
+    storage.cut = lambda path, given: None
+    server.settle()
+    assert server.versions() == [3]
+
+
+def test_an_older_version_that_is_here_is_looked_at_while_the_newest_one_is_fetched(storage, start) -> None:
+    publish(storage, 1)
+    start().settle()
+    for version in (2, 3):
+        publish(storage, version, b"new")
+    server = start()
+    server.source._look_at(None, forced=True)
+    server.source._looks.run_pending()
+    server.source._tidy()
+    assert server.reports["m"].fetching == {1, 3}
+
+
 def test_a_version_without_a_manifest_waits_until_it_is_quiet(storage, start, clock) -> None:
     put(storage, 1)
     server = start()

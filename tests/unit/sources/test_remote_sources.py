@@ -190,7 +190,8 @@ def test_list_has_paths_of_the_cache_whose_origin_is_known(remote: Remote) -> No
 
 
 def test_revision_is_that_of_the_copies_so_that_loaders_see_the_same(remote: Remote) -> None:
-    remote.put("s3://b/m", 1, config_pbtxt=b'output { name: "y" label_filename: "labels.txt" }', labels_txt=b"a\nb\n")
+    config = b'output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }'
+    remote.put("s3://b/m", 1, config_pbtxt=config, labels_txt=b"a\nb\n")
     remote.configure(m="s3://b/m")
     (item,) = remote.wait_list("m", 1)
     settings = load_model_settings(Path(item.payload), "m")
