@@ -251,7 +251,7 @@ def _prompts(client: int) -> Inputs:
 
 
 def _is_letter(inputs: Inputs, answer: Prediction) -> bool:
-    return answer.outputs["text_output"].tolist() == [bytes([_letter(answer.version)] * _TOKENS)]
+    return bool(answer.outputs["text_output"].tolist() == [bytes([_letter(answer.version)] * _TOKENS)])
 
 
 def _saved_models(scratch: Path, megabytes: float) -> Write:
