@@ -18,6 +18,10 @@ SWAPS = 5
 CYCLES = 20
 SLACK = 10 << 20
 MEGABYTES = 40
+SETTLED = {"language": CYCLES // 2}
+"""The loads after which memory may not grow any more; 2 of other kinds. The weights of a language model are read in a
+thread of each load. Of what such a thread has freed glibc keeps up to 64 MB, and the next ones take their heaps in any
+order, so that it takes some loads until all these heaps have had a version in them."""
 LOAD_SECONDS = 120.0
 QUICK = ("onnxruntime_onnx",)
 """In every run; the others are marked ``load``. See also ``test_swaps_under_load``, with exported programs."""
@@ -71,7 +75,7 @@ def test_swaps_under_load_lose_nothing_and_bad_files_disturb_nobody(tmp_path: Pa
 @pytest.mark.load
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", TAGGED)
-def test_memory_after_twenty_loads_is_that_after_the_second(tmp_path: Path, name: str) -> None:
+def test_memory_after_twenty_loads_is_that_after_the_first_ones(tmp_path: Path, name: str) -> None:
     platform = TAGGED[name]
     if platform.lacks():
         pytest.skip(f"needs {platform.lacks()}")
@@ -90,8 +94,9 @@ def test_memory_after_twenty_loads_is_that_after_the_second(tmp_path: Path, name
             probe.wait_states("tagged", {1: "END"}, LOAD_SECONDS)
             sizes.append(process.memory_info().rss + sum(child.memory_info().rss for child in model_processes(process)))
             away.rename(there)
-    print(f"{name}: MiB after each unload: {[size >> 20 for size in sizes]}")
-    assert sizes[-1] <= sizes[1] + SLACK, f"MiB after each unload: {[size >> 20 for size in sizes]}"
+    said = f"{name}: MiB after each unload: {[size >> 20 for size in sizes]}"
+    assert sizes[-1] <= max(sizes[1 : SETTLED.get(name, 2)]) + SLACK, said
+    print(said)
 
 
 def model_processes(server: psutil.Process) -> list[psutil.Process]:
