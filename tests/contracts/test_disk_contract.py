@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Protocol
 
 import pytest
 
+from tfs_lite.core.manifest import Manifest, ManifestFile
+from tfs_lite.core.status import ServingError
 from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
@@ -172,3 +175,23 @@ def test_files_are_read_at_any_position(fixture: DiskFixture) -> None:
         fixture.disk.open(f"{fixture.root}/missing")
     with pytest.raises(IsADirectoryError):
         fixture.disk.open(fixture.root)
+
+
+def test_files_of_this_machine_are_verified_by_the_digests_of_a_manifest(fixture: DiskFixture) -> None:
+    path, data = f"{fixture.root}/1", b"weights"
+    fixture.write(f"{path}/model", data)
+    fixture.write(f"{path}/notes", b"not listed")
+    tree, read = fixture.disk.stat_tree(path), list[int]()
+    whole = Manifest({"model": ManifestFile(len(data), hashlib.sha256(data).hexdigest())})
+    other = Manifest({"model": ManifestFile(len(data), hashlib.sha256(b"others").hexdigest())})
+
+    def verify(manifest: Manifest | None) -> str:
+        return fixture.disk.verify(path, tree, manifest, lambda: False, read.append)
+
+    assert verify(None) == verify(whole) == ""
+    assert sum(read) == len(data)
+    assert verify(other) == "model does not have the sha256 digest that the manifest lists"
+    assert fixture.disk.is_ready(path)
+    assert not fixture.disk.fetches
+    with pytest.raises(ServingError):
+        fixture.disk.verify(path, tree, whole, lambda: True, read.append)

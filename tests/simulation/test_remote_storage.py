@@ -55,7 +55,7 @@ MODELS = ("a", "b")
 PLACE = "s3://bucket"
 INTERVAL, QUIET = 60.0, 30.0
 FILES = ("weights.bin", "code/model.py")
-ROOM = 8 * 2 * PIECE
+ROOM = 4 * (2 * PIECE + 2000)
 """Bytes of the cache: four of the largest versions, two for each model."""
 NOTES = 64 << 10
 """More than the notes and configs beside all versions have; they do not count as room."""
@@ -118,6 +118,7 @@ class World:
         self.storage.fault, self.storage.cut = self._fault, self._cut
         self.other = FilesCache(self.directory, ROOM, lambda directory, key: os.path.isdir(directory), self.on_evicted)
         self.elapsed = 0.0
+        self.asked, self.held = 0, ""  # how often the other process has asked for room; the key of what it keeps
 
     def _fault(self, operation: str, path: str) -> StorageError | None:
         if operation == "list":
@@ -165,22 +166,24 @@ class World:
             del self.storage.objects[path]
 
     def use_room(self, size: int) -> None:
-        """Another process keeps something in the cache, for a moment."""
-        key = hashlib.sha256(str(self.storage.requests).encode() + os.urandom(8)).hexdigest()[:32]
+        """Another process keeps something in the cache, as long as it does not ask for room again."""
+        self.free_room()
+        key = f"{self.asked:032x}"
+        self.asked += 1
         with suppress(ServingError):
             found = self.other.find_or_begin(key, "1", size)
             assert isinstance(found, Download)
             found.write("x", b"x" * size)
             found.finish()
-            self.other.release(key)
+            self.held = key
 
-    def remove_cache(self) -> None:
-        """Somebody removes all of it."""
-        for name in os.listdir(self.directory):
-            self.gone[name.partition(".")[0]] += 1
-            shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+    def free_room(self) -> None:
+        if self.held:
+            self.other.release(self.held)
+            self.held = ""
 
     def close(self) -> None:
+        self.free_room()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -205,6 +208,7 @@ class Process:
             lambda url, on_request: world.storage,
         )
         self.ended = False
+        self.polls = 0
         self.manager.bus.subscribe(lambda event: None if self.ended else self.sources.on_state(event.event))
         self.models: tuple[str, ...] = ()
         self.configure(models)
@@ -230,10 +234,13 @@ class Process:
         return self.sources._files()
 
     def poll(self) -> None:
-        before = self.world.storage.requests["list"]
+        """May be called while another poll reads a manifest."""
+        before, polls = self.world.storage.requests["list"], self.polls
+        self.polls += 1
         for place in self.sources._places.values():
             place.source.poll()
-        assert self.world.storage.requests["list"] - before <= len(self.models), "more than one listing a model"
+        asked = self.world.storage.requests["list"] - before
+        assert asked <= (self.polls - polls) * len(self.models), "more than one listing a model and poll"
 
     def advance(self, seconds: float) -> None:
         self.world.elapsed += seconds
@@ -396,11 +403,17 @@ class RemoteStorage(CountedMachine):
             self.process.poll()
         self._step()
 
-    @rule(minutes=st.integers(2, 6))
-    def let_minutes_pass(self, minutes: int) -> None:
+    @rule(minutes=st.integers(2, 6), fetches=st.booleans(), loads=st.booleans())
+    def let_minutes_pass(self, minutes: int, fetches: bool, loads: bool) -> None:
+        """Polls go on; so do fetches, loads and unloads, unless their threads have something else to do."""
         for _ in range(minutes):
             self.process.advance(INTERVAL)
             self.process.poll()
+            if fetches:
+                self.process.fetches.run_all()
+            if loads:
+                self.process.manager.settle()
+            self.process.check()
         self._step()
 
     @rule(index=st.integers(0, 1), work=st.booleans())
@@ -443,6 +456,7 @@ class RemoteStorage(CountedMachine):
     def _rest(self) -> None:
         world, process = self.world, self.process
         world.list_fault, world.get_faults, world.cuts, world.meanwhile = None, 0, 0, None
+        world.free_room()
         manager = process.manager
         for executor in (process.fetches, manager.loads, manager.unloads):
             while executor.running:

@@ -13,7 +13,6 @@
     base_config             what a model's config says about its files
     explicit                the source of the mode explicit, which looks at no disk
     disk                    storage, passed in
-    object_disk, object_listing, object_cache    a bucket as a disk: its listings, and what of it is on this machine
 
 ``serving/model_states`` shows users what a version waits for.
 """

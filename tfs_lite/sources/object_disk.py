@@ -271,8 +271,9 @@ class ObjectDisk:
         finally:
             with self._lock:
                 self._running.pop(path, None)
-                if base in self._bases:
-                    self._bases[base].error_until = 0.0  # the look that follows asks the storage
+                state = self._bases.get(base)
+                if state is not None and not state.is_offline:
+                    state.error_until = 0.0  # the look that follows asks the storage
         self._versions.add(path, FetchedVersion(version.key, directory, listed.signature))
         with self._lock:
             last_good = self._state(base).condition.last_good if self._state(base).was_good else None

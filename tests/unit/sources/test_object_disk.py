@@ -603,9 +603,13 @@ def test_a_start_without_the_storage_offers_what_is_in_the_cache(storage, start,
     first.settle()
     last_good = first.clock.time() - INTERVAL
     storage.fault = lambda operation, path: error
-    gets, server = storage.requests["get"], start()
-    server.settle()
+    gets, lists, server = storage.requests["get"], storage.requests["list"], start()
+    server.source.poll()
+    server.source.poll()
     assert server.versions() == [2]
+    asked = storage.requests["list"] - lists
+    assert asked == (1 if error.is_transient else 2), "what is in the cache does not wait for a storage that is silent"
+    server.settle()
     assert server.problem() == "OK"
     assert storage.requests["get"] == gets
     condition = server.disk.condition(BASE)

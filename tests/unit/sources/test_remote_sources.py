@@ -257,7 +257,7 @@ def test_list_whose_files_have_gone_is_not_passed_on_and_they_are_fetched_again(
     remote.configure(m="s3://b/m")
     (item,) = remote.wait_list("m", 1)
     assert os.path.exists(item.payload)
-    assert [stage for _, stage in remote.fetches].count(FetchStage.FETCHED) == 2
+    wait_until(lambda: [stage for _, stage in remote.fetches].count(FetchStage.FETCHED) == 2, "they have come again")
 
 
 def test_model_that_moves_to_another_place_and_back_is_offered_from_there(remote: Remote) -> None:
