@@ -79,7 +79,7 @@ def test_the_builder_gets_what_is_copied_and_nothing_else() -> None:
     assert [each.text.split()[0] for each in IMAGE.all("COPY")] == ["--from=build"]
 
 
-@pytest.mark.parametrize("extra", ["", "demo", "generate"])
+@pytest.mark.parametrize("extra", ["", "demo", "generate", "remote"])
 def test_every_dependency_has_a_version_within_its_bounds(extra: str) -> None:
     versions = pinned()
     for each in requirements(extra):

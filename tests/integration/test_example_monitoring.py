@@ -98,7 +98,7 @@ def series(tmp_path_factory: pytest.TempPathFactory, moto: Moto) -> dict[str, se
     bucket, file = moto.make_bucket(), repository / "models.config"
     file.write_text(f'model_config_list {{ config {{ name: "m" base_path: "{bucket.url}" }} }}')
     fields = {"model_config_file": str(file), "model_cache_dir": str(repository / "cache"), "rest_api_port": 0}
-    with environment(moto), serving(repository, ready=False, **fields) as served:
+    with environment(moto), serving(repository, **fields) as served:
         return found | dict(_series_of(httpx.get(f"{served.url}/metrics", timeout=60).text))
 
 
