@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,12 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.remote.moto import Moto
 from tests.support.remote.proxy import FaultProxy
 from tests.support.remote.served import REMOTE, Publisher, ServedBucket, serving_bucket
-from tests.support.servers.in_process import entry
+from tests.support.servers.in_process import ROW, entry
 from tests.support.servers.models import TaggedArchives
 from tests.support.servers.probe import Traffic
 from tests.support.servers.process import ServerProcess, wait_until
@@ -198,6 +200,29 @@ def test_url_that_cannot_be_is_refused_and_changes_nothing(place: ServedBucket) 
     assert place.served.version("before") == 1
 
 
+def test_clients_see_neither_the_bucket_nor_the_path_in_the_cache(place: ServedBucket) -> None:
+    serve_first(place, "hidden")
+    place.bucket.set("hidden/2/model.pt2", b"PK no archive")
+    place.bucket.set("hidden/3/model.pt2", b"PK no archive")
+    place.wait_reason("hidden", 3, "")
+    place.proxy.fail("status", path="hidden", status=403, code="AccessDenied")
+    place.wait_problem("hidden", "refuses")
+    core = place.served.server.core
+    told = [
+        core.states.report("hidden"),
+        place.served.status("hidden"),
+        place.served.client.predict("hidden", {"x": ROW}),
+    ]
+    paths = ("/v1/models/hidden", "/v2/models/hidden", "/v2/models/hidden/ready", "/v1/models/hidden/metadata")
+    told.extend(httpx.get(f"{place.served.url}{path}").text for path in paths)
+    told.append(httpx.post(f"{place.served.url}/v2/repository/index", json={}).text)
+    told.append(httpx.get(f"{place.served.url}/metrics").text)
+    place.proxy.heal()
+    for text in map(str, told):
+        assert place.bucket.name not in text
+        assert str(place.root) not in text
+
+
 # Servers of their own.
 
 
@@ -214,6 +239,18 @@ def test_code_from_a_bucket_is_trusted_by_its_url_alone(moto: Moto, archives: Ta
         assert place.bucket.name not in str(refused.value)
 
 
+def test_reload_of_the_same_config_looks_at_the_bucket_at_once(
+    moto: Moto, archives: TaggedArchives, tmp_path: Path
+) -> None:
+    with serving_bucket(moto, archives, tmp_path, remote_poll_wait_seconds=600) as place:
+        place.publish("m", 1)
+        place.serve("m")
+        wait_until(lambda: place.served.states("m") == {1: VersionState.AVAILABLE}, "version 1 serves", 30)
+        place.publish("m", 2)
+        place.serve("m")
+        place.wait_version("m", 2)
+
+
 def test_server_is_not_ready_while_its_first_version_is_fetched(
     moto: Moto, archives: TaggedArchives, tmp_path: Path
 ) -> None:
@@ -222,12 +259,22 @@ def test_server_is_not_ready_while_its_first_version_is_fetched(
     Publisher(bucket, archives, tmp_path / "publisher").publish("m", 1)
     with FaultProxy(moto.port) as proxy:
         proxy.fail("stall", after=100, operation="get", path="m/1/model.pt2")
-        with server_process(moto, tmp_path, proxy, model) as server:
-            server.wait_status("/v1/models/m", 200)
+        with starting(server_process(moto, tmp_path, proxy, model)) as server:
+            server.wait_status("/livez", 200)
             wait_until(lambda: b"fetching" in server.get("/v1/models/m")[1], "it says that it fetches", 60)
             assert server.get("/readyz")[0] == 503
             proxy.heal()
             server.wait_ready()
+
+
+@contextlib.contextmanager
+def starting(server: ServerProcess) -> Iterator[ServerProcess]:
+    """The server is started, and need not become ready."""
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def server_process(moto: Moto, root: Path, proxy: FaultProxy, *entries: str, **flags: object) -> ServerProcess:
@@ -263,8 +310,8 @@ def test_server_stops_at_once_while_its_storage_hangs(moto: Moto, archives: Tagg
     bucket = moto.make_bucket()
     with FaultProxy(moto.port) as proxy:
         hang = proxy.fail("hang")
-        with server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m")) as server:
-            server.wait_status("/healthz", 200)
+        with starting(server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m"))) as server:
+            server.wait_status("/livez", 200)
             wait_until(lambda: hang.broken, "a request hangs", 60)
             server.terminate()
             assert server.wait(8) == 0, server.log()
@@ -277,8 +324,8 @@ def test_server_with_nothing_cached_stays_up_while_its_storage_refuses(
     with FaultProxy(moto.port) as proxy:
         proxy.fail("status", status=403, code="AccessDenied")
         Publisher(bucket, archives, tmp_path / "publisher").publish("m", 1)
-        with server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m")) as server:
-            server.wait_status("/healthz", 200)
+        with starting(server_process(moto, tmp_path, proxy, entry("m", path=f"{bucket.url}/m"))) as server:
+            server.wait_status("/livez", 200)
             wait_until(lambda: proxy.count("list"), "the bucket was asked", 60)
             proxy.heal()
             wait_until(lambda: b'"AVAILABLE"' in server.get("/v1/models/m")[1], "version 1 serves", 60)
@@ -328,7 +375,7 @@ print(sorted({{"obstore", "tenacity"}} & set(sys.modules)))
     ],
 )
 def test_command_line_refuses_urls_with_a_sentence(flags: list[str], words: str) -> None:
-    with ServerProcess(*flags) as server:
+    with starting(ServerProcess(*flags)) as server:
         assert server.wait() != 0
         assert words in server.log()
 

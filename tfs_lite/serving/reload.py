@@ -209,6 +209,7 @@ class Reloader:
             with self._committing:
                 self._require_started()
                 change = self._commit(config)
+            self._sources.wake()  # also what the config does not change: storages are looked at once a minute
             result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
         finally:
             self._applying.release()
