@@ -209,7 +209,8 @@ class Reloader:
             with self._committing:
                 self._require_started()
                 change = self._commit(config)
-            self._sources.wake()  # also what the config does not change: storages are looked at once a minute
+            at_urls = {model.name for model in config.models if is_url(model.base_path)}
+            self._sources.wake(at_urls)  # also what the config does not change: storages are looked at once a minute
             result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
         finally:
             self._applying.release()
