@@ -21,8 +21,10 @@ import pytest
 
 from tests.support.cluster.process_cluster import PRELOAD, HostedProcess, ProcessCluster
 from tests.support.cluster.replicated_models import PATIENCE, ReplicatedModels, states, wait_ready
+from tests.support.remote.moto import Moto
+from tests.support.remote.served import serving_bucket
 from tests.support.servers.in_process import ROW, ServerFixture, serving
-from tests.support.servers.models import PYTHON_CONFIG
+from tests.support.servers.models import PYTHON_CONFIG, TaggedArchives
 from tests.support.servers.probe import Traffic
 from tests.support.servers.process import ServerProcess, wait_until
 from tests.support.servers.replicas import ReplicaHost
@@ -320,6 +322,21 @@ def test_versions_are_fetched_by_nodes_that_do_not_share_the_servers_disk(
     with serve(model_transfer="fetch") as served:
         assert served.version() == 1
     assert list((tmp_path / "cache").rglob("model.py"))
+
+
+def test_model_in_a_bucket_is_sent_to_its_replicas_whatever_the_transfer_is(
+    cluster: ProcessCluster, models: ReplicatedModels, moto: Moto, archives: TaggedArchives, tmp_path: Path
+) -> None:
+    cluster.add_node("a", ROOM)
+    cluster.settings = {"cache_dir": str(tmp_path / "node")}
+    models.publish(1)
+    options = {"cluster": "auto", "features": cluster.features(), "trusted_model_base_paths": ("s3://*/*",)}
+    with serving_bucket(moto, archives, tmp_path, **options) as place:
+        place.upload("m", 1, models.root / "m" / "1")
+        place.serve("m")
+        assert place.served.version() == 1
+        (there,) = (tmp_path / "node").rglob("model.py")
+        assert there.parent.name == "1"
 
 
 def test_the_log_says_once_of_a_node_that_its_replicas_are_nice(
