@@ -57,7 +57,10 @@ _CHANNEL_OPTIONS = (
 )
 _NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
 """A certificate cannot be for a path."""
-_DIAGNOSIS_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks at whether the first connection is there."""
+_OTHER_PROTOCOL = "Failed parsing HTTP/2"
+"""gRPC's words for a peer whose first bytes are of another protocol; its state and its code do not tell."""
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 2.0
 """The longest first wait between two attempts of a call, and the longest of all; each wait is at most twice the one
 before."""
@@ -101,9 +104,10 @@ class Client:
             print(answer.version, answer.outputs["output_0"])
 
     ``address`` is ``host:port`` or ``unix:path``. The first call makes the connection. It waits at most
-    ``connect_timeout`` seconds for the server and then raises UNAVAILABLE; with ``wait_for_server=False`` it raises at
-    once if the connection is refused. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures
-    are :class:`ServingError` with the server's code and message.
+    ``connect_timeout`` seconds for the server, and no longer than its own ``timeout``, and then raises UNAVAILABLE. It
+    raises at once if the address speaks another protocol, and with ``wait_for_server=False`` if the connection is
+    refused. Every call takes at most ``timeout`` seconds, this wait included (DEADLINE_EXCEEDED). All failures are
+    :class:`ServingError` with the server's code and message.
 
     ``token`` is sent with every call, for servers with ``--access_file``; space around it, such as the line end of a
     file, is left out. What is no word of printable ASCII then raises INVALID_ARGUMENT. Without TLS anyone on the way
@@ -140,6 +144,8 @@ class Client:
         self._connect_timeout = connect_timeout
         self._waits = wait_for_server
         self._connected = False
+        if not isinstance(token, str):
+            raise invalid_argument(f"token: expected text, got {type(token).__name__}")
         self._credentials = ((HEADER, bearer(token.strip())),) if token else None
         self._secure = _uses_tls(root_certificates, client_key, client_certificate)
         if self._secure:
@@ -157,6 +163,11 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def connect(self) -> None:
+        """Waits at most ``connect_timeout`` seconds for the server, however little time the calls have; they raise what
+        this raises. A call does it by itself, in its own time."""
+        self._connect(self._connect_timeout)
 
     def close(self) -> None:
         """Closes the connection; calls in progress fail with CANCELLED."""
@@ -262,9 +273,11 @@ class Client:
         return decode_trailer(trailers.get(APPLIED, ""))
 
     def _begin(self, timeout: float | None) -> TimeLeft:
-        """Waits for the first connection; the time of a call begins after it."""
-        self._connect()
-        return _time_left(self._timeout if timeout is None else timeout)
+        """Begins the time of a call, and waits within it for the first connection."""
+        seconds = self._timeout if timeout is None else timeout
+        left = _time_left(seconds)
+        self._connect(seconds)
+        return left
 
     def _call(self, path: str, request: Message, answer: Any, timeout: float | None) -> Message:
         left = self._begin(timeout)
@@ -275,46 +288,49 @@ class Client:
 
     def _attempt(self, path: str, request: Message, answer: Any, timeout: float) -> tuple[Message, dict[str, str]]:
         """The answer and its trailers. Every call is unary: an answer is here as a whole or not at all."""
-        call = self._channel.unary_unary(
-            path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
-        )
         try:
-            response, ended = call.with_call(request, timeout=timeout, metadata=self._credentials)
+            call = self._channel.unary_unary(path, type(request).SerializeToString, answer.FromString)
+            response, ended = self._run(call, request, timeout, self._credentials)
             return response, dict(ended.trailing_metadata() or ())
         except grpc.RpcError as error:
             raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error
-        except ValueError as error:  # the channel was closed, for example while a call waited for its next attempt
+
+    def _run(self, call: Any, request: Any, timeout: float, metadata: Any = None) -> Any:
+        """The answer and gRPC's call. CANCELLED if the client is closed, for example while a call waited for its next
+        attempt."""
+        try:
+            return call.with_call(request, timeout=timeout, metadata=metadata)
+        except ValueError as error:
             if not self._closed.is_set():
                 raise
             raise ServingError(StatusCode.CANCELLED, "the client was closed") from error
 
-    def _connect(self) -> None:
-        """Waits for the server by a health check; every answer suffices, also that there is no such service."""
+    def _connect(self, seconds: float) -> None:
+        """Waits for the server by health checks; every answer suffices, also that there is no such service."""
         if self._connected:
             return
-        check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
-        try:
-            check(b"", timeout=self._connect_timeout, wait_for_ready=self._waits)
-        except grpc.RpcError as error:
-            if error.code() in _UNREACHABLE:
+        bound = min(seconds, self._connect_timeout)
+        left = _time_left(bound)
+        while (failure := self._reach(left())) is not None:
+            reason = str(failure.details() or failure.code().name)
+            is_over = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED or left() <= _LOOK_SECONDS
+            if is_over or not self._waits or _OTHER_PROTOCOL in reason:
                 kind = "with TLS" if self._secure else "without TLS"
-                refused = not self._waits and error.code() is grpc.StatusCode.UNAVAILABLE
                 raise ServingError(
                     StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._address}"
-                    f"{'' if refused else f' within {self._connect_timeout:g} s'}; is it running, is this its gRPC "
-                    f"port, and does it speak {kind}? ({error.details() if refused else self._last_failure()})",
-                ) from error
+                    f"no gRPC server answered at {self._address}{f' within {bound:g} s' if is_over else ''}; is it "
+                    f"running, is this its gRPC port, and does it speak {kind}? ({reason})",
+                ) from failure
+            self._closed.wait(_LOOK_SECONDS)
         self._connected = True
 
-    def _last_failure(self) -> str:
-        """The reason, in gRPC's words, why the connection failed, which only a call without ``wait_for_ready`` gets."""
-        check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
+    def _reach(self, timeout: float) -> Any:
+        """None if a server has answered, else gRPC's error, as soon as it is known."""
         try:
-            check(b"", timeout=_DIAGNOSIS_SECONDS)
+            self._run(self._channel.unary_unary(_HEALTH), b"", timeout)
         except grpc.RpcError as error:
-            return str(error.details() or error.code().name)
-        return "it answers now"
+            return error if error.code() in _UNREACHABLE else None
+        return None
 
     def _tensor(self, ref: ModelRef, name: str, value: Any, left: TimeLeft) -> Message:
         dtype = DataType.INVALID
@@ -394,6 +410,9 @@ def _reference(model: str, version: int | None, label: str | None, signature: st
 
 def _uses_tls(roots: bytes | None, key: bytes | None, certificate: bytes | None) -> bool:
     """Whether to use TLS. INVALID_ARGUMENT for files with which gRPC would not connect, nor say why."""
+    for name, given in (("root_certificates", roots), ("client_key", key), ("client_certificate", certificate)):
+        if not isinstance(given, bytes | None):
+            raise invalid_argument(f"{name}: expected the bytes of a PEM file, got {type(given).__name__}")
     if (key is None) != (certificate is None):
         raise invalid_argument("client_key and client_certificate belong together; only one of them is given")
     if roots is None and key is not None:

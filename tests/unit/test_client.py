@@ -1,9 +1,12 @@
 """The client against a small real gRPC server that keeps what it was asked."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -313,6 +316,58 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         client.status("echo")
     assert raised.value.code is StatusCode.UNAVAILABLE
     assert "no gRPC server answered at localhost:1 within 0.2 s" in str(raised.value)
+
+
+@pytest.mark.parametrize("per_call", [True, False])
+def test_a_call_waits_for_the_first_connection_within_its_own_time(per_call: bool) -> None:
+    """The port is open, and nobody speaks; with 1000 s for the connection this would not end."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Client(address, timeout=60 if per_call else 0.3, connect_timeout=1000) as client:
+            call = partial(client.predict, "echo", {"x": [1.0]}, timeout=0.3 if per_call else None)
+            told = refusal(call, code=StatusCode.UNAVAILABLE)
+    assert told.startswith(f"no gRPC server answered at {address} within 0.3 s; is it running")
+
+
+def test_connect_waits_longer_than_a_call_would() -> None:
+    (port,) = free_ports(1)
+    with Client(f"localhost:{port}", timeout=0.001, connect_timeout=30) as client, ThreadPoolExecutor(1) as pool:
+        connected = pool.submit(client.connect)
+        server = EchoServer(port)
+        connected.result(30)
+        assert client.status("echo", timeout=30)[0].version == 4
+        server.stop()
+
+
+def test_an_address_of_another_protocol_is_known_at_once() -> None:
+    def answer() -> None:
+        with other.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        with Client(f"127.0.0.1:{other.getsockname()[1]}", timeout=1000, connect_timeout=1000) as client:
+            told = refusal(client.status, "echo", code=StatusCode.UNAVAILABLE)
+    assert "is this its gRPC port" in told
+    assert "Failed parsing HTTP/2" in told
+
+
+def test_a_client_that_is_closed_while_it_waits_for_the_server_is_cancelled() -> None:
+    with Client("127.0.0.1:1", timeout=1000, connect_timeout=1000) as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(refusal, client.status, "echo", code=StatusCode.CANCELLED)
+        client.close()
+        assert waiting.result(30) == "the client was closed"
+
+
+@pytest.mark.parametrize("token", [b"t-secret", Path("token.txt"), 7])
+def test_a_token_that_is_no_text_is_refused_by_the_constructor(token: Any) -> None:
+    assert refusal(Client, "localhost:1", token=token).startswith("token: expected text, got ")
+
+
+@pytest.mark.parametrize("given", ["ca.pem", Path("ca.pem")])
+@pytest.mark.parametrize("name", ["root_certificates", "client_key", "client_certificate"])
+def test_a_certificate_that_is_no_bytes_is_refused_by_the_constructor(name: str, given: Any) -> None:
+    assert refusal(Client, "localhost:1", **{name: given}).startswith(f"{name}: expected the bytes of a PEM file, got ")
 
 
 def test_a_client_that_does_not_wait_is_told_at_once_that_nobody_listens() -> None:

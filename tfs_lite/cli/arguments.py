@@ -81,7 +81,8 @@ def add_credentials(parser: Parser) -> None:
 
 
 def add_waiting(parser: Parser) -> None:
-    """Adds the option for a server that is being started, which :func:`grpc_client` reads."""
+    """Adds the option for a server that is being started, which :func:`grpc_client` and :func:`http_server`
+    read."""
     help_text = "wait so long for a server that is being started; without it, one that is not there is an error at once"
     flags = ("--wait_for_server", "--wait-for-server")
     parser.add_argument(*flags, type=positive_seconds, metavar="SECONDS", help=help_text)
@@ -95,8 +96,20 @@ def add_token(parser: Parser) -> None:
 
 def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -> Client:
     """A client whose calls fail after ``timeout`` seconds, and at once if there is no server. ``credentials`` are
-    arguments with the options of :func:`add_credentials`, and maybe of :func:`add_waiting`. The user is told when the
-    token leaves the machine in plain text."""
+    arguments with the options of :func:`add_credentials`, and maybe of :func:`add_waiting`: the server has been waited
+    for. The user is told when the token leaves the machine in plain text."""
+    client = unconnected_client(address, timeout, credentials)
+    if getattr(credentials, "wait_for_server", None) is not None:
+        try:
+            client.connect()
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def unconnected_client(address: str, timeout: float, credentials: argparse.Namespace) -> Client:
+    """The same, and the server has not been waited for: ``connect`` does that."""
     from tfs_lite.client import Client
 
     files = {name: _read(getattr(credentials, name), f"--{name}") for name in _TLS_FILES}
@@ -104,7 +117,6 @@ def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -
     if token and files["root_certificates"] is None:
         _warn_of_plain_text(address)
     wait = getattr(credentials, "wait_for_server", None)
-    connect = wait or min(timeout, _CONNECT_TIMEOUT)
     return Client(
         address,
         root_certificates=files["root_certificates"],
@@ -112,7 +124,7 @@ def grpc_client(address: str, timeout: float, credentials: argparse.Namespace) -
         client_key=files["client_key"],
         token=token,
         timeout=timeout,
-        connect_timeout=connect,
+        connect_timeout=wait or _CONNECT_TIMEOUT,
         wait_for_server=wait is not None,
     )
 
@@ -124,7 +136,8 @@ def http_server(address: str, credentials: argparse.Namespace, timeout: float | 
     token = read_token(credentials)
     if token:
         _warn_of_plain_text(address)
-    return AskedServer(address, token, timeout or ANSWER_TIMEOUT)
+    wait = getattr(credentials, "wait_for_server", None)
+    return AskedServer(address, token, timeout or ANSWER_TIMEOUT, wait or 0.0)
 
 
 def read_token(credentials: argparse.Namespace) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from tfs_lite.cli.arguments import Parser, add_credentials, http_server, positive_int
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, http_server, positive_int
 from tfs_lite.cli.http import AskedServer
 from tfs_lite.cli.output import DONE, CliError, console, print_json
 
@@ -35,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="of this model only")
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--kind", default="", metavar="A,B", help="of these kinds only, such as ENDED,AVAILABLE")
     parser.add_argument("--since", type=_seconds, metavar="TIME", help="of so long ago at most: 90s, 15m, 2h, 1d")
     parser.add_argument("--limit", type=positive_int, default=1000, metavar="N", help="at most (%(default)s)")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 from tfs_lite.cli.views.failures import print_failed_requests, print_last_failed
 from tfs_lite.cli.what_if import ANSWER_TIMEOUT, PATH, of_config_file, of_published, show
@@ -88,6 +88,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead")
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--request", metavar="ID", help="why this request has failed, by its id or its trace id")
     parser.add_argument("--failed", action="store_true", help="the last requests that have failed, of MODEL or of all")
     parser.add_argument("--config", metavar="FILE", help="what a reload of this config would change; changes nothing")

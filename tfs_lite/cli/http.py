@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any, NoReturn
@@ -13,6 +14,8 @@ from tfs_lite.protocols.bearer import bearer
 
 ANSWER_TIMEOUT = 10.0
 LARGEST_ANSWER = 64 * 2**20
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks at whether a server is there."""
 _REFUSED = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -27,11 +30,13 @@ _REFUSED = {
 class AskedServer:
     """A server at an address, asked with a token if there is one. Everything that fails raises CliError."""
 
-    def __init__(self, address: str, token: str = "", timeout: float = ANSWER_TIMEOUT) -> None:
-        """``timeout`` is in seconds, of each answer."""
+    def __init__(self, address: str, token: str = "", timeout: float = ANSWER_TIMEOUT, wait: float = 0.0) -> None:
+        """``timeout`` is in seconds, of each answer; ``wait``, too, until a server that is being started answers at
+        all."""
         self.address = address
         self._token = token
         self._timeout = timeout
+        self._wait = wait
 
     def url(self, path: str) -> str:
         return f"http://{self.address}{path}"
@@ -58,12 +63,26 @@ class AskedServer:
 
     def open(self, path: str, body: bytes | None = None) -> Any:
         """The answer as a file. Raises what urllib does."""
+        self._wait_until_there()
         request = urllib.request.Request(self.url(path), body)
         if body is not None:
             request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_unredirected_header("Authorization", bearer(self._token))
         return urllib.request.urlopen(request, timeout=self._timeout)
+
+    def _wait_until_there(self) -> None:
+        """Waits, once, until something answers or the time is over; what is wrong then the request finds out."""
+        ends, self._wait = time.monotonic() + self._wait, 0.0
+        while (left := ends - time.monotonic()) > _LOOK_SECONDS:
+            try:
+                urllib.request.urlopen(self.url("/"), timeout=left).close()
+                return
+            except urllib.error.HTTPError as answer:
+                answer.close()
+                return
+            except (OSError, ValueError, http.client.HTTPException):
+                time.sleep(_LOOK_SECONDS)
 
     def _refuse(self, path: str, error: urllib.error.HTTPError) -> NoReturn:
         if error.code in _REFUSED:

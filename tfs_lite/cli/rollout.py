@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, positive_seconds, unconnected_client
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
 from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
@@ -123,6 +123,7 @@ class Rollout:
 
     def _look_at(self, server: str) -> Before:
         client = self._clients[server]
+        client.connect()
         return Before(
             {model.name: _available_versions(client, model.name) for model in self._config.models},
             {model.name: dict(_current_labels(client, model)) for model in self._config.models},
@@ -185,7 +186,7 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as clients:
         rollout = Rollout(
             config,
-            {server: clients.enter_context(grpc_client(server, args.timeout, args)) for server in servers},
+            {server: clients.enter_context(unconnected_client(server, args.timeout, args)) for server in servers},
             args.timeout,
         )
         error = _carry_out(rollout)

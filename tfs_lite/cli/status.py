@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from tfs_lite.cli.arguments import Parser, add_credentials, grpc_client, http_server, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_credentials, add_waiting, grpc_client, http_server, positive_seconds
 from tfs_lite.cli.http import ANSWER_TIMEOUT, AskedServer
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.cli.views.batches import NumbersByVersion, read_numbers, verbose_json, verbose_table
@@ -84,6 +84,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead; needs MODEL")
     add_credentials(parser)
+    add_waiting(parser)
     parser.add_argument("--verbose", action="store_true", help="requests, batches, times and workers of each version")
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.servers.process import free_ports
 from tfs_lite.cli.main import main
 from tfs_lite.server.server import Server
 
@@ -16,6 +21,19 @@ Captured = pytest.CaptureFixture[str]
 
 def grpc(server: Server) -> str:
     return f"--server=127.0.0.1:{server.port}"
+
+
+@contextmanager
+def served_page(port: int) -> Iterator[None]:
+    """A server at that port that answers every GET with 501."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever, 0.01)
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
 
 
 def test_predict_prints_version_and_outputs(server: Server, capsys: Captured) -> None:
@@ -132,3 +150,18 @@ def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:
 def test_a_server_that_is_not_there_is_waited_for_if_that_is_asked(capsys: Captured) -> None:
     assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1", "--wait_for_server=0.3"]) == 1
     assert "no gRPC server answered at 127.0.0.1:1 within 0.3 s; is it running" in capsys.readouterr().err
+    for command in (["status", "m"], ["explain", "m"]):
+        assert main([*command, "--server=127.0.0.1:1", "--wait_for_server=0.3"]) == 1
+        assert "no gRPC server answered at 127.0.0.1:1 within 0.3 s; is it running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "explain", "events"])
+def test_an_http_port_that_opens_late_is_waited_for(command: str, capsys: Captured) -> None:
+    (port,) = free_ports(1)
+    with ThreadPoolExecutor(1) as pool:
+        code = pool.submit(main, [command, f"--rest=127.0.0.1:{port}", "--wait_for_server=30"])
+        with served_page(port):
+            assert code.result(30) == 1
+    assert "is it a tfs_lite server?" in capsys.readouterr().err, "it was there, and has answered"
+    assert main([command, "--rest=127.0.0.1:1", "--wait_for_server=0.2"]) == 1
+    assert "no server answers at http://127.0.0.1:1/v1/" in capsys.readouterr().err
