@@ -50,7 +50,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
-from tfs_lite.core.model import Model, Servable
+from tfs_lite.core.model import Model, Servable, close_models
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
@@ -167,7 +167,7 @@ class ArtifactLoader(Loader):
     def _load(self, servable_id: ServableId, meter: LoadMeter) -> None:
         try:
             self._servable = self._make(servable_id, meter)
-        except Exception as error:
+        except BaseException as error:  # a model that calls sys.exit() fails like any other
             failure = load_failure(servable_id, error)
         else:
             return
@@ -183,7 +183,7 @@ class ArtifactLoader(Loader):
         try:
             with importing_in_turns():
                 return self._resize(servable, opened, replace(opened.request, settings=settings))
-        except Exception as error:
+        except BaseException as error:
             failure = load_failure(opened.request.id, error)
         memory.release_memory()
         raise failure
@@ -193,7 +193,7 @@ class ArtifactLoader(Loader):
         try:
             if servable is not None:
                 servable.close()
-        except Exception:
+        except BaseException:
             name = label_of(opened.request.id) if opened is not None else "a model"
             logger.exception("%s: its unload goes on, though closing it failed", name)
         del opened
@@ -315,7 +315,7 @@ class ArtifactLoader(Loader):
             measured = self._measure(models, platform, request)
             servable = self._settings.servable_factory(models, request)
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         try:
             self._warm_up(servable, request)
@@ -342,7 +342,7 @@ class ArtifactLoader(Loader):
             if self._settings.warm_models is not None:
                 self._settings.warm_models([model for model in models if model.worker.up], request)
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         return models
 
@@ -397,10 +397,10 @@ class ArtifactLoader(Loader):
             alike = all(model.signatures == opened.models[0].signatures for model in added)
             joined = alike and ((not added and not removed) or servable.resize(added, removed))
         except BaseException:
-            _close(added)
+            close_models(added, label_of(request.id))
             raise
         if not joined:
-            _close(added)
+            close_models(added, label_of(request.id))
             return False
         kept = [index for index in range(len(opened.models)) if index not in change.remove]
         models = (*(opened.models[index] for index in kept), *added)
@@ -423,7 +423,7 @@ class ArtifactLoader(Loader):
             request.require_files()
             self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         return models
 
@@ -482,11 +482,6 @@ def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedMod
 def _name_of(place: Resource) -> str:
     """The name of a device, as in :data:`~tfs_lite.adapters.measured.Measured`."""
     return MAIN if place.device == MAIN else f"{GPU}/{place.instance}"
-
-
-def _close(models: Iterable[Model]) -> None:
-    for model in models:
-        model.close()
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
