@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, unread_files
+from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, recognising, unread_files
 from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
 from tfs_lite.adapters.failures import label_of, load_failure
 from tfs_lite.adapters.gpu_placement import GpuReservations
@@ -218,15 +218,23 @@ class ArtifactLoader(Loader):
         if self._reserved is None:
             files = read_version(self._directory)
             self._file_bytes = files.unpacked_bytes
-            platform = next((platform for platform in self._platforms.values() if platform.recognises(files)), None)
+            platform = None
             try:
                 settings = self._read_settings(self._name)
+                platform = self._likely_platform(files, self._platform or settings.platform)
                 self._reserved = self._reserve_for(files, platform, settings)
             except ServingError:
+                platform = platform or self._likely_platform(files, self._platform)
                 if platform is not None and platform.reserve is not None:
                     raise
                 self._reserved = self._reserve_for(files, platform, ModelSettings())  # the load says what is wrong
         return self._reserved
+
+    def _likely_platform(self, files: VersionFiles, wanted: str) -> Platform | None:
+        """The platform that bounds the memory: the wanted one, if it recognises the files. The load says what is wrong
+        if it does not, or others do too."""
+        found, _ = recognising(files, self._platforms)
+        return found.get(wanted) or next(iter(found.values()), None)
 
     def _reserve_for(self, files: VersionFiles, platform: Platform | None, settings: ModelSettings) -> _Reserved:
         """The memory to reserve: as the platform bounds it, as a version like this one was measured, or else by the
