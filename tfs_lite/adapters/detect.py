@@ -3,9 +3,11 @@ files nobody reads: another program may read them, and answer otherwise."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Mapping
 
+from tfs_lite.adapters.failures import told
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.adapters.opening import Platform, VersionFiles, shown
 from tfs_lite.config.batching import VERSION_FILE
@@ -18,6 +20,7 @@ UNREAD = "files of the version that are not read, and so have no effect"
 _OF_ALL = frozenset({MANIFEST_NAME, VERSION_FILE})
 _FOLDER_OF_ALL = f"{WARMUP_DIRECTORY}/"
 _ARCHIVES = (".pt2", ".pt")
+logger = logging.getLogger(__name__)
 
 
 def read_version(directory: str) -> VersionFiles:
@@ -39,25 +42,45 @@ def read_version(directory: str) -> VersionFiles:
 def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Platform]) -> Platform:
     """The platform called ``wanted``, or the only one that recognises the files if that is empty.
 
-    FAILED_PRECONDITION if there is none or more than one; INVALID_ARGUMENT if there is no platform of that name.
+    FAILED_PRECONDITION if there is none or more than one; INVALID_ARGUMENT if there is no platform of that name. If
+    that one's ``recognises`` raises, so does this; others are passed over then.
     """
-    found = {name: platform for name, platform in platforms.items() if platform.recognises(files)}
     if wanted:
         if wanted not in platforms:
             raise _none(
                 f'platform "{wanted}" is not known; known: {", ".join(sorted(platforms))}', StatusCode.INVALID_ARGUMENT
             )
-        if wanted not in found and platforms[wanted].artefact:
+        if not platforms[wanted].recognises(files) and platforms[wanted].artefact:
             raise _none(f"platform {wanted} needs {platforms[wanted].artefact}; the version holds {_shown(files)}")
         return platforms[wanted]
+    found, raised = recognising(files, platforms)
     if not found:
         expected = ", ".join(sorted({platform.artefact for platform in platforms.values() if platform.artefact}))
-        raise _none(f"no platform serves what the version holds ({_shown(files)}); expected {expected}")
+        over = "".join(f"; platform {name} was passed over: {error}" for name, error in raised.items())
+        raise _none(f"no platform serves what the version holds ({_shown(files)}); expected {expected}{over}")
     if len(found) > 1:
         raise _none(
             f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
         )
     return next(iter(found.values()))
+
+
+def recognising(
+    files: VersionFiles, platforms: Mapping[str, Platform]
+) -> tuple[Mapping[str, Platform], Mapping[str, str]]:
+    """The platforms that recognise the files; and by name what ``recognises`` of others has raised. These are passed
+    over, with a warning: the code of another distribution must not stop the versions of every platform."""
+    found, raised = dict[str, Platform](), dict[str, str]()
+    for name, platform in platforms.items():
+        try:
+            if platform.recognises(files):
+                found[name] = platform
+        except BaseException as error:
+            raised[name] = told(error)
+            logger.warning(
+                "platform %s is passed over for %s: its recognises raised %s", name, files.directory, raised[name]
+            )
+    return found, raised
 
 
 def unread_files(files: VersionFiles, paths: Collection[str], platform: Platform, settings: ModelSettings) -> list[str]:

@@ -35,6 +35,13 @@ def sentence(error: BaseException) -> str:
     return _PATH.sub(lambda match: re.split(r"[\\/]", match[0])[-1], line)[:MAX_MESSAGE]
 
 
+def told(error: BaseException) -> str:
+    """The error's type and its :func:`sentence`."""
+    text = sentence(error)
+    name = type(error).__name__
+    return text if text == name else f"{name}: {text}"
+
+
 def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
     """Why a version could not be loaded: a ServingError keeps its code, lack of memory is RESOURCE_EXHAUSTED, and
     everything else is FAILED_PRECONDITION, because it depends on the files only. The log gets the stack of an error
@@ -44,7 +51,7 @@ def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
         message = f"{label_of(servable_id)}: {status.message}"
         return with_detail(ServingError(status.code, message, status.reason, status.models), error.detail)
     code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
-    failure = ServingError(code, f"{label_of(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
+    failure = ServingError(code, f"{label_of(servable_id)} cannot be loaded: {told(error)}")
     return with_detail(failure, story(error))
 
 
@@ -77,7 +84,8 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
         code = StatusCode.INVALID_ARGUMENT
     else:
         code = StatusCode.INTERNAL
-    return ServingError(code, f"{label_of(servable_id)} failed: {_kind(error)}{sentence(error)}")
+    text = sentence(error) if _is_of_torch(error) else told(error)
+    return ServingError(code, f"{label_of(servable_id)} failed: {text}")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -105,9 +113,11 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _kind(error: BaseException) -> str:
-    """The error's type, except for torch's RuntimeErrors, whose messages suffice."""
-    return "" if isinstance(error, RuntimeError) or not _text(error) else f"{type(error).__name__}: "
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether it is one of the errors that torch's operators raise, whose messages suffice."""
+    return type(error) is RuntimeError or (
+        isinstance(error, RuntimeError) and type(error).__module__.partition(".")[0] == "torch"
+    )
 
 
 def label_of(servable_id: ServableId) -> str:

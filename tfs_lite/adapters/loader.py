@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, unread_files
+from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, recognising, unread_files
 from tfs_lite.adapters.device import check_device, gpu_bytes, usable_gpus, uses_gpu
 from tfs_lite.adapters.failures import label_of, load_failure
 from tfs_lite.adapters.gpu_placement import GpuReservations
@@ -50,7 +50,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
-from tfs_lite.core.model import Model, Servable
+from tfs_lite.core.model import Model, Servable, close_models
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
@@ -167,7 +167,7 @@ class ArtifactLoader(Loader):
     def _load(self, servable_id: ServableId, meter: LoadMeter) -> None:
         try:
             self._servable = self._make(servable_id, meter)
-        except Exception as error:
+        except BaseException as error:  # a model that calls sys.exit() fails like any other
             failure = load_failure(servable_id, error)
         else:
             return
@@ -183,7 +183,7 @@ class ArtifactLoader(Loader):
         try:
             with importing_in_turns():
                 return self._resize(servable, opened, replace(opened.request, settings=settings))
-        except Exception as error:
+        except BaseException as error:
             failure = load_failure(opened.request.id, error)
         memory.release_memory()
         raise failure
@@ -193,7 +193,7 @@ class ArtifactLoader(Loader):
         try:
             if servable is not None:
                 servable.close()
-        except Exception:
+        except BaseException:
             name = label_of(opened.request.id) if opened is not None else "a model"
             logger.exception("%s: its unload goes on, though closing it failed", name)
         del opened
@@ -218,15 +218,23 @@ class ArtifactLoader(Loader):
         if self._reserved is None:
             files = read_version(self._directory)
             self._file_bytes = files.unpacked_bytes
-            platform = next((platform for platform in self._platforms.values() if platform.recognises(files)), None)
+            platform = None
             try:
                 settings = self._read_settings(self._name)
+                platform = self._likely_platform(files, self._platform or settings.platform)
                 self._reserved = self._reserve_for(files, platform, settings)
             except ServingError:
+                platform = platform or self._likely_platform(files, self._platform)
                 if platform is not None and platform.reserve is not None:
                     raise
                 self._reserved = self._reserve_for(files, platform, ModelSettings())  # the load says what is wrong
         return self._reserved
+
+    def _likely_platform(self, files: VersionFiles, wanted: str) -> Platform | None:
+        """The platform that bounds the memory: the wanted one, if it recognises the files. The load says what is wrong
+        if it does not, or others do too."""
+        found, _ = recognising(files, self._platforms)
+        return found.get(wanted) or next(iter(found.values()), None)
 
     def _reserve_for(self, files: VersionFiles, platform: Platform | None, settings: ModelSettings) -> _Reserved:
         """The memory to reserve: as the platform bounds it, as a version like this one was measured, or else by the
@@ -315,7 +323,7 @@ class ArtifactLoader(Loader):
             measured = self._measure(models, platform, request)
             servable = self._settings.servable_factory(models, request)
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         try:
             self._warm_up(servable, request)
@@ -342,7 +350,7 @@ class ArtifactLoader(Loader):
             if self._settings.warm_models is not None:
                 self._settings.warm_models([model for model in models if model.worker.up], request)
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         return models
 
@@ -397,10 +405,10 @@ class ArtifactLoader(Loader):
             alike = all(model.signatures == opened.models[0].signatures for model in added)
             joined = alike and ((not added and not removed) or servable.resize(added, removed))
         except BaseException:
-            _close(added)
+            close_models(added, label_of(request.id))
             raise
         if not joined:
-            _close(added)
+            close_models(added, label_of(request.id))
             return False
         kept = [index for index in range(len(opened.models)) if index not in change.remove]
         models = (*(opened.models[index] for index in kept), *added)
@@ -423,7 +431,7 @@ class ArtifactLoader(Loader):
             request.require_files()
             self._warm_up_beside([model for model in models if model.worker.up], replace(request, settings=more))
         except BaseException:
-            _close(models)
+            close_models(models, label_of(request.id))
             raise
         return models
 
@@ -482,11 +490,6 @@ def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedMod
 def _name_of(place: Resource) -> str:
     """The name of a device, as in :data:`~tfs_lite.adapters.measured.Measured`."""
     return MAIN if place.device == MAIN else f"{GPU}/{place.instance}"
-
-
-def _close(models: Iterable[Model]) -> None:
-    for model in models:
-        model.close()
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

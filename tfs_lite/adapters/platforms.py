@@ -15,6 +15,7 @@ from types import MappingProxyType
 from tfs_lite.adapters.aoti import model as aoti
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.encoders import platform as transformers_platform
+from tfs_lite.adapters.failures import told
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.onnx import model as onnx_model
 from tfs_lite.adapters.opening import Platform
@@ -27,6 +28,7 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.source import UnarySourceAdapter
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.threads import is_users
 
 GROUP = "tfs_lite.platforms"
 ENSEMBLE = "ensemble"
@@ -46,17 +48,23 @@ BUILT_IN = (
 
 
 def known_platforms(built_in: Iterable[Platform], registered: Iterable[EntryPoint]) -> Mapping[str, Platform]:
-    """The platforms by name. A registered one that cannot be imported, or takes a name that is taken, is logged and
-    left out."""
+    """The platforms by name. A registered one that cannot be imported, is none, or takes a name that is taken, is
+    logged and left out."""
     found = {platform.name: platform for platform in built_in}
     for entry in registered:
         try:
             platform = entry.load()
-        except Exception:
+        except BaseException as error:
+            if is_users(error):
+                raise
             logger.exception("platform %s cannot be imported", entry.name)
             continue
-        if not isinstance(platform, Platform) or platform.name in found:
-            logger.error("platform %s is no Platform, or its name is taken", entry.name)
+        if not isinstance(platform, Platform):
+            kind = type(platform).__name__
+            logger.error("platform %s is left out: %s is of type %s, no Platform", entry.name, entry.value, kind)
+            continue
+        if platform.name in found:
+            logger.error("platform %s is left out: another one has the name %s", entry.value, platform.name)
             continue
         found[platform.name] = platform
     return MappingProxyType(found)
@@ -85,3 +93,5 @@ def check_config(directory: str, settings: ModelSettings) -> None:
     except ServingError as error:
         if error.code is StatusCode.INVALID_ARGUMENT:
             raise
+    except BaseException as error:  # of a platform of another distribution; a load says it as well
+        logger.warning("a config could not be compared with %s: %s", directory, told(error))

@@ -110,7 +110,7 @@ class SystemClock:
         while (call := self._next_due()) is not None:
             try:
                 call()
-            except Exception:
+            except BaseException:
                 logger.exception("a delayed call failed: %s", name_of(call))
 
     def _next_due(self) -> Callable[[], None] | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.threads import is_users
 
 E = TypeVar("E")
 logger = logging.getLogger(__name__)
@@ -82,5 +83,7 @@ class EventBus(Generic[E]):
 def _call(callback: Callable[[TimedEvent[E]], None], event: TimedEvent[E]) -> None:
     try:
         callback(event)
-    except Exception:
+    except BaseException as error:
+        if is_users(error):
+            raise
         logger.exception("a subscriber failed on %s", event)

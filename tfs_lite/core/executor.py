@@ -22,7 +22,7 @@ from typing import Protocol
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.status import ServingError
-from tfs_lite.core.threads import JOIN_SECONDS, join, leave_behind, start
+from tfs_lite.core.threads import JOIN_SECONDS, is_users, join, leave_behind, start
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,10 @@ class Task:
             return
         try:
             self.work()
-        except KeyboardInterrupt as error:  # only on a caller's thread (size 0); it is meant for the caller too
-            self.done(error)
-            raise
         except BaseException as error:  # a model that calls sys.exit() fails like any other
             self.done(error)
+            if is_users(error):
+                raise
         else:
             self.done(None)
 
@@ -232,7 +231,9 @@ class PoolExecutor:
     def _run(self, run: _RunningTask) -> None:
         try:
             run.task.run()
-        except Exception:
+        except BaseException as error:  # the thread goes on, whatever it is
+            if is_users(error):
+                raise
             logger.exception("task %s broke its contract: begin and done must not raise", run.task.name)
         finally:
             with self._changed:

@@ -9,14 +9,17 @@ whatever decides who runs next; it is what handles give out.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
+
+logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 """Input name -> (shape, numpy dtype)."""
@@ -226,6 +229,16 @@ class ModelAround(Model):
 
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         return self._inner.postprocess(signature, outputs, deadline)
+
+
+def close_models(models: Iterable[Model], name: str) -> None:
+    """Closes the models of a servable, whose name is for the log. What one raises, be it ``SystemExit``, is logged, and
+    the others are closed all the same."""
+    for model in models:
+        try:
+            model.close()
+        except BaseException:
+            logger.exception("closing an instance of %s failed", name)
 
 
 @dataclass(frozen=True, slots=True)

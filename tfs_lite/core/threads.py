@@ -31,6 +31,12 @@ _left: list[tuple[str, Callable[[], bool]]] = []
 _lock = threading.Lock()  # guards _left
 
 
+def is_users(error: BaseException) -> bool:
+    """Whether it is the user's Ctrl-C, which Python raises on the main thread only. On any other thread the code of a
+    model has raised it, and it says no more than another error."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
 def start(thread: threading.Thread) -> None:
     """Starts it. UNAVAILABLE if the system refuses another thread; the same thread may be started again later."""
     try:
@@ -171,7 +177,7 @@ def all_within(seconds: float, works: Sequence[tuple[str, Callable[[], None]]]) 
             threading.current_thread().name = name
             try:
                 work()
-            except Exception:
+            except BaseException:
                 logger.exception("%s failed", name)
 
     while waiting:
@@ -228,7 +234,7 @@ class PeriodicThread:
             started = time.monotonic()
             try:
                 self._action()
-            except Exception:
+            except BaseException:
                 logger.exception("%s: a run failed; the next one comes as planned", self._thread.name)
             if not self._wait(started):
                 return

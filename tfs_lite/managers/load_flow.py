@@ -24,6 +24,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, status_of
+from tfs_lite.core.threads import is_users
 from tfs_lite.managers.admission import Admission
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Done, Registry, call_done
@@ -244,8 +245,10 @@ class LoadFlow:
         """Estimates and decides; True if the memory is reserved."""
         try:
             estimate = self._reservations.estimate(load.loader)
-        except Exception as error:
+        except BaseException as error:
             self._failed(load, _while_reserving(load.harness.id, error), error)
+            if is_users(error):
+                raise
             return False
         with self._registry.lock:
             if not self._is_active(load):
@@ -403,7 +406,7 @@ class LoadFlow:
         self._registry.changed()
 
 
-def _while_reserving(servable_id: ServableId, error: Exception) -> Status:
+def _while_reserving(servable_id: ServableId, error: BaseException) -> Status:
     status = status_of(error)
     prefix = f"Error while attempting to reserve resources to load servable {servable_id}"
     return Status(status.code, f"{prefix}: {status.message}")

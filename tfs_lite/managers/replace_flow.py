@@ -18,6 +18,7 @@ from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition, status_of
+from tfs_lite.core.threads import is_users
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
 from tfs_lite.managers.load_flow import load_servable
 from tfs_lite.managers.registry import Done, Registry, call_done
@@ -94,8 +95,10 @@ class ReplaceFlow:
                 self._reservations.hold_beside(harness)
                 harness.transition(HarnessState.LOAD_APPROVED)
                 harness.transition(HarnessState.LOADING)
-        except Exception as error:
+        except BaseException as error:
             call_done(replacement.done, status_of(error))
+            if is_users(error):
+                raise
             return False
         return True
 

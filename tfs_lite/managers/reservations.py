@@ -47,7 +47,7 @@ class Reservations:
         cannot say."""
         try:
             return self.estimate(loader)
-        except Exception:
+        except BaseException:
             logger.exception(
                 "%s: its memory is not known; the estimate from before the load stays: %s", servable_id, before
             )

@@ -111,7 +111,7 @@ class UnloadFlow:
                 name=f"unload {harness.id}",
                 begin=lambda: self._begin(harness),
                 work=lambda: _unload(harness),
-                done=lambda error: self._finish(harness, final, done),
+                done=lambda error: self._finish(harness, final, done, error),
                 overdue=lambda: self._overdue(harness),
             )
         )
@@ -142,7 +142,9 @@ class UnloadFlow:
         self._on_overdue(harness.id, what)
         self._registry.changed()
 
-    def _finish(self, harness: LoaderHarness, final: Status, done: Done) -> None:
+    def _finish(self, harness: LoaderHarness, final: Status, done: Done, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("unloading %s failed; it counts as unloaded", harness.id, exc_info=error)
         with self._registry.lock:
             harness.transition(HarnessState.DISABLED)
             harness.is_overdue = False
@@ -159,7 +161,4 @@ class UnloadFlow:
 
 def _unload(harness: LoaderHarness) -> None:
     assert harness.loader is not None  # only a version with a loader was ever loaded
-    try:
-        harness.loader.unload()
-    except Exception:
-        logger.exception("unloading %s failed; it counts as unloaded", harness.id)
+    harness.loader.unload()

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, PredictCall, Traits, WorkerLost
+from tfs_lite.core.model import BatchReport, JudgesCalls, Model, OnBatch, PredictCall, Traits, WorkerLost, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, invalid_argument, queue_full
@@ -149,8 +149,7 @@ class DecoupledServable(JudgesCalls):
             finish(call, self._unavailable("is being unloaded"), self._name)
         for each in (*self._instances, *self._leaving):
             each.thread.join()
-        for each in self._instances:
-            each.model.close()
+        close_models([each.model for each in self._instances], self._name)
 
     def _add(self, models: Sequence[Model]) -> None:
         """Adds models and their threads, with the lock held, so that ``close`` finds no thread that was not started."""
@@ -206,10 +205,7 @@ class DecoupledServable(JudgesCalls):
             closes = instance in self._leaving
             self._changed.notify()
         if closes:
-            try:
-                instance.model.close()
-            except Exception:
-                logger.exception("closing an instance of %s failed", self._name)
+            close_models([instance.model], self._name)
 
     def _run(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
         """Returns how it failed (None if it did not), and whether the model has lost its worker."""

@@ -23,7 +23,7 @@ from tfs_lite.core.model import OnBatch, OnCall
 from tfs_lite.core.replicas import ReplicaReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, ServingError, Status, failed_precondition
-from tfs_lite.core.threads import JOIN_SECONDS, all_within
+from tfs_lite.core.threads import JOIN_SECONDS, all_within, is_users
 from tfs_lite.serving.lifecycle_events import LifecycleEvent
 
 C = TypeVar("C")
@@ -133,7 +133,9 @@ class Features:
         for feature in features:
             try:
                 answers.append(call(feature))
-            except Exception:
+            except BaseException as error:
+                if is_users(error):
+                    raise
                 self._failed(type(feature).__name__, what)
         return answers
 
@@ -200,7 +202,9 @@ def starting(feature: object, what: str) -> Iterator[None]:
         yield
     except ServingError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_users(error):
+            raise
         logger.exception("the feature %s cannot %s", name, what)
         raise failed_precondition(f"the feature {name} cannot {what}: {type(error).__name__}: {error}") from None
 

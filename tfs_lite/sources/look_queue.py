@@ -149,7 +149,7 @@ class LookQueue:
                     item.on_hang(reason)
                 else:
                     item.look()
-            except Exception:
+            except BaseException:
                 logger.exception("a look at %s failed", item.path)
         if worker.item is not None:
             self._take_up(worker.item)

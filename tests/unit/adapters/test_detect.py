@@ -5,7 +5,7 @@ import pytest
 from tests.support.errors import refusal
 from tests.support.servers.platforms import add_to_archive
 from tfs_lite.adapters.detect import choose_platform, read_version, unread_files
-from tfs_lite.adapters.opening import VersionFiles
+from tfs_lite.adapters.opening import Platform, VersionFiles
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import StatusCode
@@ -147,3 +147,27 @@ def test_weights_that_an_onnx_file_names_are_read(tmp_path, folder):
     found = read_version(str(tmp_path))
     paths = [f"{folder}model.onnx", f"{folder}weights.data", f"{folder}others.data"]
     assert unread_files(found, paths, PLATFORMS["onnxruntime_onnx"], ModelSettings()) == [f"{folder}others.data"]
+
+
+def broken(files):
+    raise RuntimeError("boom")
+
+
+WITH_BROKEN = {"broken": Platform("broken", "other.bin", broken, None), **PLATFORMS}
+
+
+def test_platform_that_cannot_tell_is_passed_over_with_a_warning_that_names_it(caplog):
+    assert choose_platform(files("model.pt2"), "", WITH_BROKEN).name == "pytorch_export"
+    assert "platform broken is passed over for /models/m/1: its recognises raised RuntimeError: boom" in caplog.text
+
+
+def test_files_of_a_platform_that_cannot_tell_are_refused_with_what_it_raised():
+    told = refusal(choose_platform, files("other.bin"), "", WITH_BROKEN, code=PRECONDITION)
+    assert told.endswith("; platform broken was passed over: RuntimeError: boom")
+    with pytest.raises(RuntimeError, match="boom"):
+        choose_platform(files("other.bin"), "broken", WITH_BROKEN)
+
+
+def test_platform_of_the_config_asks_no_other(caplog):
+    assert choose_platform(files("model.pt2"), "pytorch_export", WITH_BROKEN).name == "pytorch_export"
+    assert caplog.text == ""

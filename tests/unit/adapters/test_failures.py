@@ -55,7 +55,13 @@ def test_code_of_a_failed_run_says_who_is_to_blame(error, declared, code):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (RuntimeError("no"), StatusCode.FAILED_PRECONDITION, "model m version 3 cannot be loaded: no"),
+        (RuntimeError("no"), StatusCode.FAILED_PRECONDITION, "model m version 3 cannot be loaded: RuntimeError: no"),
+        (
+            RecursionError("deep"),
+            StatusCode.FAILED_PRECONDITION,
+            "model m version 3 cannot be loaded: RecursionError: deep",
+        ),
+        (SystemExit(3), StatusCode.FAILED_PRECONDITION, "model m version 3 cannot be loaded: SystemExit: 3"),
         (KeyError("w"), StatusCode.FAILED_PRECONDITION, "model m version 3 cannot be loaded: KeyError: 'w'"),
         (MemoryError(), StatusCode.RESOURCE_EXHAUSTED, "model m version 3 cannot be loaded: MemoryError"),
         (ServingError(StatusCode.DATA_LOSS, "torn"), StatusCode.DATA_LOSS, "model m version 3: torn"),

@@ -171,7 +171,14 @@ def failing_loader(directory, error):
 
 def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
     loader = failing_loader(exported, RuntimeError(f"cannot read {exported}/model.pt2\nstack"))
-    assert failure_of(loader) == "model m version 1 cannot be loaded: cannot read model.pt2"
+    assert failure_of(loader) == "model m version 1 cannot be loaded: RuntimeError: cannot read model.pt2"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
+def test_version_whose_code_wants_to_end_the_process_cannot_be_loaded_and_holds_no_place(exported, error):
+    loader = failing_loader(exported, error)
+    assert failure_of(loader).startswith(f"model m version 1 cannot be loaded: {type(error).__name__}")
+    assert loader._placed is None
 
 
 def test_unforeseen_failure_brings_its_story_for_the_log_and_logs_nothing_itself(exported, caplog):

@@ -17,9 +17,12 @@ class Loaded:
 
     def __init__(self, name, platform):
         self.name = name
+        self.value = f"{name}:PLATFORM"
         self._platform = platform
 
     def load(self):
+        if isinstance(self._platform, BaseException):
+            raise self._platform
         return self._platform
 
 
@@ -42,4 +45,10 @@ def test_bad_registration_is_logged_and_left_out(caplog):
     assert set(found) == {platform.name for platform in BUILT_IN}
     assert found["python"] is not PYTHON_AGAIN
     assert "platform broken cannot be imported" in caplog.text
-    assert caplog.text.count("is no Platform, or its name is taken") == 2
+    assert "platform x is left out: x:PLATFORM is of type int, no Platform" in caplog.text
+    assert "platform python:PLATFORM is left out: another one has the name python" in caplog.text
+
+
+def test_platform_that_ends_the_process_as_it_is_imported_is_left_out(caplog):
+    assert set(known_platforms([], [Loaded("exits", SystemExit(5)), Loaded("jax", JAX)])) == {"jax"}
+    assert "platform exits cannot be imported" in caplog.text

@@ -288,3 +288,38 @@ def test_thread_that_was_refused_is_tried_again_when_the_pool_is_looked_after(re
     pool.run_pending()
     assert ran.wait(60)
     pool.shutdown()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("step", ["begin", "work", "done"])
+def test_no_exception_of_a_task_ends_its_thread(step: str, error: BaseException) -> None:
+    pool, ran, errors = PoolExecutor("ends", 1), threading.Event(), []
+
+    def fail(*_: object) -> bool:
+        raise error
+
+    steps = {"begin": lambda: True, "work": lambda: None, "done": errors.append}
+    pool.submit(Task("bad", **{**steps, step: fail}))
+    pool.submit(task(ran.set))
+    assert ran.wait(60)
+    assert errors == ([error] if step == "work" else [])
+    pool.shutdown()
+    assert names("ends") == []
+
+
+def test_interrupt_that_a_task_raises_on_another_callers_thread_does_not_reach_the_caller() -> None:
+    pool, errors, ended = PoolExecutor("inline", 0), [], []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def caller() -> None:
+        pool.run_pending()
+        ended.append("the caller went on")
+
+    pool.submit(task(interrupted, errors.append))
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join(60)
+    assert (ended, [type(error) for error in errors]) == (["the caller went on"], [KeyboardInterrupt])
+    pool.shutdown()

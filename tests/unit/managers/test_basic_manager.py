@@ -215,9 +215,10 @@ def test_handle_of_another_version_holds_nothing_up(basic) -> None:
         assert basic.state(2) is S.DISABLED
 
 
-def test_unload_that_raises_is_logged_and_counts_as_unloaded(basic, caplog) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(3), GeneratorExit()], ids=repr)
+def test_unload_that_raises_is_logged_and_counts_as_unloaded(basic, caplog, error: BaseException) -> None:
     def fail() -> None:
-        raise RuntimeError("stuck")
+        raise error
 
     basic.load_now(1, FakeLoader(while_unloading=fail))
     basic.unload_now(1)

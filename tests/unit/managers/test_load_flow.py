@@ -236,3 +236,21 @@ def test_inline_load_with_retries_ends_within_one_run(make_basic) -> None:
     loader = basic.request(1, FakeLoader(failures=2))
     basic.manager.run_pending()
     assert (loader.loads, basic.state(1)) == (3, S.READY)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit("odd")], ids=repr)
+@pytest.mark.parametrize("step", ["estimate", "load"])
+def test_load_whose_code_wants_to_end_the_process_fails_with_what_it_raised(make_basic, step, error) -> None:
+    class Ending(FakeLoader):
+        def estimate_resources(self):
+            if step == "estimate":
+                raise error
+            return super().estimate_resources()
+
+        def load(self, servable_id: ServableId) -> None:
+            raise error
+
+    basic = make_basic(max_num_load_retries=0, ram=1000)
+    basic.load_now(1, Ending())
+    assert (basic.state(1), basic.codes()) == (S.ERROR, ["load 1: UNKNOWN"])
+    assert basic.outcomes[-1][1].message.endswith(f"{type(error).__name__}: {error}")

@@ -23,6 +23,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.feature import ServerFeature
 from tfs_lite.server.features import FEATURES, GROUP, all_features, cluster
 from tfs_lite.server.server import Server
+from tfs_lite.serving.feature import starting
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
 
@@ -130,6 +131,12 @@ def test_a_server_with_a_feature_that_cannot_start_does_not_start_and_names_it(t
         server.wait_ready(60)
     assert found.value.code is StatusCode.FAILED_PRECONDITION
     wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left", 60)
+
+
+def test_a_feature_that_ends_the_process_as_it_is_imported_is_named() -> None:
+    named = pytest.raises(ServingError, match="the feature arrivals cannot be imported: SystemExit: 5")
+    with named, starting("arrivals", "be imported"):
+        raise SystemExit(5)
 
 
 def test_a_process_with_a_feature_that_cannot_be_imported_ends_and_names_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from math import inf
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, Traits, WorkerBusy
+from tfs_lite.core.model import RUNNING, Model, OnBatch, PredictCall, Traits, WorkerBusy, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, queue_full
@@ -223,8 +223,7 @@ class BatchingServable:
             worker.wake()
         self._refuse(waiting, "is being unloaded")
         self._workers.join()
-        for model in self.models:
-            model.close()
+        close_models(self.models, self._name)
 
     def _clear(self) -> list[BatchJob]:
         """Takes out all that waits. With the lock held."""
@@ -341,10 +340,7 @@ class BatchingServable:
         if other is not None:
             other.wake()
         if last:
-            try:
-                worker.model.close()
-            except Exception:
-                logger.exception("closing an instance of %s failed", self._name)
+            close_models([worker.model], self._name)
 
     def _next(self, worker: WorkerThread) -> tuple[SignatureQueue | None, list[BatchJob]]:
         """The worker's next batch; blocks. Without a queue the worker has to end."""

@@ -84,7 +84,7 @@ class StepLoop:
             busy = False
             try:
                 busy = engine.turn()
-            except Exception:
+            except BaseException:
                 logger.exception("an engine broke its contract: a turn must not raise")
             self._turned(busy, wakes)
 

@@ -28,7 +28,7 @@ from tfs_lite.core.generation import (
     TextReport,
     join_pieces,
 )
-from tfs_lite.core.model import CallTrace, FixedInstances, JudgesCalls, Model, TextTimes, Traits
+from tfs_lite.core.model import CallTrace, FixedInstances, JudgesCalls, Model, TextTimes, Traits, close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -178,7 +178,7 @@ class GenerativeServable(FixedInstances, JudgesCalls):
         self._closed.set()
         self._tokenizer.close()
         self._engine.close()
-        self.model.close()
+        close_models([self.model], self._name)
 
     def _prepare_later(self, task: GenerationTask, weight: int) -> None:
         work = task.work = Work(weight, partial(self._prepare, task), partial(self._end, task, self._unloaded()))

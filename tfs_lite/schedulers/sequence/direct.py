@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Generic
 
 from tfs_lite.core.clock import Timer
-from tfs_lite.core.model import RUNNING, BatchReport, Model, OnBatch, WorkerLost
+from tfs_lite.core.model import RUNNING, BatchReport, Model, OnBatch, WorkerLost, close_models
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.calls import Answer, count_run, failure_of
@@ -84,8 +84,7 @@ class DirectWorkers:
         self.wake([SequenceSlot(0, instance) for instance in range(len(self._workers))])
         for worker in self._workers:
             worker.thread.join()
-        for worker in self._workers:
-            worker.model.close()
+        close_models([worker.model for worker in self._workers], self._manager.name)
 
     def _mark_awake(self, instance: int) -> bool:
         """Marks the instance's worker as awake, with the lock held. Returns whether the worker slept; then the caller

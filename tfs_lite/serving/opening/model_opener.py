@@ -25,6 +25,7 @@ from tfs_lite.adapters.tensorflow.platform import SERVE
 from tfs_lite.config.replicas import ReplicaOptions
 from tfs_lite.config.scheduling import InstanceGroup, replica_options
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.model import close_models
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.serving.opening.sandboxes import Sandboxes, asks_for_sandbox
@@ -98,8 +99,7 @@ class ModelOpener:
                     there = replace(request, device=device, beside=(*request.beside, *models))
                     models.extend(self._open_instance(platform, there, group))
         except BaseException:
-            for model in models:
-                model.close()
+            close_models(models, label_of(request.id))
             raise
         return models
 
