@@ -205,7 +205,7 @@ def test_a_config_that_a_server_refuses_moves_nothing(three: ServersFixture, cap
     config = three.root / "models.yaml"
     config.write_text(
         "model_config_list:\n  config:\n"
-        "    - {name: m, base_path: 's3://bucket/m', model_version_policy: {specific: {versions: [2]}}}\n"
+        "    - {name: m, base_path: 'http://bucket/m', model_version_policy: {specific: {versions: [2]}}}\n"
     )
     assert main(["rollout", str(config), three.addresses(), "--json"]) == 1
     assert [each["state"] for each in printed(capsys)["servers"]] == ["failed"] * 3
