@@ -1,6 +1,7 @@
 """``tensorflow.serving.PredictionService``: translates messages for the Predictor.
 
-A call is counted from the moment its message is read until its answer is written. Answers are offered to the request
+A call is timed from the moment its message is read until its answer is written; one whose message cannot be read is
+counted for an unknown model. Answers are offered to the request
 log, which cannot change them.
 """
 
