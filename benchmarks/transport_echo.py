@@ -58,6 +58,7 @@ async def serve_grpcio(port: int) -> None:
 
 
 async def serve_native(port: int) -> None:
+    from tfs_lite.core.callbacks import ignore
     from tfs_lite.transport.limits import Limits
     from tfs_lite.transport.server import Hooks, TransportServer
     from tfs_lite.transport.table import server_stream, unary
@@ -73,9 +74,7 @@ async def serve_native(port: int) -> None:
         return 13, "internal error"
 
     rows = [*(unary(path, same) for path in UNARY), server_stream(MANY, many)]
-    server = TransportServer(
-        rows, Limits(max_receive_message=LARGEST), Hooks(enter, leave, explain, lambda path, code, seconds: None)
-    )
+    server = TransportServer(rows, Limits(max_receive_message=LARGEST), Hooks(enter, leave, explain, ignore))
     listener = socket.create_server(("127.0.0.1", port), backlog=4096)
     listener.setblocking(False)
     await server.start([listener])

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.request_context import Carrier
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.ended_requests import EndedRequest, ended_request
 from tfs_lite.metrics.request_records import ASKED, RecordedRequest, RequestRecord
 from tfs_lite.metrics.series import (
@@ -81,6 +82,24 @@ class RequestTotals:
     codes: dict[str, float] = field(default_factory=dict)
     seconds: Cell = field(default_factory=lambda: [0.0] * (len(LATENCY_BUCKETS) + 2))
     in_flight: int = 0
+
+
+class _Reading:
+    """See :meth:`RequestMetrics.reading`."""
+
+    __slots__ = ("_carrier", "_method", "_metrics")
+
+    def __init__(self, metrics: RequestMetrics, method: str, carrier: Carrier) -> None:
+        self._metrics = metrics
+        self._method = method
+        self._carrier = carrier
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self._metrics.record(self._method, UNKNOWN, GRPC, self._carrier).end(error)
 
 
 class RequestMetrics:
@@ -176,13 +195,20 @@ class RequestMetrics:
                 labels = (ended.model, "" if ended.version is None else str(ended.version))
                 self._seconds.add_exemplar(labels, ended.seconds, ended.trace_id, at)
 
-    def unread(self, path: str, code: int, count: int) -> None:
-        """Counts calls of gRPC that have ended before anything of them was read; so the model is not known."""
+    def unread(self, path: str, code: int, text: str, count: int, carrier: Carrier | None) -> None:
+        """Calls of gRPC have ended with this status before anything of them was read; so the model is not known. All
+        are counted, and listeners are told of one."""
         method = path.rpartition("/")[2]
-        if method in UNARY:
-            self._noted.extend([((method, UNKNOWN, GRPC, None, StatusCode(code)), 0.0, 0.0)] * count)
-            if len(self._noted) >= MOST_NOTED:
-                self._guard.add_up_now()
+        if method not in UNARY:
+            return
+        if count > 1:
+            self._noted.extend([((method, UNKNOWN, GRPC, None, StatusCode(code)), 0.0, 0.0)] * (count - 1))
+            text = f"{text} (and {count - 1} more calls at this moment)"
+        self.record(method, UNKNOWN, GRPC, carrier).end(ServingError(StatusCode(code), text))
+
+    def reading(self, method: str, carrier: Carrier) -> _Reading:
+        """Counts a request of gRPC that the block, which reads it, refuses: its model is not known then."""
+        return _Reading(self, method, carrier)
 
     def _add_up(self) -> None:
         """Adds up what was counted; called under the lock."""

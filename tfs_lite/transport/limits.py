@@ -30,6 +30,8 @@ class Limits:
     # messages
     max_receive_message: int = 100 * MIB
     """The largest message in bytes, also after decompression. A larger one is answered with RESOURCE_EXHAUSTED."""
+    receive_flag: str = ""
+    """The name of that bound for the client's text, such as a flag; empty: it is not named."""
     max_send_message: int | None = None
     max_unread: int = 1024 * MIB
     """All half-received messages of the server together; at least one of the largest size fits."""

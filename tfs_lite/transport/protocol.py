@@ -22,7 +22,7 @@ from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.peer import UNKNOWN, peer_of
 from tfs_lite.transport.pings import PingPolicy
-from tfs_lite.transport.table import CallKind
+from tfs_lite.transport.table import CallContext, CallKind
 from tfs_lite.transport.watch import Act, ConnectionActivity, decide
 
 logger = logging.getLogger(__name__)
@@ -265,6 +265,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def _answer_at_once(self, stream: Stream, head: RequestHead) -> None:
         path = head.method.path if head.method is not None else ""
+        if path:
+            self.common.hooks.unread(path, head.status, head.text, 1, CallContext(None, head.metadata, peer=self.peer))
         self.common.numbers.calls[path, head.status] += 1
         self.connection.headers(stream, head.answer or b"", True)
         self.connection.release(stream)

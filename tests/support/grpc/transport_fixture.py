@@ -83,6 +83,7 @@ class Service:
         """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended."""
         self.unread: Counter[tuple[str, int]] = Counter()
         """Calls that ended before their handler began, by path and code."""
+        self.unread_texts: list[str] = []
         self.refusing: Refused | None = None
         self.stubborn = False
         """``wait`` goes on after it was cancelled, until the gate is open."""
@@ -120,8 +121,9 @@ class Service:
     def _release(self) -> None:
         self.happened["released"] += 1
 
-    def _unread(self, path: str, code: int, count: int) -> None:
+    def _unread(self, path: str, code: int, text: str, count: int, call: CallContext | None) -> None:
         self.unread[path, code] += count
+        self.unread_texts.append(text)
 
     def _explain(self, path: str, error: Exception) -> tuple[int, str]:
         if isinstance(error, Refused):

@@ -8,9 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
+from tfs_lite.metrics.ended_requests import EndedRequest
 from tfs_lite.metrics.requests import KEPT_VERSIONS, MOST_NOTED, RequestMetrics
 from tfs_lite.metrics.tensorflow_text import MAX_CELLS
+from tfs_lite.transport.peer import Peer
+from tfs_lite.transport.table import CallContext
 
 
 def page(registry: CollectorRegistry) -> str:
@@ -103,13 +106,43 @@ def test_call_that_ended_unread_is_a_request_of_an_unknown_model(
     metrics: RequestMetrics, registry: CollectorRegistry
 ) -> None:
     for path in ("/tensorflow.serving.PredictionService/Predict", "/inference.GRPCInferenceService/ModelInfer"):
-        metrics.unread(path, 1, 1)
+        metrics.unread(path, 1, "gone", 1, None)
     assert count(registry, "CANCELLED", version="", model="unknown") == 1
     other = ("/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ModelStreamInfer")
     before = page(registry)
     for path in other:
-        metrics.unread(path, 1, 1)
+        metrics.unread(path, 1, "gone", 1, None)
     assert page(registry) == before, "such calls are never counted, or each of their requests is"
+
+
+def test_listeners_are_told_why_a_call_ended_unread_and_of_many_refused_at_once_in_one_go(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    told: list[EndedRequest] = []
+    metrics.on_failure(told.append)
+    path = "/tensorflow.serving.PredictionService/Predict"
+    metrics.unread(path, 8, "too large", 1, CallContext(None, {"x-request-id": "abc"}, peer=Peer("10.0.0.7")))
+    metrics.unread(path, 14, "too late", 1000, None)
+    assert [(ended.method, ended.code.name, ended.message) for ended in told] == [
+        ("Predict", "RESOURCE_EXHAUSTED", "too large"),
+        ("Predict", "UNAVAILABLE", "too late (and 999 more calls at this moment)"),
+    ]
+    assert (told[0].context.request_id, told[0].context.peer) == ("abc", "10.0.0.7")
+    assert count(registry, "RESOURCE_EXHAUSTED", version="", model="unknown") == 1
+    assert count(registry, "UNAVAILABLE", version="", model="unknown") == 1000
+
+
+def test_a_request_that_cannot_be_read_is_counted_and_told(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    told: list[EndedRequest] = []
+    metrics.on_failure(told.append)
+    with pytest.raises(ServingError), metrics.reading("Predict", CallContext(None)):
+        raise invalid_argument("no message")
+    with metrics.reading("Predict", CallContext(None)):
+        pass
+    assert [ended.message for ended in told] == ["no message"]
+    assert count(registry, "INVALID_ARGUMENT", version="", model="unknown") == 1
 
 
 def fail(metrics: RequestMetrics, error: BaseException, deadline: float | None = None) -> None:

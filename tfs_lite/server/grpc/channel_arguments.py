@@ -119,7 +119,8 @@ def read_limits(arguments: Arguments, max_message_bytes: int) -> Limits:
     given: Mapping[str, int | str] = dict(arguments)
     shares_port(arguments)
     largest = LARGEST_MESSAGE if max_message_bytes < 0 else min(max_message_bytes, LARGEST_MESSAGE)
-    fields: dict[str, Any] = {"max_receive_message": largest}
+    flag = f"{RECEIVE_LIMIT} of --grpc_channel_arguments" if RECEIVE_LIMIT in given else "--max_message_bytes"
+    fields: dict[str, Any] = {"max_receive_message": largest, "receive_flag": flag}
     fields |= {rule.field: _value(name, given[name], rule) for name, rule in _RULES.items() if name in given}
     if fields.get("max_send_message") == inf:
         fields["max_send_message"] = None

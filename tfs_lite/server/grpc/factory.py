@@ -4,7 +4,7 @@ and neither is imported before it is chosen."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, witho
 from tfs_lite.server.runtime.tls import GRPC, TlsFile
 from tfs_lite.serving.options import NATIVE
 from tfs_lite.transport.backlog import Backlog
+from tfs_lite.transport.grpc.call import OnUnread
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.table import Method
@@ -43,7 +44,7 @@ def make_grpc_server(
     max_concurrent_calls: int | None = None,
     backlog: Backlog | None = None,
     share: ConnectionShare | None = None,
-    on_unread: Callable[[str, int, int], None] = ignore,
+    on_unread: OnUnread = ignore,
 ) -> GrpcTransport:
     """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers. ``backlog``, ``share`` and
     ``on_unread``: see :class:`NativeGrpcServer`; gRPC's library has none of them."""

@@ -17,6 +17,7 @@ from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, share
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, UnixListener, listen
 from tfs_lite.transport.backlog import Backlog
+from tfs_lite.transport.grpc.call import OnUnread
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.room import ConnectionShare
 from tfs_lite.transport.server import Hooks, TransportServer
@@ -30,7 +31,7 @@ class NativeGrpcServer:
     one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
     is refused with RESOURCE_EXHAUSTED; health and reflection do not count. Calls wait in the ``backlog``, and
     connections count in the ``share``, which others may have a part in (None: one of its own). ``on_unread`` is told of
-    calls that end before their handler begins, with path, gRPC's code and their number.
+    calls that end before their handler begins: see :class:`Hooks`.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class NativeGrpcServer:
         max_concurrent_calls: int | None = None,
         backlog: Backlog | None = None,
         share: ConnectionShare | None = None,
-        on_unread: Callable[[str, int, int], None] = ignore,
+        on_unread: OnUnread = ignore,
     ) -> None:
         admission = AdmissionControl(max_concurrent_calls)
         hooks = Hooks(admission.acquire, admission.release, explain, on_unread)

@@ -34,8 +34,10 @@ class ModelService:
         ]
 
     async def get_model_status(self, data: bytes, context: CallContext) -> bytes:
-        ref = read_model_spec(parse(GetModelStatusRequest, data), require_name=False)
-        with self._core.metrics.requests.record("GetModelStatus", ref.name, GRPC, context):
+        metrics = self._core.metrics.requests
+        with metrics.reading("GetModelStatus", context):
+            ref = read_model_spec(parse(GetModelStatusRequest, data), require_name=False)
+        with metrics.record("GetModelStatus", ref.name, GRPC, context):
             return _bytes(model_status(self._core.view.status(ref)))
 
     async def handle_reload_config_request(self, data: bytes, context: CallContext) -> bytes:

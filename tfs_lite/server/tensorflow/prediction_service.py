@@ -1,6 +1,7 @@
 """``tensorflow.serving.PredictionService``: translates messages for the Predictor.
 
-A call is counted from the moment its message is read until its answer is written. Answers are offered to the request
+A call is timed from the moment its message is read until its answer is written; one whose message cannot be read is
+counted for an unknown model. Answers are offered to the request
 log, which cannot change them.
 """
 
@@ -85,7 +86,8 @@ class PredictionService:
         ]
 
     def predict(self, data: bytes, context: CallContext) -> Reply[bytes]:
-        parsed = self._reader.read(data)
+        with self._metrics.reading("Predict", context):
+            parsed = self._reader.read(data)
         record = self._metrics.record("Predict", parsed.name, GRPC, context)
 
         def write(inference: Inference) -> bytes:
@@ -109,7 +111,8 @@ class PredictionService:
         return await self._with_examples(REGRESS, data, context, self._inferences.regress)
 
     async def _with_examples(self, method: _Method, data: bytes, context: CallContext, infer: Infer) -> bytes:
-        request = parse(method.request, data)
+        with self._metrics.reading(method.name, context):
+            request = parse(method.request, data)
         with self._metrics.record(method.name, request.model_spec.name, GRPC, context) as record:
             response = await infer(read_model_spec(request), request.input, record, context.deadline)
             answer = _bytes(response)
@@ -117,7 +120,8 @@ class PredictionService:
         return answer
 
     async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(MultiInferenceRequest, data)
+        with self._metrics.reading("MultiInference", context):
+            request = parse(MultiInferenceRequest, data)
         name = request.tasks[0].model_spec.name if request.tasks else ""
         with self._metrics.record("MultiInference", name, GRPC, context) as record:
             response = await self._inferences.multi_inference(request, record, context.deadline)
@@ -127,7 +131,8 @@ class PredictionService:
         return answer
 
     async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(GetModelMetadataRequest, data)
+        with self._metrics.reading("GetModelMetadata", context):
+            request = parse(GetModelMetadataRequest, data)
         with self._metrics.record("GetModelMetadata", request.model_spec.name, GRPC, context) as record:
             ref = read_model_spec(request, require_name=False)
             _check_metadata_fields(request.metadata_field)

@@ -83,7 +83,8 @@ class V2GrpcService:
         return reply if reply is not None else self._answer(plain.in_full(), record, context)
 
     async def _infer_in_full(self, data: bytes, context: CallContext) -> bytes:
-        sent = read_message(data)
+        with self._infer.metrics.reading(METHOD, context):
+            sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model, GRPC, context) as record:
             with naming(sent.model):
                 request = read_request(sent)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from tfs_lite.transport.backlog import OVERLOADED, Backlog
 from tfs_lite.transport.deadlines import Deadlines
@@ -47,6 +47,10 @@ SHUTTING_DOWN = "the server is shutting down; try another one"
 _OVERLOADED = trailers_only(UNAVAILABLE, OVERLOADED)
 
 
+OnUnread: TypeAlias = Callable[[str, int, str, int, CallContext | None], None]
+"""See :class:`Hooks`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """The callbacks by which the owner of a server decides about its calls. Called on the event loop."""
@@ -57,9 +61,11 @@ class Hooks:
     release: Callable[[], None]
     explain: Callable[[str, Exception], tuple[int, str]]
     """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
-    unread: Callable[[str, int, int], None]
-    """Called with a path, a code and the number of calls that ended with it before their handlers began: their client
-    cancelled them, they were refused by their heads, or the rest of them was late or wrong."""
+    unread: OnUnread
+    """Called with a path, a code, its text, and the number of calls that ended so before their handlers began: their
+    client cancelled them, they were refused, or the rest of them was late or wrong. The last is the call, None for
+    those that are refused by their heads because they would be late. Not called where ``admit`` of the method has
+    refused, which knows that."""
 
 
 class Common:
@@ -87,7 +93,7 @@ class Common:
         self.backlog = backlog
         self.log = RateLimitedLog("gRPC", loop.time)
         self.deadlines = Deadlines[Call](loop, lambda call: call.expire())
-        self.inflater = Inflater(loop, limits.max_receive_message)
+        self.inflater = Inflater(loop, limits.max_receive_message, limits.receive_flag)
         self.calls: set[Call] = set()
         self.draining = False
         self._soon: list[Callable[[], None]] = []
@@ -119,7 +125,7 @@ class Common:
         refused, self._refused = self._refused, Counter()
         for path, count in refused.items():
             self.numbers.calls[path, UNAVAILABLE] += count
-            self.hooks.unread(path, UNAVAILABLE, count)
+            self.hooks.unread(path, UNAVAILABLE, OVERLOADED, count, None)
 
 
 class CallOwner(Protocol):
@@ -214,7 +220,7 @@ class Call(CallContext):
         """Cancels the handler: the client has reset the stream, or the connection has ended."""
         if not self.done:
             self._set_status(CANCELLED)
-            self._cancel(CANCELLED)
+            self._cancel(CANCELLED, "the client has cancelled the call")
 
     def expire(self) -> None:
         self.abort(DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -223,7 +229,7 @@ class Call(CallContext):
         """Ends the call with this status and cancels the handler, unless it has a status already."""
         if not self.done:
             self.finish(code, text)
-            self._cancel(code)
+            self._cancel(code, text)
 
     def finish(self, code: int, text: str = "") -> None:
         """Sends the status after what was sent before, unless the call has one already. Trailers that are no headers
@@ -273,6 +279,10 @@ class Call(CallContext):
             return
         try:
             self._acquired = self.common.hooks.acquire(self.path)
+        except Exception as error:
+            self.abort(*self._explain(error))
+            return
+        try:
             begun = self.call_handler()
             if isinstance(begun, Reply):
                 self._handler = begun
@@ -317,18 +327,19 @@ class Call(CallContext):
     def _fail_with(self, error: Exception) -> None:
         if self.done:
             return  # the client has a status already
-        if isinstance(error, MessageFault):
-            code, text = error.code, error.text
-        else:
-            try:
-                code, text = self.common.hooks.explain(self.path, error)
-            except Exception:
-                logger.exception("%s failed, and nobody can say why", self.path)
-                code, text = INTERNAL, "internal error"
         try:
-            self.finish(code, text)
+            self.finish(*self._explain(error))
         except Exception as bug:
             self._owner.fail(bug)
+
+    def _explain(self, error: Exception) -> tuple[int, str]:
+        if isinstance(error, MessageFault):
+            return error.code, error.text
+        try:
+            return self.common.hooks.explain(self.path, error)
+        except Exception:
+            logger.exception("%s failed, and nobody can say why", self.path)
+            return INTERNAL, "internal error"
 
     def check(self, message: bytes) -> None:
         """Raises TypeError or MessageFault for an answer of a handler that cannot be sent."""
@@ -352,10 +363,10 @@ class Call(CallContext):
             return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
         return handler is not None
 
-    def _cancel(self, code: int) -> None:
-        """The call has ended with ``code``, whatever its handler does."""
+    def _cancel(self, code: int, text: str) -> None:
+        """The call has ended with this status, whatever its handler does."""
         if not self._has_begun():
-            self.common.hooks.unread(self.path, code, 1)
+            self.common.hooks.unread(self.path, code, text, 1, self)
         handler = self._handler
         if handler is None:
             self.close()
@@ -423,7 +434,12 @@ class OneRequestCall(Call):
 
     async def inflate(self) -> None:
         """Inflates a ``compressed`` message before it is taken. Raises MessageFault."""
-        self._message = await self.common.inflater.inflate(self._message or b"", self.head.encoding)
+        try:
+            self._message = await self.common.inflater.inflate(self._message or b"", self.head.encoding)
+        except MessageFault as fault:
+            if not self.done:
+                self.common.hooks.unread(self.path, fault.code, fault.text, 1, self)
+            raise
 
     def _has_begun(self) -> bool:
         return self._message is None and super()._has_begun()  # else it may still be inflated
@@ -433,7 +449,9 @@ class OneRequestCall(Call):
         if assembler is None:
             if not self._is_admitted():
                 return
-            assembler = self._assembler = Assembler(self.common.limits.max_receive_message)
+            assembler = self._assembler = Assembler(
+                self.common.limits.max_receive_message, self.common.limits.receive_flag
+            )
         self.waiting_since = self.connection.last_received
         if not self.count_unread(len(data)):
             return
@@ -462,7 +480,8 @@ class OneRequestCall(Call):
             if self.method.admit is not None:
                 self.method.admit(self)
         except Exception as error:
-            self.abort(*self.common.hooks.explain(self.path, error))
+            self.finish(*self._explain(error))
+            self.close()
         return not self.done
 
 

@@ -10,7 +10,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE
-from tfs_lite.transport.grpc.messages import MessageFault
+from tfs_lite.transport.grpc.messages import MessageFault, named
 
 ENCODINGS = ("identity", "deflate", "gzip")
 """The encodings that grpc-encoding and grpc-accept-encoding may name."""
@@ -22,8 +22,9 @@ INFLATE_THREADS = 2
 _WBITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS + 16}
 
 
-def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The message that ``data``, flagged as compressed, stands for. ``encoding`` is one of :data:`ENCODINGS`.
+def inflate(data: bytes, encoding: str, max_bytes: int, flag: str = "") -> bytes:
+    """The message that ``data``, flagged as compressed, stands for. ``encoding`` is one of :data:`ENCODINGS`, ``flag``
+    the name of the bound.
 
     Takes time and memory for at most ``max_bytes``; any thread, and without holding the GIL. Empty ``data`` is an empty
     message. MessageFault: RESOURCE_EXHAUSTED above ``max_bytes``; INTERNAL if the client named no encoding, and for
@@ -39,7 +40,8 @@ def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
     except zlib.error:
         raise MessageFault(INTERNAL, f"a message of {len(data)} bytes is not {encoding}, or is damaged") from None
     if len(message) > max_bytes:
-        raise MessageFault(RESOURCE_EXHAUSTED, f"Decompressed message larger than max ({max_bytes} bytes)")
+        text = f"Decompressed message larger than max ({max_bytes} bytes)"
+        raise MessageFault(RESOURCE_EXHAUSTED, named(text, flag))
     if not stream.eof:
         raise MessageFault(INTERNAL, f"a message in {encoding} is cut off after {len(data)} bytes")
     if stream.unused_data:
@@ -50,8 +52,9 @@ def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
 class Inflater:
     """Inflates messages for the event loop: small ones at once, large ones on threads, which start when needed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, max_message: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_message: int, flag: str = "") -> None:
         self._loop = loop
+        self._flag = flag
         self._max_message = max_message
         self._threads: ThreadPoolExecutor | None = None
 
@@ -60,14 +63,16 @@ class Inflater:
         bound = min(self._max_message, MAX_INLINE_OUT)
         if len(data) <= MAX_INLINE_IN:
             try:
-                return inflate(data, encoding, bound)
+                return inflate(data, encoding, bound, self._flag)
             except MessageFault as fault:
                 if fault.code != RESOURCE_EXHAUSTED or bound == self._max_message:
                     raise
         if self._threads is None:
             self._threads = ThreadPoolExecutor(INFLATE_THREADS, thread_name_prefix="grpc-inflate")
         try:
-            return await self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
+            return await self._loop.run_in_executor(
+                self._threads, inflate, data, encoding, self._max_message, self._flag
+            )
         except RuntimeError as error:  # the system has no thread to give
             raise MessageFault(UNAVAILABLE, f"a message in {encoding} cannot be inflated now: {error}") from None
 

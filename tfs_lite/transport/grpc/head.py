@@ -54,6 +54,8 @@ class RequestHead:
     """The encoding of messages that are flagged as compressed."""
     answer: bytes | None = None
     status: int = 0
+    text: str = ""
+    """The words of that answer."""
     fault: str | None = None
     length: int = -1
     """The value of ``content-length``; -1 without one."""
@@ -116,20 +118,20 @@ class RequestHeadParser:
         path = values.get(b":path", b"").decode("latin-1")
         method = self._methods.get(path)
         if values[b":method"] != b"POST":
-            return RequestHead(method, path, answer=plain(405, allow="POST"), status=UNKNOWN)
+            return RequestHead(method, path, answer=plain(405, allow="POST"), status=UNKNOWN, text="not a POST")
         if not _is_grpc(values.get(b"content-type", b"")):
-            return RequestHead(method, path, answer=plain(415), status=UNKNOWN)
+            return RequestHead(method, path, answer=plain(415), status=UNKNOWN, text="not a content type of gRPC")
         if method is None:
             text = f"Method not found! This server has no {path[:MAX_QUOTED]}"
             return RequestHead(None, path, answer=trailers_only(UNIMPLEMENTED, text), status=UNIMPLEMENTED)
         if _TIMEOUT in values:
             text = "grpc-timeout comes twice"
-            return RequestHead(method, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
+            return RequestHead(method, path, answer=trailers_only(INTERNAL, text), status=INTERNAL, text=text)
         encoding = _text(values.get(b"grpc-encoding", b"identity"))
         if encoding not in ENCODINGS:
             text = f"grpc-encoding is one of {', '.join(ENCODINGS)}, not {encoding[:MAX_QUOTED]!r}"
             answer = trailers_only(UNIMPLEMENTED, text, _ACCEPTED)
-            return RequestHead(method, path, answer=answer, status=UNIMPLEMENTED)
+            return RequestHead(method, path, answer=answer, status=UNIMPLEMENTED, text=text)
         metadata = _metadata(fields)
         return RequestHead(
             method, path, None, MappingProxyType(metadata), encoding, marked=not MARKS.isdisjoint(metadata)
@@ -170,7 +172,7 @@ def _with_bad_timeout(head: RequestHead, value: bytes, why: str) -> RequestHead:
         return RequestHead(fault=fault)
     if head.answer is not None:
         return head
-    return replace(head, answer=trailers_only(INTERNAL, why), status=INTERNAL)
+    return replace(head, answer=trailers_only(INTERNAL, why), status=INTERNAL, text=why)
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -25,6 +25,11 @@ class MessageFault(Exception):
         self.text = text
 
 
+def named(text: str, flag: str) -> str:
+    """The text with the name of the bound that it is about, if there is one."""
+    return f"{text}: {flag}" if flag else text
+
+
 class Assembler:
     """Joins the messages of one direction of one stream: ``feed`` bytes as they arrive, ``finish`` at the end. One
     thread.
@@ -33,10 +38,12 @@ class Assembler:
     prefix included; ``missing`` those still to come, or 0 while the prefix is not whole. Both are read-only.
     """
 
-    __slots__ = ("_begun", "_compressed", "_max", "_pieces", "_prefix", "held", "missing")
+    __slots__ = ("_begun", "_compressed", "_flag", "_max", "_pieces", "_prefix", "held", "missing")
 
-    def __init__(self, max_message: int) -> None:
+    def __init__(self, max_message: int, flag: str = "") -> None:
+        """``flag`` is the bound's name for the client's text."""
         self._max = max_message
+        self._flag = flag
         self._prefix = b""
         self._begun = False
         self._compressed = False
@@ -88,7 +95,8 @@ class Assembler:
                 INTERNAL, f"the first byte of a message says whether it is compressed: 0 or 1, not {flag}"
             )
         if size > self._max:
-            raise MessageFault(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._max} bytes)")
+            text = f"Received message larger than max ({size} vs. {self._max} bytes)"
+            raise MessageFault(RESOURCE_EXHAUSTED, named(text, self._flag))
         self._begun, self._compressed, self.missing = True, flag == 1, size
 
     def _keep(self, piece: bytes) -> None:

@@ -142,7 +142,7 @@ class RequestStream(OneWaiter):
     def __init__(self, call: Call) -> None:
         super().__init__()
         self._call = call
-        self._assembler = Assembler(call.common.limits.max_receive_message)
+        self._assembler = Assembler(call.common.limits.max_receive_message, call.common.limits.receive_flag)
         self._queue: deque[tuple[bool, bytes, int]] = deque()
         """Whether it is compressed, the message, and how many of its bytes were not credited yet."""
         self._credited = 0

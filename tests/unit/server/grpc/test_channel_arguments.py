@@ -86,12 +86,17 @@ SIZE = 1000
 def differences(*arguments: tuple[str, int | str], size: int = SIZE) -> dict[str, Any]:
     """What the arguments change, by field."""
     limits, usual = read_limits(arguments, size), read_limits((), size)
-    names = [field.name for field in fields(Limits)]
+    names = [field.name for field in fields(Limits) if field.name != "receive_flag"]
     return {name: getattr(limits, name) for name in names if getattr(limits, name) != getattr(usual, name)}
 
 
+def test_the_text_about_a_message_that_is_too_large_names_what_bounds_it() -> None:
+    limits = read_limits((("grpc.max_receive_message_length", 7),), SIZE)
+    assert limits.receive_flag == "grpc.max_receive_message_length of --grpc_channel_arguments"
+
+
 def test_without_arguments_only_messages_have_another_bound() -> None:
-    assert read_limits((), SIZE) == Limits(max_receive_message=SIZE)
+    assert read_limits((), SIZE) == Limits(max_receive_message=SIZE, receive_flag="--max_message_bytes")
     assert read_limits((), -1).max_receive_message == LARGEST_MESSAGE
 
 

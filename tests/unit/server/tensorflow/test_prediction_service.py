@@ -190,9 +190,9 @@ def test_every_method_is_counted_by_model_and_code(fixture: ServiceFixture, meth
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-def test_bytes_that_are_no_message_are_invalid_and_not_counted(fixture: ServiceFixture, method: str) -> None:
+def test_bytes_that_are_no_message_count_for_an_unknown_model(fixture: ServiceFixture, method: str) -> None:
     assert "are not a tensorflow.serving." in refusal(fixture.call, method, b"\xff\xff")
-    assert fixture.counts() == {}
+    assert fixture.counts() == {(method, "unknown", "INVALID_ARGUMENT"): 1}
 
 
 @pytest.mark.parametrize("method", sorted(set(ANSWERS) - {"MultiInference"}))

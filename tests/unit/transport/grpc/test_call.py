@@ -284,6 +284,33 @@ def test_request_larger_than_the_bound_is_refused_before_it_has_come(server: Tra
     raw.request(1, ECHO, message(b"x", size=5_000_001), end=False)
     assert raw.status(1) == (8, "Received message larger than max (5000001 vs. 5000000 bytes)")
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
+    assert server.service.unread == {(ECHO, 8): 1}
+    assert server.service.unread_texts == ["Received message larger than max (5000001 vs. 5000000 bytes)"]
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "text"),
+    [
+        ((b"grpc-timeout", b"5Z"), 13, "grpc-timeout is 1 to 8 digits"),
+        ((b"grpc-encoding", b"snappy"), 12, "grpc-encoding is one of"),
+    ],
+)
+def test_call_that_is_refused_by_its_head_is_told_to_the_owner(
+    server: TransportFixture, field: tuple[bytes, bytes], code: int, text: str
+) -> None:
+    raw = server.dial()
+    raw.request(1, ECHO, message(b"x"), field)
+    assert raw.status(1)[0] == code
+    assert server.service.unread == {(ECHO, code): 1}
+    assert server.service.unread_texts[0].startswith(text)
+
+
+def test_call_that_the_owner_does_not_take_is_told_to_it(server: TransportFixture) -> None:
+    server.service.refusing = Refused(8, "full")
+    raw = server.dial()
+    raw.request(1, ECHO, message(b"x"))
+    assert raw.status(1) == (8, "full")
+    assert (server.service.unread, server.service.unread_texts) == ({(ECHO, 8): 1}, ["full"])
 
 
 def test_answer_larger_than_the_bound_is_not_sent(server: TransportFixture, channel: grpc.Channel) -> None:
@@ -322,6 +349,8 @@ def test_request_that_is_not_one_message_fails(
     assert status[0] == code
     assert text in status[1]
     assert server.service.contexts == []
+    assert server.service.unread == {(ECHO, code): 1}
+    assert server.service.unread_texts == [status[1]]
 
 
 def test_request_in_single_bytes_is_understood(server: TransportFixture) -> None:
@@ -358,7 +387,7 @@ def test_request_of_a_caller_who_is_not_admitted_is_not_received(server: Transpo
     raw.request(1, ECHO, message(bytes(16_000), size=4_000_000), (b"stranger", b"1"), end=False)
     assert raw.status(1) == (7, "not you")
     assert server.numbers.unread == 0
-    assert server.service.unread == {(ECHO, 7): 1}
+    assert not server.service.unread, "who has refused it knows that"
     raw.request(3, ECHO, message(b"a"), end=True)
     assert raw.status(3) == (0, "")
 
