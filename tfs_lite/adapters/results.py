@@ -168,6 +168,12 @@ def check_outputs(
             )
 
 
+def wrong_type(name: str, value: object, expected: str) -> ServingError:
+    """INTERNAL for an output that cannot be sent."""
+    kind = type(value).__name__
+    return ServingError(StatusCode.INTERNAL, f"output {name} is of type {kind}; expected {expected}")
+
+
 def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
     if spec.dtype not in (DataType.INVALID, dtype):
         return False
