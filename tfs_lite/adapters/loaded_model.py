@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import cast
 
-import numpy as np
-
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
 from tfs_lite.adapters.failures import label_of, run_failure, story
 from tfs_lite.adapters.opening import OpenedModel
-from tfs_lite.adapters.results import check_outputs, wrong_type
+from tfs_lite.adapters.results import as_sent, check_outputs
 from tfs_lite.core.model import WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, ShapeContract, Signature, Tensor, find_signature
@@ -89,11 +87,9 @@ class LoadedModel(OpenedModel, ABC):
         self, declared: Signature, inputs: Mapping[str, Tensor], results: Mapping[str, object]
     ) -> dict[str, Tensor]:
         """The results as arrays; INTERNAL unless they are that, and have the declared dtypes and shapes."""
-        for name, result in results.items():
-            if not isinstance(result, np.ndarray):
-                raise wrong_type(name, result, "a numpy array")
-        check_outputs(declared, inputs, results)
-        return cast(dict[str, Tensor], results)
+        arrays = {name: as_sent(name, result) for name, result in results.items()}
+        check_outputs(declared, inputs, arrays)
+        return arrays
 
     @abstractmethod
     def resident_bytes(self) -> int | None:

@@ -255,9 +255,11 @@ def test_size_may_be_a_number_of_numpy(exported):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ({"y": [1.0, 2.0]}, "output y is of type list; expected a numpy array"),
-        ({"y": 1.0}, "output y is of type float; expected a numpy array"),
-        ({"y": torch.zeros(2)}, "output y is of type Tensor; expected a numpy array"),
+        ({"y": [1.0, 2.0]}, "output y is of type list; expected a numpy array of numbers or texts"),
+        ({"y": 1.0}, "output y is of type float; expected a numpy array of numbers or texts"),
+        ({"y": torch.zeros(2)}, "output y is of type Tensor; expected a numpy array of numbers or texts"),
+        ({"y": np.zeros(2, "M8[D]")}, "output y is of dtype datetime64[D]; expected a numpy array of numbers or texts"),
+        ({"y": np.zeros(2, object)}, "output y is of dtype object; expected a numpy array of numbers or texts"),
         ({"y": np.zeros(2)}, "the model returned output y as double[2], expected float[2]"),
         ({"z": np.zeros(2, np.float32)}, "model m version 1 did not return output y; it returned: z"),
         (None, "model m version 1 returned NoneType, expected a dict of the outputs by name"),
@@ -279,6 +281,23 @@ def test_answer_that_breaks_the_contract_is_told_by_name(exported, answer, told)
     loader.load(ID)
     x = {"x": np.zeros(2, np.float32)}
     assert refusal(loader.servable.run, "serving_default", x, ("y",), code=StatusCode.INTERNAL) == told
+    loader.unload()
+
+
+@pytest.mark.parametrize("texts", [np.array(["a", "ü"]), np.array(["a", b"\xc3\xbc"], object)], ids=repr)
+def test_texts_of_any_kind_are_sent_as_bytes(exported, texts):
+    def compute(self, signature, inputs, outputs):
+        return {"y": texts}
+
+    def open_own(request):
+        model = type("Texts", (Own,), {"compute": compute})(request)
+        model._signatures = {"serving_default": Signature((), (TensorSpec("y", DataType.STRING, (2,)),))}
+        return model
+
+    loader = own_loader(exported, open_own)
+    loader.load(ID)
+    found = loader.servable.run("serving_default", {}, ("y",))["y"]
+    assert (found.dtype, found.tolist()) == (object, [b"a", b"\xc3\xbc"])
     loader.unload()
 
 
