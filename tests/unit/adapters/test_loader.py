@@ -229,6 +229,39 @@ def own_loader(directory, model):
     return ArtifactLoader(str(directory), "", AdapterSettings(bare, "cpu"), {"own": own})
 
 
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_every_instance_is_closed_though_the_close_of_one_raises(exported, error, caplog):
+    def close(self):
+        Own.close(self)
+        raise error
+
+    opened = []
+
+    def opens(platform, request):
+        opened.extend([type("Stuck", (Own,), {"close": close})(request), Own(request)])
+        return opened
+
+    def factory(models, request):
+        raise ValueError("no thread left")
+
+    own = Platform("own", "model.pt2", lambda files: True, Own)
+    loader = ArtifactLoader(str(exported), "", AdapterSettings(factory, "cpu", opens=opens), {"own": own})
+    assert failure_of(loader) == "model m version 1 cannot be loaded: ValueError: no thread left"
+    assert [model.closed for model in opened] == [True, True]
+    assert "closing an instance of model m version 1 failed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_unload_of_a_servable_whose_close_raises_gives_its_place_back(exported, error):
+    def close(self):
+        raise error
+
+    loader = own_loader(exported, type("Stuck", (Own,), {"close": close}))
+    loader.load(ID)
+    loader.unload()
+    assert (loader.servable, loader._placed) == (None, None)
+
+
 @pytest.mark.parametrize("size", [1.5, 2**70, -1, "many"])
 def test_size_that_is_no_number_of_bytes_fails_the_load_and_closes_the_model(exported, size):
     opened = []
