@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import cast
 
 from tfs_lite.adapters.cuda.failed_gpu import GPU_WATCH
-from tfs_lite.adapters.failures import run_failure, story
+from tfs_lite.adapters.failures import label_of, run_failure, story
 from tfs_lite.adapters.opening import OpenedModel
-from tfs_lite.adapters.results import check_outputs
+from tfs_lite.adapters.results import as_sent, check_outputs
 from tfs_lite.core.model import WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, ShapeContract, Signature, Tensor, find_signature
@@ -64,11 +64,13 @@ class LoadedModel(OpenedModel, ABC):
         declared = self.run_signature(signature)
         try:
             results = self.compute(signature, cast(Mapping[str, Array], inputs), outputs)
+            if not isinstance(results, Mapping):
+                raise self._no_dict(results)
             wanted = outputs or declared.output_names or tuple(results)
             if self.leaves_out:
                 wanted = self._given(wanted, results)
             return self.to_arrays(declared, inputs, {name: self._pick(results, name, inputs) for name in wanted})
-        except Exception as error:
+        except BaseException as error:  # a model that calls sys.exit() fails like any other
             failure = run_failure(self._id, error, self._shapes_were_checked)
             self._note(failure, error)
         raise failure
@@ -84,9 +86,10 @@ class LoadedModel(OpenedModel, ABC):
     def to_arrays(
         self, declared: Signature, inputs: Mapping[str, Tensor], results: Mapping[str, object]
     ) -> dict[str, Tensor]:
-        """The results as arrays; INTERNAL unless they have the declared dtypes and shapes."""
-        check_outputs(declared, inputs, results)
-        return cast(dict[str, Tensor], results)
+        """The results as arrays; INTERNAL unless they are that, and have the declared dtypes and shapes."""
+        arrays = {name: as_sent(name, result) for name, result in results.items()}
+        check_outputs(declared, inputs, arrays)
+        return arrays
 
     @abstractmethod
     def resident_bytes(self) -> int | None:
@@ -95,6 +98,12 @@ class LoadedModel(OpenedModel, ABC):
     @abstractmethod
     def close(self) -> None:
         """Drops the weights. Called once, after the last ``run``."""
+
+    def _no_dict(self, results: object) -> ServingError:
+        kind = type(results).__name__
+        return ServingError(
+            StatusCode.INTERNAL, f"{label_of(self._id)} returned {kind}, expected a dict of the outputs by name"
+        )
 
     def _pick(self, results: Mapping[str, object], name: str, inputs: Mapping[str, Tensor]) -> object:
         try:

@@ -13,8 +13,10 @@ old and the new config.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import SupportsIndex
 
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.detect import UNREAD, choose_platform, read_version, recognising, unread_files
@@ -53,8 +55,10 @@ from tfs_lite.core.loader import Loader, LoadMeter, LoadPhase, LoadProgress
 from tfs_lite.core.model import Model, Servable, close_models
 from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, invalid_argument
 
+MAX_RESIDENT = 1 << 57
+"""Bytes of main memory that a model cannot hold: more than processors address."""
 logger = logging.getLogger(__name__)
 
 MakeServable = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
@@ -372,7 +376,7 @@ class ArtifactLoader(Loader):
         if placed is None or self._lives_elsewhere(request.settings):
             return NO_RESOURCES
         copies = self._copies(platform, request.settings, request.device)
-        resident = _sum(model.resident_bytes() for model in models)
+        resident = _sum(_resident_bytes(model, platform) for model in models)
         parts = total([model.measured_bytes() for model in models])
         held = {place: taken for place in copies if (taken := on_device(parts, _name_of(place)))}
         if held:
@@ -490,6 +494,19 @@ def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedMod
 def _name_of(place: Resource) -> str:
     """The name of a device, as in :data:`~tfs_lite.adapters.measured.Measured`."""
     return MAIN if place.device == MAIN else f"{GPU}/{place.instance}"
+
+
+def _resident_bytes(model: OpenedModel, platform: Platform) -> int | None:
+    """The bytes that the model says it holds. FAILED_PRECONDITION for what cannot be a number of bytes: later loads are
+    admitted by it."""
+    found: object = model.resident_bytes()
+    if found is None:
+        return None
+    if isinstance(found, SupportsIndex) and 0 <= (size := operator.index(found)) < MAX_RESIDENT:
+        return size
+    raise failed_precondition(
+        f"platform {platform.name}: resident_bytes returned {found!r:.80}, expected a number of bytes or None"
+    )
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

@@ -24,13 +24,15 @@ from tfs_lite.adapters.measured import Measured
 from tfs_lite.config.model import ModelSettings, files_beside
 from tfs_lite.core.loader import LoadMeter
 from tfs_lite.core.manifest import Tree, read_tree, state_of, state_of_file
-from tfs_lite.core.model import Model, ModelAround
+from tfs_lite.core.model import Model, ModelAround, close_models
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import Reason, ServingError, StatusCode, listed, not_found, printable
+from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition, listed, not_found, printable
 
 MAX_SHOWN = 8
 GONE = "its directory is gone"
 CHANGED = "its files have changed since it was loaded"
+_MEMBERS = ("signatures", "run", "resident_bytes", "close")
+"""The members of a model without which nothing can be done with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +255,22 @@ class Platform:
         """Calls ``open_in_process``; errors as those of ``start``."""
         return self._call(self.open_in_process, request)
 
+    def _checked(self, model: OpenedModel) -> OpenedModel:
+        """What ``open`` has returned. FAILED_PRECONDITION if it is no model, or can answer nothing."""
+        what = f"platform {self.name}: open returned {type(model).__name__}"
+        missing = [name for name in _MEMBERS if not hasattr(model, name)]
+        if missing:
+            raise failed_precondition(f"{what}, expected a model; it has no {', '.join(missing)}")
+        if not model.signatures:
+            close_models([model], self.name)
+            raise failed_precondition(f"{what} without a signature, expected one at least")
+        return model
+
     def _call(self, opens: Callable[[OpenRequest], OpenedModel] | None, request: OpenRequest) -> OpenedModel:
         if opens is None:
             raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {self.name}: {self.missing}")
         try:
-            return opens(request)
+            return self._checked(opens(request))
         except ModuleNotFoundError as error:
             if not self.extra:
                 raise

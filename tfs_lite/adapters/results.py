@@ -168,6 +168,32 @@ def check_outputs(
             )
 
 
+def as_texts(array: Array) -> Array:
+    """Texts of any kind as an object array of ``bytes``. TypeError for what is none."""
+    texts = np.empty(array.shape, dtype=object)
+    for index, text in np.ndenumerate(array):
+        if not isinstance(text, bytes | str):
+            raise TypeError("neither text nor bytes")
+        texts[index] = text.encode() if isinstance(text, str) else bytes(text)
+    return texts
+
+
+def as_sent(name: str, value: object) -> Tensor:
+    """An output as it crosses rooms: an array, texts as an object array of ``bytes``. INTERNAL if it is none, or of a
+    dtype or with elements that cannot be sent."""
+    if isinstance(value, np.ndarray):
+        kind = f"dtype {value.dtype}"
+        try:
+            if from_numpy(value.dtype) is not DataType.STRING or all(type(text) is bytes for text in value.flat):
+                return value
+            return as_texts(value)
+        except (ServingError, TypeError):
+            pass
+    else:
+        kind = f"type {type(value).__name__}"
+    raise ServingError(StatusCode.INTERNAL, f"output {name} is of {kind}; expected a numpy array of numbers or texts")
+
+
 def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
     if spec.dtype not in (DataType.INVALID, dtype):
         return False

@@ -8,12 +8,14 @@ import torch
 from tests.support.errors import refusal
 from tests.support.servers.platforms import SETTINGS, add_to_archive, write_plain
 from tfs_lite.adapters import memory
+from tfs_lite.adapters.loaded_model import LoadedModel
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.opening import Platform
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 ID = ServableId("m", 1)
@@ -200,6 +202,136 @@ def test_failing_factory_leaves_nothing_behind(exported_once):
     assert "no thread left" in failure_of(loader)
     (model,) = closed
     assert not hasattr(model, "_forward")
+
+
+class Own(LoadedModel):
+    """A model of a platform of somebody's own."""
+
+    size: object = 16
+
+    def __init__(self, request):
+        inputs, outputs = (TensorSpec("x", DataType.FLOAT, (2,)),), (TensorSpec("y", DataType.FLOAT, (2,)),)
+        super().__init__(request.id, "own", {"serving_default": Signature(inputs, outputs)})
+        self.closed = False
+
+    def compute(self, signature, inputs, outputs):
+        return {"y": inputs["x"]}
+
+    def resident_bytes(self):
+        return self.size
+
+    def close(self):
+        self.closed = True
+
+
+def own_loader(directory, model):
+    own = Platform("own", "model.pt2", lambda files: True, model)
+    return ArtifactLoader(str(directory), "", AdapterSettings(bare, "cpu"), {"own": own})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_every_instance_is_closed_though_the_close_of_one_raises(exported, error, caplog):
+    def close(self):
+        Own.close(self)
+        raise error
+
+    opened = []
+
+    def opens(platform, request):
+        opened.extend([type("Stuck", (Own,), {"close": close})(request), Own(request)])
+        return opened
+
+    def factory(models, request):
+        raise ValueError("no thread left")
+
+    own = Platform("own", "model.pt2", lambda files: True, Own)
+    loader = ArtifactLoader(str(exported), "", AdapterSettings(factory, "cpu", opens=opens), {"own": own})
+    assert failure_of(loader) == "model m version 1 cannot be loaded: ValueError: no thread left"
+    assert [model.closed for model in opened] == [True, True]
+    assert "closing an instance of model m version 1 failed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_unload_of_a_servable_whose_close_raises_gives_its_place_back(exported, error):
+    def close(self):
+        raise error
+
+    loader = own_loader(exported, type("Stuck", (Own,), {"close": close}))
+    loader.load(ID)
+    loader.unload()
+    assert (loader.servable, loader._placed) == (None, None)
+
+
+@pytest.mark.parametrize("size", [1.5, 2**70, -1, "many"])
+def test_size_that_is_no_number_of_bytes_fails_the_load_and_closes_the_model(exported, size):
+    opened = []
+
+    def open_own(request):
+        opened.append(Own(request))
+        opened[0].size = size
+        return opened[0]
+
+    told = failure_of(own_loader(exported, open_own))
+    assert told == (
+        f"model m version 1: platform own: resident_bytes returned {size!r}, expected a number of bytes or None"
+    )
+    assert opened[0].closed
+
+
+def test_size_may_be_a_number_of_numpy(exported):
+    loader = own_loader(exported, type("Sized", (Own,), {"size": np.int64(16)}))
+    loader.load(ID)
+    assert loader.estimate_resources() == main_ram(16)
+    loader.unload()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"y": [1.0, 2.0]}, "output y is of type list; expected a numpy array of numbers or texts"),
+        ({"y": 1.0}, "output y is of type float; expected a numpy array of numbers or texts"),
+        ({"y": torch.zeros(2)}, "output y is of type Tensor; expected a numpy array of numbers or texts"),
+        ({"y": np.zeros(2, "M8[D]")}, "output y is of dtype datetime64[D]; expected a numpy array of numbers or texts"),
+        ({"y": np.zeros(2, object)}, "output y is of dtype object; expected a numpy array of numbers or texts"),
+        ({"y": np.zeros(2)}, "the model returned output y as double[2], expected float[2]"),
+        ({"z": np.zeros(2, np.float32)}, "model m version 1 did not return output y; it returned: z"),
+        (None, "model m version 1 returned NoneType, expected a dict of the outputs by name"),
+        (np.zeros(2, np.float32), "model m version 1 returned ndarray, expected a dict of the outputs by name"),
+        (SystemExit(3), "model m version 1 failed: SystemExit: 3"),
+        (KeyboardInterrupt(), "model m version 1 failed: KeyboardInterrupt"),
+        (RecursionError("deep"), "model m version 1 failed: RecursionError: deep"),
+        (RuntimeError("boom"), "model m version 1 failed: boom"),
+    ],
+    ids=repr,
+)
+def test_answer_that_breaks_the_contract_is_told_by_name(exported, answer, told):
+    def compute(self, signature, inputs, outputs):
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    loader = own_loader(exported, type("Answers", (Own,), {"compute": compute}))
+    loader.load(ID)
+    x = {"x": np.zeros(2, np.float32)}
+    assert refusal(loader.servable.run, "serving_default", x, ("y",), code=StatusCode.INTERNAL) == told
+    loader.unload()
+
+
+@pytest.mark.parametrize("texts", [np.array(["a", "ü"]), np.array(["a", b"\xc3\xbc"], object)], ids=repr)
+def test_texts_of_any_kind_are_sent_as_bytes(exported, texts):
+    def compute(self, signature, inputs, outputs):
+        return {"y": texts}
+
+    def open_own(request):
+        model = type("Texts", (Own,), {"compute": compute})(request)
+        model._signatures = {"serving_default": Signature((), (TensorSpec("y", DataType.STRING, (2,)),))}
+        return model
+
+    loader = own_loader(exported, open_own)
+    loader.load(ID)
+    found = loader.servable.run("serving_default", {}, ("y",))["y"]
+    assert (found.dtype, found.tolist()) == (object, [b"a", b"\xc3\xbc"])
+    loader.unload()
 
 
 def test_failed_load_holds_no_tensors(exported, loader_for):

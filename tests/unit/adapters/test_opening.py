@@ -32,6 +32,32 @@ def test_platform_that_is_only_known_says_why():
     assert "platform odd: not yet" in refusal(platform.start, REQUEST, code=StatusCode.UNIMPLEMENTED)
 
 
+class Half:
+    signatures, closed = {}, False
+
+    def run(self, signature, inputs, outputs): ...
+
+    def resident_bytes(self): ...
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("opened", "told"),
+    [
+        (None, "open returned NoneType, expected a model; it has no signatures, run, resident_bytes, close"),
+        (object.__new__(type("Bare", (Half,), {"close": property(lambda self: self.missing)})), "it has no close"),
+        (Half(), "open returned Half without a signature, expected one at least"),
+    ],
+)
+def test_what_is_no_model_or_answers_nothing_is_refused(opened, told):
+    platform = Platform("odd", "odd.bin", lambda files: True, lambda request: opened)
+    message = refusal(platform.start, REQUEST, code=StatusCode.FAILED_PRECONDITION)
+    assert message.startswith("platform odd: ")
+    assert message.endswith(told)
+
+
 @pytest.mark.parametrize(("device", "on_gpu"), [("cpu", False), ("cuda:0", True)])
 def test_request_says_whether_it_is_for_a_gpu(device, on_gpu):
     assert OpenRequest(ServableId("m", 1), REQUEST.files, device, False).on_gpu is on_gpu

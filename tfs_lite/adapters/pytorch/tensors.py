@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tfs_lite.adapters.results import check_outputs, type_of_array
+from tfs_lite.adapters.results import as_texts, check_outputs, type_of_array
 from tfs_lite.core.signature import DataType, Signature, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
@@ -126,7 +126,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 def _as_array(name: str, value: object) -> Array:
     try:
         array = as_array(value) if isinstance(value, torch.Tensor) else np.array(value, order="C")
-        return _as_bytes(array) if from_numpy(array.dtype) is DataType.STRING else array
+        return as_texts(array) if from_numpy(array.dtype) is DataType.STRING else array
     except (ServingError, TypeError, ValueError, RuntimeError):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             message = f"output {name} is a tensor of layout {value.layout}; expected a dense tensor"
@@ -138,13 +138,3 @@ def _as_array(name: str, value: object) -> Array:
         raise ServingError(
             StatusCode.INTERNAL, f"output {name} is of type {kind}; expected a tensor, an array or texts"
         ) from None
-
-
-def _as_bytes(array: Array) -> Array:
-    """Texts of any kind as an object array of ``bytes``."""
-    texts = np.empty(array.shape, dtype=object)
-    for index, text in np.ndenumerate(array):
-        if not isinstance(text, bytes | str):
-            raise TypeError("neither text nor bytes")
-        texts[index] = text.encode() if isinstance(text, str) else bytes(text)
-    return texts

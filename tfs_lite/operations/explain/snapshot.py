@@ -44,7 +44,7 @@ FAILING_SECONDS = 300.0
 """Failed requests of so long are worth a word, if they are at least these, and this share of all."""
 LEAST_FAILED, LEAST_SHARE = 5, 0.01
 LEAST_ALL = 2
-"""The failed requests that are worth a word where no other one has succeeded."""
+"""So many are worth a word if they are all there were."""
 NO_REPORT = SourceReport("")
 """The report of a source that has not looked at the model."""
 NO_BURDEN = Burden(0, None, ())

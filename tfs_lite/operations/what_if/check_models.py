@@ -49,6 +49,7 @@ from tfs_lite.core.manifest import MODEL_SETTINGS_FILES, read_tree
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
+from tfs_lite.core.threads import is_users
 from tfs_lite.operations.what_if.first_looks import FirstLooks, RemoteFiles
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.source_config import ServableToMonitor
@@ -205,7 +206,9 @@ def check_version(
         unread = unread_files(files, [file.name for file in read_tree(path).version.files], chosen, settings)
     except (ServingError, OSError) as error:
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
-    except Exception as error:  # an error of torch, for an archive that it cannot read
+    except BaseException as error:  # an error of torch, for an archive that it cannot read, or of a platform's code
+        if is_users(error):
+            raise
         return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
     return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures, unread=tuple(unread))
 
