@@ -382,7 +382,7 @@ class FileSystemStoragePathSource:
             try:
                 found.append(stamp(path))
             except OSError as error:
-                found.append((0, error.errno or 0))
+                found.append((0, error.errno or 0, hash(error.strerror)))  # storages have one number for all errors
         return tuple(found)
 
     def _look_closely(self, stream: _PolledStream, config: SourceConfig) -> Look:

@@ -134,6 +134,22 @@ def publish(storage: MemoryStorage, version: object, data: bytes = b"weights", l
 # What is asked.
 
 
+def test_another_problem_of_a_base_path_without_versions_is_told_with_the_next_poll(storage, start) -> None:
+    storage.fault = lambda operation, path: refused()
+    server = start()
+    server.settle()
+    for _ in range(2):  # the second one looks closely, and the next such look is a minute away
+        server.clock.advance(66.0)
+        server.source._sweep()
+    assert refused().sentence in server.problem()
+    no_bucket = StorageError(StatusCode.NOT_FOUND, "there is no such bucket")
+    for seconds, error in ((1.0, no_bucket), (1.0, unavailable()), (REPEAT_SECONDS, None)):
+        storage.fault = lambda operation, path, error=error: error
+        server.clock.advance(seconds)
+        server.source._sweep()
+        assert (error.sentence if error is not None else NO_VERSION) in server.problem()
+
+
 def test_a_poll_is_one_listing_a_model_and_a_version_that_is_there_costs_no_other_request(storage, start) -> None:
     for name in ("m", "n"):
         put(storage, 1, name=name)
