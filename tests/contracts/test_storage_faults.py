@@ -175,10 +175,29 @@ def test_a_name_that_no_file_can_have_makes_a_listing_a_part(storage: Storage, b
     assert (listing.files, listing.is_whole) == ((), False)
     assert storage.children("m").folders == ("1", "2", "3")
     assert [file.path for file in storage.children("m/1").files] == ["m/1/model.pt2"]
+    bucket.set("m/2/1/a", b"1")
+    bucket.set("m/2/a\x01", b"1")
+    assert storage.children("m/2/1").passed_over == ""
     error = error_of(lambda: storage.children("m/2"))
     assert error.code is StatusCode.FAILED_PRECONDITION
-    assert error.sentence == "an object's name cannot be that of a file"
+    assert error.sentence == 'an object\'s name cannot be that of a file: "a\\x01" below the prefix'
     assert error_of(lambda: storage.put("m/../x", b"")).code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("stray", ["/x", "../x", "./x", "..", "/"])
+def test_a_stray_key_that_sorts_before_every_version_is_passed_over_and_named(
+    proxy: FaultProxy, storage: Storage, bucket: Bucket, stray: str
+) -> None:
+    bucket.set(f"m/{stray}", b"1")
+    for path in ("m/0/x", "m/labels.txt", "m/n"):
+        bucket.set(path, b"")
+    for number in range(1200):
+        bucket.set(f"m/2/{number}", b"")
+    found = storage.children("m")
+    assert (found.folders, found.passed_over) == (("0", "1", "2"), f'"{stray}"')
+    assert [file.path for file in found.files] == ["m/labels.txt", "m/n"]
+    bucket.set("m/3//y", b"")
+    assert '"3//y" below the prefix' in error_of(lambda: storage.children("m")).sentence
 
 
 def test_markers_of_folders_are_no_files(storage: Storage, bucket: Bucket) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
@@ -43,11 +44,16 @@ from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_d
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.store import RemoteFile, Storage, StorageCondition, StorageError
 
+logger = logging.getLogger(__name__)
 REPEAT_SECONDS = 30.0
 """The most seconds for which an error that a while may cure is repeated without another request."""
 MOST_FAILURES = 3
 """Base paths that fail one after the other, after which the place as a whole counts as silent."""
 NO_VERSION = "it holds no version (objects below a prefix whose name is a number)"
+PASSED_OVER = (
+    "the key %s below %s cannot be that of a file; it is passed over, with all names there that sort before 0: rename "
+    "or delete it, listings cost more requests until then"
+)
 MAX_CLAIM_BYTES = 4096
 _READ_BYTES = 64 << 10
 _REMOTE, _CACHED = os.makedev(0, 1), os.makedev(8, 1)
@@ -57,7 +63,17 @@ _REMOTE, _CACHED = os.makedev(0, 1), os.makedev(8, 1)
 class _Base:
     """What is known of a base path. The disk's lock guards the fields; the listing is replaced as a whole."""
 
-    __slots__ = ("asked", "condition", "error", "error_until", "is_deep", "is_offline", "listing", "was_good")
+    __slots__ = (
+        "asked",
+        "condition",
+        "error",
+        "error_until",
+        "is_deep",
+        "is_offline",
+        "listing",
+        "passed_over",
+        "was_good",
+    )
 
     def __init__(self) -> None:
         self.listing: BaseListing | None = None
@@ -66,6 +82,7 @@ class _Base:
         self.error_until = 0.0  # until then it is repeated
         self.is_offline = False  # the listing is one of an earlier process, which stands in for the error
         self.is_deep = False
+        self.passed_over = ""  # the key, in quotes, without which the last one was made
         self.was_good = False  # this process has had a listing
         self.condition = StorageCondition()
 
@@ -336,6 +353,10 @@ class ObjectDisk:
             listing = None if state.is_deep else arrange(prefix, flat.files)
         if listing is None:
             children = self._storage.children(prefix)
+            if children.passed_over != state.passed_over:
+                state.passed_over = children.passed_over
+                if children.passed_over:
+                    logger.warning(PASSED_OVER, children.passed_over, base)
             listing = arrange(prefix, children.files, children.folders)
         if not listing.versions:
             raise StorageError(StatusCode.NOT_FOUND, NO_VERSION)

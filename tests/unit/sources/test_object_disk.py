@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,24 @@ def test_a_name_that_no_file_can_have_costs_its_own_version_only(storage, start)
     server.settle()
     assert server.versions() == [1]
     assert server.waiting() == {2: odd.sentence}
+
+
+def test_a_stray_key_that_is_passed_over_is_named_once_and_stops_no_version(storage, start, caplog) -> None:
+    def children(prefix: str) -> Children:
+        found = MemoryStorage.children(storage, prefix)
+        return replace(found, passed_over='"/x"') if prefix == "m" else found
+
+    storage.files = lambda prefix: (
+        FlatListing((), is_whole=False) if prefix == "m" else MemoryStorage.files(storage, prefix)
+    )
+    storage.children = children
+    put(storage, 1)
+    server = start()
+    server.settle()
+    put(storage, 2)
+    server.settle()
+    assert server.versions() == [2]
+    assert [record.getMessage().count('the key "/x" below s3://bucket/m ') for record in caplog.records] == [1]
 
 
 def test_a_storage_that_falls_silent_within_a_deep_listing_is_asked_once(storage, start, clock) -> None:
