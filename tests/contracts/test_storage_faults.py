@@ -168,6 +168,14 @@ def test_an_object_that_changes_while_its_body_is_cut_is_aborted(
     assert error_of(lambda: storage.read("m/1/model.pt2", tag=listed.tag)).code is StatusCode.ABORTED
 
 
+def test_a_page_of_something_between_is_no_object(proxy: FaultProxy, storage: Storage) -> None:
+    proxy.fail("status", status=200, code="SignIn", operation="get")
+    for start in (0, 5):
+        error = error_of(lambda start=start: storage.read("m/1/model.pt2", start, tag="abc"))
+        assert (error.code, error.is_transient) == (StatusCode.UNAVAILABLE, True)
+        assert error.sentence == "the answer of the storage cannot be read"
+
+
 def test_a_name_that_no_file_can_have_makes_a_listing_a_part(storage: Storage, bucket: Bucket) -> None:
     bucket.set("m/2//x", b"1")
     bucket.set("m/3/../x", b"1")

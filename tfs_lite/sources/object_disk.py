@@ -42,6 +42,7 @@ from tfs_lite.sources.object_listing import (
 )
 from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_digests
 from tfs_lite.storage.files_cache import FilesCache
+from tfs_lite.storage.object_errors import NO_NAME, UNREADABLE
 from tfs_lite.storage.store import RemoteFile, Storage, StorageCondition, StorageError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ REPEAT_SECONDS = 30.0
 MOST_FAILURES = 3
 """Base paths that fail one after the other, after which the place as a whole counts as silent."""
 NO_VERSION = "it holds no version (objects below a prefix whose name is a number)"
+EMPTY_NOW = f"{NO_VERSION}, or something between answers in its place"
 PASSED_OVER = (
     "the key %s below %s cannot be that of a file; it is passed over, with all names there that sort before 0: rename "
     "or delete it, listings cost more requests until then"
@@ -364,10 +366,14 @@ class ObjectDisk:
 
     def _fail(self, base: str, state: _Base, error: StorageError, wall: float) -> None:
         """A listing has failed. Until this process has had a good one, that of an earlier process stands in for it, as
-        far as its versions are in the cache. Only a storage that says that nothing is there is believed."""
+        far as its versions are in the cache. Only a storage that says that the bucket is not there is believed: an
+        answer without versions may be that of something between, such as a page to sign in."""
         offline, at = None, state.condition.last_good
-        if not state.was_good and error.code is not StatusCode.NOT_FOUND:
+        is_empty = error.sentence == NO_VERSION
+        if not state.was_good and (is_empty or error.code is not StatusCode.NOT_FOUND):
             offline, at = self._offline(base)
+            if offline is not None and is_empty:
+                error = StorageError(StatusCode.NOT_FOUND, EMPTY_NOW)
         with self._lock:
             state.error, state.is_offline = error, offline is not None
             state.listing = offline or state.listing
@@ -445,6 +451,9 @@ class ObjectDisk:
         while pending and seen <= 2 * MAX_FILES:
             at = pending.pop()
             children = self._storage.children(at)
+            if children.passed_over:  # files of the version may be left out with it
+                sentence = f"{NO_NAME}: {children.passed_over} below {at[len(prefix) + 1 :] or 'the version'}"
+                raise StorageError(StatusCode.FAILED_PRECONDITION, sentence)
             pending.extend(f"{at}/{folder}" for folder in children.folders)
             seen += len(children.files)
             yield from children.files
@@ -520,6 +529,8 @@ class _RemoteReader(io.RawIOBase):
                     filled += len(taken)
                     if filled == wanted:
                         break
+        if filled < wanted:
+            raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
         self._at += filled
         return filled
 

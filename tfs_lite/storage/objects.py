@@ -149,6 +149,9 @@ class ObjectStorage:
             if error.code is not StatusCode.OUT_OF_RANGE:
                 raise
             return iter(())
+        if tag and result.meta["e_tag"] is None:  # a page of something between: the storage tells the tag
+            self._on_request("get", "unavailable")
+            raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
         return self._pieces(result.stream(min_chunk_size=1))
 
     def _pieces(self, stream: Iterable[bytes]) -> Iterator[bytes]:

@@ -168,6 +168,11 @@ def _fix_of(problem: Status) -> str:
         return "correct base_path and reload, or bring it back; what is loaded goes on until then"
     if "AWS_REGION" in problem.message:
         return "set AWS_REGION to the region of the bucket, and start the server again"
+    if "something between answers" in problem.message:
+        return (
+            "publish a version, or take the model out of the config, which alone takes it out of service; if versions "
+            "are there, see to proxies and pages to sign in between this machine and the storage"
+        )
     if NO_NAME in problem.message:
         return (
             "rename or delete the object with this key, exactly as it is written: a client of the storage's API does "
