@@ -168,6 +168,14 @@ def test_an_object_that_changes_while_its_body_is_cut_is_aborted(
     assert error_of(lambda: storage.read("m/1/model.pt2", tag=listed.tag)).code is StatusCode.ABORTED
 
 
+def test_a_page_of_something_between_is_no_object(proxy: FaultProxy, storage: Storage) -> None:
+    proxy.fail("status", status=200, code="SignIn", operation="get")
+    for start in (0, 5):
+        error = error_of(lambda start=start: storage.read("m/1/model.pt2", start, tag="abc"))
+        assert (error.code, error.is_transient) == (StatusCode.UNAVAILABLE, True)
+        assert error.sentence == "the answer of the storage cannot be read"
+
+
 def test_a_name_that_no_file_can_have_makes_a_listing_a_part(storage: Storage, bucket: Bucket) -> None:
     bucket.set("m/2//x", b"1")
     bucket.set("m/3/../x", b"1")
@@ -175,10 +183,29 @@ def test_a_name_that_no_file_can_have_makes_a_listing_a_part(storage: Storage, b
     assert (listing.files, listing.is_whole) == ((), False)
     assert storage.children("m").folders == ("1", "2", "3")
     assert [file.path for file in storage.children("m/1").files] == ["m/1/model.pt2"]
+    bucket.set("m/2/1/a", b"1")
+    bucket.set("m/2/a\x01", b"1")
+    assert storage.children("m/2/1").passed_over == ""
     error = error_of(lambda: storage.children("m/2"))
     assert error.code is StatusCode.FAILED_PRECONDITION
-    assert error.sentence == "an object's name cannot be that of a file"
+    assert error.sentence == 'an object\'s name cannot be that of a file: "a\\x01" below the prefix'
     assert error_of(lambda: storage.put("m/../x", b"")).code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("stray", ["/x", "../x", "./x", "..", "/"])
+def test_a_stray_key_that_sorts_before_every_version_is_passed_over_and_named(
+    proxy: FaultProxy, storage: Storage, bucket: Bucket, stray: str
+) -> None:
+    bucket.set(f"m/{stray}", b"1")
+    for path in ("m/0/x", "m/labels.txt", "m/n"):
+        bucket.set(path, b"")
+    for number in range(1200):
+        bucket.set(f"m/2/{number}", b"")
+    found = storage.children("m")
+    assert (found.folders, found.passed_over) == (("0", "1", "2"), f'"{stray}"')
+    assert [file.path for file in found.files] == ["m/labels.txt", "m/n"]
+    bucket.set("m/3//y", b"")
+    assert '"3//y" below the prefix' in error_of(lambda: storage.children("m")).sentence
 
 
 def test_markers_of_folders_are_no_files(storage: Storage, bucket: Bucket) -> None:

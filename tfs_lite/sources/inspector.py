@@ -28,6 +28,8 @@ from tfs_lite.sources.structure import needs_look, structural_problem
 from tfs_lite.storage.store import StorageError
 
 _TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
+REOPEN_SECONDS, MAX_REOPEN_SECONDS = 60.0, 3600.0
+"""The seconds after which archives that were found damaged over a network are opened again; each time twice as many."""
 STALLED_SECONDS = 60.0
 """The seconds after which a check that has read nothing more does not come on."""
 
@@ -35,13 +37,16 @@ STALLED_SECONDS = 60.0
 @dataclass(slots=True)
 class _Record:
     """The memory of one version directory; valid for one fingerprint. ``restless_since``: the moment since which each
-    look has found it changed."""
+    look has found it changed. ``open_at``: when archives that were found damaged over a network are opened again;
+    ``opened``: how often they were."""
 
     tree: Tree
     fingerprint: str
     first_seen: float
     restless_since: float
     evidence: Evidence
+    open_at: float = 0.0
+    opened: int = 0
 
 
 @dataclass(slots=True)
@@ -201,6 +206,8 @@ class VersionInspector:
             evidence = replace(evidence, digests=None)
             with self._lock:
                 self._checks.pop((path, fingerprint), None)
+        if evidence.structure and self._disk.fetches and now >= known.open_at:  # what lies between may have answered
+            evidence = replace(evidence, structure=None)
         known.evidence = replace(
             evidence,
             wall_time=wall,
@@ -238,6 +245,8 @@ class VersionInspector:
         """Adds the evidence to the record. False: it takes a while and ``on_progress`` will be called."""
         if need is Need.STRUCTURE:
             record.evidence = replace(record.evidence, structure=self._structure(path, tree))
+            wait = min(REOPEN_SECONDS * 2.0 ** min(record.opened, 10), MAX_REOPEN_SECONDS)
+            record.open_at, record.opened = self._clock.monotonic() + wait, record.opened + 1
             return True
         result = self._digests(path, tree, record)
         record.evidence = replace(record.evidence, digests=result)

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
@@ -41,13 +42,20 @@ from tfs_lite.sources.object_listing import (
 )
 from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_digests
 from tfs_lite.storage.files_cache import FilesCache
+from tfs_lite.storage.object_errors import NO_NAME, UNREADABLE
 from tfs_lite.storage.store import RemoteFile, Storage, StorageCondition, StorageError
 
+logger = logging.getLogger(__name__)
 REPEAT_SECONDS = 30.0
 """The most seconds for which an error that a while may cure is repeated without another request."""
 MOST_FAILURES = 3
 """Base paths that fail one after the other, after which the place as a whole counts as silent."""
 NO_VERSION = "it holds no version (objects below a prefix whose name is a number)"
+EMPTY_NOW = f"{NO_VERSION}, or something between answers in its place"
+PASSED_OVER = (
+    "the key %s below %s cannot be that of a file; it is passed over, with all names there that sort before 0: rename "
+    "or delete it, listings cost more requests until then"
+)
 MAX_CLAIM_BYTES = 4096
 _READ_BYTES = 64 << 10
 _REMOTE, _CACHED = os.makedev(0, 1), os.makedev(8, 1)
@@ -57,7 +65,17 @@ _REMOTE, _CACHED = os.makedev(0, 1), os.makedev(8, 1)
 class _Base:
     """What is known of a base path. The disk's lock guards the fields; the listing is replaced as a whole."""
 
-    __slots__ = ("asked", "condition", "error", "error_until", "is_deep", "is_offline", "listing", "was_good")
+    __slots__ = (
+        "asked",
+        "condition",
+        "error",
+        "error_until",
+        "is_deep",
+        "is_offline",
+        "listing",
+        "passed_over",
+        "was_good",
+    )
 
     def __init__(self) -> None:
         self.listing: BaseListing | None = None
@@ -66,6 +84,7 @@ class _Base:
         self.error_until = 0.0  # until then it is repeated
         self.is_offline = False  # the listing is one of an earlier process, which stands in for the error
         self.is_deep = False
+        self.passed_over = ""  # the key, in quotes, without which the last one was made
         self.was_good = False  # this process has had a listing
         self.condition = StorageCondition()
 
@@ -336,6 +355,10 @@ class ObjectDisk:
             listing = None if state.is_deep else arrange(prefix, flat.files)
         if listing is None:
             children = self._storage.children(prefix)
+            if children.passed_over != state.passed_over:
+                state.passed_over = children.passed_over
+                if children.passed_over:
+                    logger.warning(PASSED_OVER, children.passed_over, base)
             listing = arrange(prefix, children.files, children.folders)
         if not listing.versions:
             raise StorageError(StatusCode.NOT_FOUND, NO_VERSION)
@@ -343,10 +366,14 @@ class ObjectDisk:
 
     def _fail(self, base: str, state: _Base, error: StorageError, wall: float) -> None:
         """A listing has failed. Until this process has had a good one, that of an earlier process stands in for it, as
-        far as its versions are in the cache. Only a storage that says that nothing is there is believed."""
+        far as its versions are in the cache. Only a storage that says that the bucket is not there is believed: an
+        answer without versions may be that of something between, such as a page to sign in."""
         offline, at = None, state.condition.last_good
-        if not state.was_good and error.code is not StatusCode.NOT_FOUND:
+        is_empty = error.sentence == NO_VERSION
+        if not state.was_good and (is_empty or error.code is not StatusCode.NOT_FOUND):
             offline, at = self._offline(base)
+            if offline is not None and is_empty:
+                error = StorageError(StatusCode.NOT_FOUND, EMPTY_NOW)
         with self._lock:
             state.error, state.is_offline = error, offline is not None
             state.listing = offline or state.listing
@@ -424,6 +451,9 @@ class ObjectDisk:
         while pending and seen <= 2 * MAX_FILES:
             at = pending.pop()
             children = self._storage.children(at)
+            if children.passed_over:  # files of the version may be left out with it
+                sentence = f"{NO_NAME}: {children.passed_over} below {at[len(prefix) + 1 :] or 'the version'}"
+                raise StorageError(StatusCode.FAILED_PRECONDITION, sentence)
             pending.extend(f"{at}/{folder}" for folder in children.folders)
             seen += len(children.files)
             yield from children.files
@@ -499,6 +529,8 @@ class _RemoteReader(io.RawIOBase):
                     filled += len(taken)
                     if filled == wanted:
                         break
+        if filled < wanted:
+            raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
         self._at += filled
         return filled
 

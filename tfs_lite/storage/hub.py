@@ -218,8 +218,10 @@ def read_commit(info: Any, commits: Any) -> Commit:
     names = [file.path.partition("/")[2] for file in found]
     try:
         check_names(names)
-    except ServingError:
-        raise StorageError(StatusCode.FAILED_PRECONDITION, "an object's name cannot be that of a file") from None
+    except ServingError as error:
+        raise StorageError(
+            StatusCode.FAILED_PRECONDITION, f"an object's name cannot be that of a file: {error}"
+        ) from None
     files = [file for file, name in zip(found, names, strict=True) if _is_taken(name)]
     return Commit(_commit_of(info), number, tuple(sorted(files, key=lambda file: file.path)))
 

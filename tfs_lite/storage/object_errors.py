@@ -1,12 +1,14 @@
 """Reads the errors of obstore, which tells most of them as text, and says them to people.
 
 The texts hold URLs, keys of objects and answers of the storage, which may repeat key ids. Only the status and the code
-of an answer are taken from them. They may change with a minor release of obstore, which is pinned for that reason.
+of an answer are taken from them, and of a key that no file can have the part below the prefix. They may change with a
+minor release of obstore, which is pinned for that reason.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.storage.store import StorageError
@@ -18,6 +20,7 @@ OTHER_REGION = "the bucket is in another region: set AWS_REGION"
 CERTIFICATE = "the storage's certificate is not trusted: SSL_CERT_FILE names the authorities"
 NO_ADDRESS = "the name of the storage's host is not known"
 SHORTER = "the object is shorter"
+UNREADABLE = "the answer of the storage cannot be read"
 SETTINGS = "the environment has no valid settings for the storage"
 
 _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*? - Server returned non-2xx status code: (\d{3})", re.S)
@@ -30,6 +33,9 @@ _OF_CREDENTIALS = re.compile(
     r"Generic \w+ error: (?:Error performing token request|Error getting token response|Failed to read token"
     r"|Error performing (?:PUT \S+/latest/api/token|GET \S+/latest/meta-data/\S*|POST REDACTED) )"
 )
+_INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered illegal| contained empty path segment)', re.S)
+MAX_KEY = 120
+"""The most characters of a key that a sentence shows."""
 _TYPED = frozenset({401, 403, 404, 409, 412})
 """The statuses that have a type of their own in every operation but a listing."""
 _REFUSES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AccessDenied"})
@@ -66,6 +72,36 @@ def error_of(text: str, kind: type[BaseException], *, listing: bool) -> StorageE
     return _of_answer(status, code, listing)
 
 
+@dataclass(frozen=True, slots=True)
+class OddKey:
+    """A key that no file can have, at which a listing ends: the part below the prefix; empty if it is not known."""
+
+    key: str
+
+    @classmethod
+    def of(cls, text: str, prefix: str) -> OddKey:
+        """The key in the text of an InvalidPathError of a listing of ``prefix``."""
+        found = _INVALID_PATH.search(text.partition("\n\nDebug source:")[0])
+        start = f"{prefix}/" if prefix else ""
+        return cls(found[1][len(start) :] if found and found[1].startswith(start) else "")
+
+    @property
+    def sorts_first(self) -> bool:
+        """Whether it sorts before every name that begins with a digit, because its first part is empty or dots."""
+        return bool(self.key) and self.key.partition("/")[0] in ("", ".", "..")
+
+    @property
+    def name(self) -> str:
+        """The key as a log line or a sentence may show it, in quotes."""
+        shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in self.key[:MAX_KEY])
+        return f'"{shown}{"..." if len(self.key) > MAX_KEY else ""}"'
+
+    @property
+    def error(self) -> StorageError:
+        named = f": {self.name} below the prefix" if self.key else ""
+        return StorageError(StatusCode.FAILED_PRECONDITION, f"{NO_NAME}{named}")
+
+
 def setup_error_of(text: str) -> StorageError:
     """The error of a store that could not be made, because of the environment."""
     sentence = next((sentence for part, sentence in _SETUP if part in text), SETTINGS)
@@ -95,7 +131,7 @@ def _without_status(text: str, details: str) -> StorageError:
         return StorageError(
             StatusCode.FAILED_PRECONDITION, f"plain HTTP to the storage is not allowed: set {name}_ALLOW_HTTP=true"
         )
-    sentence = NO_ANSWER if "HTTP error" in text else "the answer of the storage cannot be read"
+    sentence = NO_ANSWER if "HTTP error" in text else UNREADABLE
     if "InvalidCertificate(" in details:
         sentence = CERTIFICATE
     elif '"dns error"' in details:

@@ -7,14 +7,15 @@ object and whose answer was lost. obstore is imported with the first URL, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.storage.object_errors import error_of, setup_error_of
+from tfs_lite.storage.object_errors import UNREADABLE, OddKey, error_of, setup_error_of
 from tfs_lite.storage.store import PAGE, Children, FlatListing, OnRequest, RemoteFile, Storage, StorageError
 from tfs_lite.storage.url import StorageUrl
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
+T = TypeVar("T")
 CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 
 LISTS = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "30s"}
@@ -30,6 +32,8 @@ BODIES = {"connect_timeout": "5s", "read_timeout": "10s", "timeout": "24h"}
 UPLOADS = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "24h"}
 """``read_timeout`` counts from the start of a request, so that it must suffice to send a part too."""
 
+MAX_PAGES = 100
+"""The most requests for a first level that has a key which no file can have."""
 PART = 8 << 20
 MAX_PARTS = 9_000
 PARTS_AT_ONCE = 4
@@ -77,24 +81,63 @@ class ObjectStorage:
         return _make(self._url, UPLOADS)
 
     def files(self, prefix: str) -> FlatListing:
-        from obstore import list as list_objects
-        from obstore.exceptions import InvalidPathError
-
-        with self._asking("list"):
-            try:
-                found = next(list_objects(self.lists, prefix=prefix, chunk_size=PAGE), [])
-            except InvalidPathError:
-                return FlatListing((), is_whole=False)
-        return FlatListing(without_markers(map(_file, found), prefix), is_whole=len(found) < PAGE)
+        found = self._page(prefix)
+        if isinstance(found, OddKey):
+            return FlatListing((), is_whole=False)
+        return FlatListing(without_markers(found, prefix), is_whole=len(found) < PAGE)
 
     def children(self, prefix: str) -> Children:
         from obstore import list_with_delimiter
 
+        found = self._listing(prefix, lambda: list_with_delimiter(self.lists, prefix=prefix))
+        if not isinstance(found, OddKey):
+            return _children(map(_file, found["objects"]), found["common_prefixes"], prefix)
+        if not found.sorts_first:
+            raise found.error
+        exact = self._page(prefix)  # the other listing may tell the folder alone
+        return self._children_from_0(prefix, exact if isinstance(exact, OddKey) and exact.sorts_first else found)
+
+    def _page(self, prefix: str, after: str | None = None) -> list[RemoteFile] | OddKey:
+        """The first objects below the prefix, at most :data:`PAGE`, that sort behind ``after``."""
+        from obstore import list as list_objects
+
+        listing = self._listing(
+            prefix, lambda: next(list_objects(self.lists, prefix=prefix, offset=after, chunk_size=PAGE), [])
+        )
+        return listing if isinstance(listing, OddKey) else [_file(each) for each in listing]
+
+    def _listing(self, prefix: str, ask: Callable[[], T]) -> T | OddKey:
+        from obstore.exceptions import InvalidPathError
+
         with self._asking("list"):
-            found = list_with_delimiter(self.lists, prefix=prefix)
-        folders = sorted(found["common_prefixes"])
-        files = without_markers(map(_file, found["objects"]), prefix, folders)
-        return Children(files, tuple(path.rpartition("/")[2] for path in folders))
+            try:
+                return ask()
+            except InvalidPathError as raised:
+                return OddKey.of(str(raised), prefix)
+
+    def _children_from_0(self, prefix: str, odd: OddKey) -> Children:
+        """The first level without what sorts up to ``0``, and so without the keys that :attr:`OddKey.sorts_first` tells
+        of, with which the rest of their page is lost. A page costs a request, and a folder is skipped behind it.
+        Another key that no file can have is an error: versions may be lost with it."""
+        start = f"{prefix}/" if prefix else ""
+        files, folders, at = list[RemoteFile](), set[str](), f"{start}0"
+        for _ in range(MAX_PAGES):
+            page = self._page(prefix, at)
+            if isinstance(page, OddKey):
+                raise page.error
+            if page and min(file.path for file in page) < at:  # it would never end
+                raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
+            for file in page:
+                top, slash, _ = file.path[len(start) :].partition("/")
+                if slash:
+                    folders.add(start + top)
+                else:
+                    files.append(file)
+            if len(page) < PAGE:
+                return replace(_children(files, folders, prefix), passed_over=odd.name)
+            top, slash, _ = page[-1].path[len(start) :].partition("/")
+            at = f"{start}{top}0" if slash else page[-1].path  # "0" is the character behind "/"
+        raise odd.error
 
     def read(self, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
         from obstore import get
@@ -106,6 +149,9 @@ class ObjectStorage:
             if error.code is not StatusCode.OUT_OF_RANGE:
                 raise
             return iter(())
+        if tag and result.meta["e_tag"] is None:  # a page of something between: the storage tells the tag
+            self._on_request("get", "unavailable")
+            raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
         return self._pieces(result.stream(min_chunk_size=1))
 
     def _pieces(self, stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -213,6 +259,11 @@ def _file(found: ObjectMeta) -> RemoteFile:
     tag = (found["e_tag"] or "").strip('"')
     modified_ms = round(found["last_modified"].timestamp() * 1000)
     return RemoteFile(found["path"], found["size"], tag, modified_ms * 1_000_000)
+
+
+def _children(files: Iterable[RemoteFile], folders: Iterable[str], prefix: str) -> Children:
+    folders = sorted(folders)
+    return Children(without_markers(files, prefix, folders), tuple(path.rpartition("/")[2] for path in folders))
 
 
 def without_markers(files: Iterable[RemoteFile], prefix: str, folders: Iterable[str] = ()) -> tuple[RemoteFile, ...]:

@@ -41,14 +41,17 @@ class FlatListing:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The objects directly below a prefix, and the last parts of the prefixes directly below it."""
+    """The objects directly below a prefix, and the last parts of the prefixes directly below it. ``passed_over``: the
+    first key, in quotes and below the prefix, that no file can have; those that sort before ``0`` are left out then."""
 
     files: tuple[RemoteFile, ...]
     folders: tuple[str, ...]
+    passed_over: str = ""
 
 
 class StorageError(OSError):
-    """A request that has failed. ``code`` and ``sentence`` say it to people, without URL, key, token or account;
+    """A request that has failed. ``code`` and ``sentence`` say it to people, without URL, token or account; of keys
+    only that which no file can have is named, by its part below the prefix;
     ``is_transient``: the same request may succeed in a while. It is an OSError, so that what reads a disk takes it as
     the error of one, with the sentence as its ``strerror``."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,8 +168,9 @@ def check_names(names: Sequence[str]) -> None:
         for part in name.split("/"):
             check_name(part)
     folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
-    if len(set(names)) != len(names) or not folders.isdisjoint(names):
-        raise invalid_argument("a file comes twice, or is a directory too")
+    twice = next((name for name, count in Counter(names).items() if count > 1 or name in folders), None)
+    if twice is not None:
+        raise invalid_argument(f"a file comes twice, or is a directory too: {twice!r:.200}")
 
 
 def check_name(part: str) -> None:

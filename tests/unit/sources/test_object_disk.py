@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile
 from tfs_lite.core.servable import ServableData
 from tfs_lite.core.status import StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
-from tfs_lite.sources.object_disk import MOST_FAILURES, NO_VERSION, REPEAT_SECONDS, ObjectDisk
+from tfs_lite.sources.object_disk import EMPTY_NOW, MOST_FAILURES, NO_VERSION, REPEAT_SECONDS, ObjectDisk
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, VersionPolicy
 from tfs_lite.storage.fetch import CLAIM_NAME, Fetcher, has_all_files
@@ -340,6 +341,28 @@ def test_a_name_that_no_file_can_have_costs_its_own_version_only(storage, start)
     assert server.waiting() == {2: odd.sentence}
 
 
+def test_a_stray_key_that_is_passed_over_is_named_once_and_stops_no_version(storage, start, caplog) -> None:
+    def children(prefix: str) -> Children:
+        found = MemoryStorage.children(storage, prefix)
+        return replace(found, passed_over='"/x"') if prefix in ("m", "m/3") else found
+
+    def files(prefix: str) -> FlatListing:
+        return FlatListing((), is_whole=False) if prefix in ("m", "m/3") else MemoryStorage.files(storage, prefix)
+
+    storage.files, storage.children = files, children
+    put(storage, 1)
+    server = start()
+    server.settle()
+    put(storage, 2)
+    server.settle()
+    assert server.versions() == [2]
+    put(storage, 3)
+    server.settle()
+    assert server.versions() == [2]
+    assert server.waiting() == {3: 'an object\'s name cannot be that of a file: "/x" below the version'}
+    assert [record.getMessage().count('the key "/x" below s3://bucket/m ') for record in caplog.records].count(1) == 1
+
+
 def test_a_storage_that_falls_silent_within_a_deep_listing_is_asked_once(storage, start, clock) -> None:
     for version in range(1, 6):
         for number in range(300):
@@ -652,10 +675,28 @@ def test_a_start_without_the_storage_and_with_nothing_in_the_cache_says_so(stora
     assert server.problem().endswith("the storage answers 503 SlowDown")
 
 
-def test_a_storage_that_says_that_nothing_is_there_is_believed_at_the_start(storage, start) -> None:
+def test_an_empty_listing_at_the_start_takes_nothing_out_of_service(storage, start) -> None:
     publish(storage, 1)
     start().settle()
     storage.objects.clear()
+    server = start()
+    server.settle()
+    assert server.versions() == [1]
+    condition = server.disk.condition(BASE)
+    assert condition is not None
+    assert (condition.from_cache, condition.sentence) == (True, EMPTY_NOW)
+    publish(storage, 2)
+    server.settle()
+    assert server.versions() == [2]
+    storage.objects.clear()
+    server.settle()
+    assert server.versions() == [2]
+
+
+def test_a_storage_that_says_that_there_is_no_bucket_is_believed_at_the_start(storage, start) -> None:
+    publish(storage, 1)
+    start().settle()
+    storage.fault = lambda operation, path: StorageError(StatusCode.NOT_FOUND, "there is no such bucket")
     server = start()
     server.settle()
     assert server.versions() is None
@@ -721,6 +762,30 @@ def test_ends_of_archives_are_read_by_ranges_and_come_from_the_cache_later(stora
     assert server.waiting() == {2: "model.pt2 is truncated: the zip directory at its end is missing"}
     with server.disk.open(f"{BASE}/1/model.pt2") as file:
         assert file.read() == archive
+
+
+def test_an_archive_that_something_between_has_answered_for_is_opened_again_later(storage, start, archive) -> None:
+    storage.set("m/1/model.pt2", archive)
+    right = storage.read
+    storage.read = lambda path, start=0, tag="": iter([b"<html>Sign in</html>" + bytes(len(archive))])
+    server = start()
+    server.settle()
+    assert server.waiting() == {1: "model.pt2 is not a zip archive (truncated?)"}
+    storage.read = lambda path, start=0, tag="": iter([b"<html>"])
+    server.settle()
+    assert server.waiting() == {1: "the answer of the storage cannot be read"}
+    storage.read = right
+    server.settle()
+    assert server.versions() == [1]
+
+
+def test_an_archive_that_stays_damaged_is_opened_less_and_less_often(storage, start, archive) -> None:
+    storage.set("m/1/model.pt2", archive[:-30])
+    server = start()
+    for _ in range(24 * 60):
+        server.poll()
+    assert server.waiting() == {1: "model.pt2 is truncated: the zip directory at its end is missing"}
+    assert 24 <= storage.requests["get"] <= 35
 
 
 def test_a_version_in_the_root_of_the_bucket_is_one(storage, clock, tmp_path) -> None:

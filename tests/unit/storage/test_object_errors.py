@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.profiles import examples
 from tfs_lite.core.status import StatusCode
-from tfs_lite.storage.object_errors import error_of, setup_error_of
+from tfs_lite.storage.object_errors import MAX_KEY, OddKey, error_of, setup_error_of
 
 HOST = "http://127.0.0.1:34407"
 LIST = f"Error performing list request: Error performing GET {HOST}/b?list-type=2&prefix=m%2F in 52.5ms"
@@ -161,3 +161,29 @@ def test_no_text_gets_into_a_sentence(text: str, raised: type[BaseException], li
     error = error_of(text, raised, listing=listing)
     assert "CANARY" not in error.sentence
     assert len(error.sentence) < 200
+
+
+def invalid(path: str) -> str:
+    if "//" in path or path.startswith("/"):
+        return f'Encountered object with invalid path: Path "{path}" contained empty path segment{DEBUG}'
+    said = 'Encountered illegal character sequence ".." whilst parsing path segment ".."'
+    return f'Encountered object with invalid path: Error parsing Path "{path}": {said}{DEBUG}'
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "name", "sorts_first"),
+    [
+        ("r1//x", "r1", '"/x"', True),
+        ("r1/../x", "r1", '"../x"', True),
+        ("/x", "", '"/x"', True),
+        ("r1/1//x", "r1", '"1//x"', False),
+        ('r1/a"\x01\n', "r1", '"a"\\x01\\x0a"', False),
+        ("r1/" + "k" * 500, "r1", f'"{"k" * MAX_KEY}..."', False),
+        ("CANARY/7/x", "r1", '""', False),
+    ],
+)
+def test_a_key_that_no_file_can_have_is_named_below_the_prefix(path, prefix, name, sorts_first) -> None:
+    odd = OddKey.of(invalid(path), prefix)
+    assert (odd.name, odd.sorts_first) == (name, sorts_first)
+    assert "CANARY" not in odd.error.sentence
+    assert (name in odd.error.sentence) is bool(odd.key)

@@ -35,7 +35,7 @@ CAUSES: tuple[tuple[Row, ...], ...] = (
     (files.no_directory, files.not_on_disk),
     (loading.seen_soon,),
     (
-        *(storage.from_cache, storage.refuses, storage.unreachable),
+        *(storage.from_cache, storage.refuses, storage.odd_key, storage.unreachable),
         *(files.disk_hangs, files.base_path_replaced, files.no_versions, files.base_path_problem),
     ),
     (wanted.unloaded_by_call, wanted.not_configured),

@@ -116,7 +116,7 @@ def test_a_publication_that_was_killed_says_what_to_delete_to_those_who_may_see_
         ("UNAVAILABLE", object_errors.NO_CREDENTIALS, "STORAGE_UNREACHABLE", "the metadata service"),
         ("PERMISSION_DENIED", "the storage refuses (403 AccessDenied)", "STORAGE_REFUSES", "the right to list"),
         ("FAILED_PRECONDITION", object_errors.OTHER_REGION, "STORAGE_REFUSES", "set AWS_REGION to the region"),
-        ("FAILED_PRECONDITION", object_errors.NO_NAME, "STORAGE_REFUSES", "rename or delete"),
+        ("FAILED_PRECONDITION", object_errors.OddKey("/x").error.sentence, "STORAGE_ODD_KEY", "rename or delete"),
         (
             "FAILED_PRECONDITION",
             "the storage answers 400 BadRequest",

@@ -8,6 +8,7 @@ from tfs_lite.operations.explain.causes.case import Case
 from tfs_lite.operations.explain.causes.phrases import clock, counted, not_as_published, size
 from tfs_lite.operations.explain.explanation import Link
 from tfs_lite.storage.fetch import FetchProgress
+from tfs_lite.storage.object_errors import NO_NAME
 from tfs_lite.storage.store import StorageCondition
 
 DOC = "remote.md"
@@ -126,9 +127,17 @@ def from_cache(case: Case) -> Link | None:
 
 def refuses(case: Case) -> Link | None:
     problem, condition = case.problem, case.model.storage
-    if condition is None or not (problem.code in _REFUSES or _has_gone(problem)):
+    if condition is None or NO_NAME in problem.message or not (problem.code in _REFUSES or _has_gone(problem)):
         return None
     return Link("STORAGE_REFUSES", f"{case.problem_text}{_tries(condition)}", _fix_of(problem), condition.since, DOC)
+
+
+def odd_key(case: Case) -> Link | None:
+    """The storage answers, and one of its keys can be that of no file."""
+    problem, condition = case.problem, case.model.storage
+    if condition is None or NO_NAME not in problem.message:
+        return None
+    return Link("STORAGE_ODD_KEY", f"{case.problem_text}{_tries(condition)}", _fix_of(problem), condition.since, DOC)
 
 
 def unreachable(case: Case) -> Link | None:
@@ -159,8 +168,17 @@ def _fix_of(problem: Status) -> str:
         return "correct base_path and reload, or bring it back; what is loaded goes on until then"
     if "AWS_REGION" in problem.message:
         return "set AWS_REGION to the region of the bucket, and start the server again"
-    if "name cannot be that of a file" in problem.message:
-        return "rename or delete what the message is about: it is listed again with the next poll"
+    if "something between answers" in problem.message:
+        return (
+            "publish a version, or take the model out of the config, which alone takes it out of service; if versions "
+            "are there, see to proxies and pages to sign in between this machine and the storage"
+        )
+    if NO_NAME in problem.message:
+        return (
+            "rename or delete the object with this key, exactly as it is written: a client of the storage's API does "
+            "(aws s3api delete-object --bucket BUCKET --key PREFIX/KEY). It is listed again with the next poll, and "
+            "what is loaded goes on"
+        )
     if problem.code is StatusCode.FAILED_PRECONDITION or "SSL_CERT_FILE" in problem.message:
         return "correct base_path, or what the message names in the environment of the server, and start it again"
     if problem.code is StatusCode.PERMISSION_DENIED:
