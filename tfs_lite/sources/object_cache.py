@@ -5,7 +5,7 @@ a server starts without the storage.
     DIR/KEY/config.pbtxt, ...   the config beside the versions, and what it names there (labels, the data of a warm-up)
     DIR/KEY/.beside.json        the tags of these
     DIR/bases/HASH.json         the last good listing of a base path, as far as its versions were fetched; its time is
-                                that of the last listing
+                                that of the last listing. The same bucket name at two endpoints is two base paths
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfs_lite.sources.base_config import files_named
 from tfs_lite.sources.object_listing import BaseListing, ListedVersion, SavedBase, SavedVersion, Signature, below
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.store import RemoteFile, Storage, StorageError
-from tfs_lite.storage.url import check_names
+from tfs_lite.storage.url import check_names, endpoint_of
 
 logger = logging.getLogger(__name__)
 MAX_BESIDE, MAX_BESIDE_BYTES = 100, 64 << 20
@@ -50,6 +50,7 @@ class CachedVersions:
     def __init__(self, storage: Storage, place: str, cache: FilesCache) -> None:
         self._storage = storage
         self._place = place
+        self._endpoint = endpoint_of(storage.scheme, os.environ)
         self._cache = cache
         self._lock = threading.Lock()  # guards the fields below
         self._fetched: dict[str, FetchedVersion] = {}  # by URL
@@ -234,7 +235,8 @@ class CachedVersions:
             logger.warning("the listing of %s cannot be noted down: %s", base, error)
 
     def _notes(self, base: str) -> str:
-        return os.path.join(self._cache.bases, hashlib.sha256(base.encode()).hexdigest()[:32] + ".json")
+        named = f"{base}\n{self._endpoint}" if self._endpoint else base
+        return os.path.join(self._cache.bases, hashlib.sha256(named.encode()).hexdigest()[:32] + ".json")
 
 
 def _read_tags(root: str) -> dict[str, str]:

@@ -624,6 +624,23 @@ def test_a_start_without_the_storage_offers_what_is_in_the_cache(storage, start,
     assert not condition.from_cache
 
 
+def test_a_start_without_the_storage_offers_nothing_of_a_bucket_of_this_name_elsewhere(
+    storage, start, monkeypatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://staging:9000")
+    publish(storage, 1)
+    start().settle()
+    storage.fault = lambda operation, path: unavailable()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://production:9000")
+    elsewhere = start()
+    elsewhere.settle()
+    assert elsewhere.versions() is None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://staging:9000")
+    again = start()
+    again.settle()
+    assert again.versions() == [1]
+
+
 def test_a_start_without_the_storage_and_with_nothing_in_the_cache_says_so(storage, start, tmp_path) -> None:
     publish(storage, 1)
     first = start()
