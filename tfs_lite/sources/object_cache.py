@@ -21,12 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tfs_lite.config.text import MAX_FILE_BYTES
+from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import MAX_FILES, MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.base_config import files_named
 from tfs_lite.sources.object_listing import BaseListing, ListedVersion, SavedBase, SavedVersion, Signature, below
 from tfs_lite.storage.files_cache import FilesCache
-from tfs_lite.storage.store import RemoteFile, Storage, StorageError
+from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageError, until
 from tfs_lite.storage.url import check_names, endpoint_of
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,12 @@ class FetchedVersion:
 class CachedVersions:
     """Threads: any. Versions go by their URLs; an error of the storage or of the cache's disk is a StorageError."""
 
-    def __init__(self, storage: Storage, place: str, cache: FilesCache) -> None:
+    def __init__(self, storage: Storage, place: str, cache: FilesCache, clock: Clock) -> None:
         self._storage = storage
         self._place = place
         self._endpoint = endpoint_of(storage.scheme, os.environ)
         self._cache = cache
+        self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
         self._fetched: dict[str, FetchedVersion] = {}  # by URL
         self._configs: dict[str, tuple[str, bytes]] = {}  # URL of a config -> tag and contents
@@ -113,8 +115,8 @@ class CachedVersions:
         return b""
 
     def _read_all(self, base: str, inner: str, file: RemoteFile) -> bytes:
-        data = bytearray()
-        for piece in self._storage.read(self.in_place(base, inner), 0, file.tag):
+        data, now = bytearray(), self._clock.monotonic
+        for piece in until(now() + READ_SECONDS, now, self._storage.read(self.in_place(base, inner), 0, file.tag)):
             data += piece
             if len(data) > file.size:
                 break

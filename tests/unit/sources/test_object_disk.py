@@ -24,7 +24,7 @@ from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, Sour
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, VersionPolicy
 from tfs_lite.storage.fetch import CLAIM_NAME, Fetcher, has_all_files
 from tfs_lite.storage.files_cache import FilesCache
-from tfs_lite.storage.store import PAGE, Children, FlatListing, StorageError
+from tfs_lite.storage.store import PAGE, READ_SECONDS, Children, FlatListing, StorageError
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 BASE = "s3://bucket/m"
@@ -722,6 +722,27 @@ def test_ends_of_archives_are_read_by_ranges_and_come_from_the_cache_later(stora
     assert server.waiting() == {2: "model.pt2 is truncated: the zip directory at its end is missing"}
     with server.disk.open(f"{BASE}/1/model.pt2") as file:
         assert file.read() == archive
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "config.pbtxt"])
+def test_an_object_that_comes_byte_by_byte_holds_a_look_up_for_seconds(storage, start, archive: bytes, name) -> None:
+    """The storage gives a piece a second, so none of its own bounds ends the read."""
+    storage.set("m/1/model.pt2", archive)
+    server = start()
+    server.settle()
+    storage.set("m/2/model.pt2", archive)
+    storage.set("m/2/config.pbtxt", CONFIG)
+    storage.read, read = lambda *asked: drip(read(*asked)), storage.read
+
+    def drip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for byte in b"".join(pieces):
+            server.clock.advance(1.0)
+            yield bytes([byte])
+
+    before = server.clock.monotonic()
+    with pytest.raises(StorageError, match="the storage answers too slowly"):
+        server.disk.open(f"{BASE}/2/{name}").read() if server.disk.stamp(BASE) else None
+    assert server.clock.monotonic() - before < 2 * READ_SECONDS
 
 
 def test_a_version_in_the_root_of_the_bucket_is_one(storage, clock, tmp_path) -> None:
