@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -477,6 +478,29 @@ def test_a_fetch_that_has_given_up_is_not_fetching_and_begins_again_with_the_nex
     storage.fault = lambda operation, path: None
     server.settle()
     assert server.versions() == [1]
+
+
+def test_a_version_that_the_disk_cannot_take_is_news_once_and_nothing_of_it_is_fetched(
+    storage, start, monkeypatch
+) -> None:
+    publish(storage, 1)
+    server = start()
+    server.settle()
+    reports, free = [], 1 << 20
+    server.source._on_report = lambda report: (reports.append(report), server._report(report))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1))
+    publish(storage, 2, bytes(2 << 20))
+    server.settle()
+    told, gets = len(reports), storage.requests["get"]
+    assert server.waiting() == {2: "the disk of the cache has about 1.0 MiB free, and the files need 2.0 MiB"}
+    server.settle()
+    server.settle()
+    assert (len(reports), storage.requests["get"]) == (told, gets)
+    assert server.reports["m"].fetching == frozenset()
+    assert server.versions() == [1]
+    free = 4 << 20
+    server.settle()
+    assert server.versions() == [2]
 
 
 # Files beside.
