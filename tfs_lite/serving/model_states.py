@@ -148,7 +148,11 @@ class ModelStates:
     def on_source_report(self, report: SourceReport) -> None:
         now = self._clock.time()
         with self._lock:
-            known = self._since.get(report.name, {})
+            known, before = self._since.get(report.name, {}), self._source.get(report.name)
+            if before is not None:  # a fetch that has failed has done so now
+                known = {
+                    version: at for version, at in known.items() if version not in before.fetching - report.fetching
+                }
             since: dict[int | None, float] = {version: known.get(version, now) for version in report.waiting}
             if not report.problem.ok:
                 since[None] = known.get(None, now)
@@ -205,8 +209,8 @@ class ModelStates:
             return self._source.get(name)
 
     def since(self, name: str) -> Mapping[int | None, float]:
-        """The moment, in seconds since 1970, since which the source reports a version as waiting, and (None) the model
-        as having a problem."""
+        """The moment, in seconds since 1970, since which the source reports a version as waiting, from the end of its
+        fetch on if that has failed, and (None) the model as having a problem."""
         with self._lock:
             return dict(self._since.get(name, {}))
 

@@ -52,13 +52,21 @@ class _Record:
 @dataclass(slots=True)
 class _Check:
     """The check of one state of one version. ``result``: as in :attr:`Evidence.digests`; None while it waits or runs.
-    At ``read_at`` a look has found that more was read than before."""
+    At ``read_at`` a look has found that more was read than before. ``was_told``: a look has told the error that ended
+    it, and the next one begins another check. ``before``: that error, which is told until that check reads something,
+    so that what fails with each poll is not news twice a poll."""
 
     read_at: float
     read: int = 0
     meter: LoadMeter = field(default_factory=LoadMeter)
     is_running: bool = False
     result: str | OSError | None = None
+    was_told: bool = False
+    before: OSError | None = None
+
+    @property
+    def has_failed_so_far(self) -> bool:
+        return self.before is not None and not self.meter.progress.read_bytes
 
     def comes_on(self, now: float) -> bool:
         read = self.meter.progress.read_bytes or 0
@@ -160,7 +168,7 @@ class VersionInspector:
         now = self._clock.monotonic()
         with self._lock:
             checks = [check for (at, _), check in self._checks.items() if at == path and check.result is None]
-            return any(check.comes_on(now) or self._disk.fetches for check in checks)
+            return any(not check.has_failed_so_far and (check.comes_on(now) or self._disk.fetches) for check in checks)
 
     def _reading(self, tree: Tree) -> str:
         size = sum(file.size for file in tree.files)
@@ -263,19 +271,23 @@ class VersionInspector:
 
     def _digests(self, path: str, tree: Tree, record: _Record) -> str | None:
         """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again."""
-        key = (path, record.fingerprint)
+        key, before = (path, record.fingerprint), None
         with self._lock:
-            known = self._checks.get(key)
-            if known is None:
-                check = self._checks[key] = _Check(self._clock.monotonic())
-            elif isinstance(known.result, OSError):
-                del self._checks[key]
-        if known is None:
+            check = self._checks.get(key)
+            if check is not None and isinstance(check.result, OSError) and check.was_told:
+                before, check = check.result, None
+            is_new = check is None
+            if check is None:
+                check = self._checks[key] = _Check(self._clock.monotonic(), before=before)
+            result = check.result
+            check.was_told = isinstance(result, OSError)
+        if is_new:
             self._executor.submit(self._check_task(key, check, tree, record.evidence.manifest))
-            return None
-        if isinstance(known.result, OSError):
-            raise known.result
-        return known.result
+        if isinstance(result, OSError):
+            raise result
+        if result is None and check.before is not None and check.has_failed_so_far:
+            raise check.before
+        return result
 
     def _check_task(self, key: _Key, check: _Check, tree: Tree, manifest: Manifest | None) -> Task:
         path, problems = key[0], list[str]()

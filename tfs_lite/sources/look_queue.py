@@ -183,7 +183,8 @@ class LookQueue:
             self._hanging.append(item)
             self._worker = None
             hired = self._hire()
-        item.on_hang(f"its disk has not answered for {self._seconds:g} s")
+        what = "storage" if self._disk.fetches else "disk"
+        item.on_hang(f"its {what} has not answered for {self._seconds:g} s")
         self._submit(hired)
 
     def _take_up(self, item: Looked) -> None:

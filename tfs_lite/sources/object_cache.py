@@ -5,7 +5,7 @@ a server starts without the storage.
     DIR/KEY/config.pbtxt, ...   the config beside the versions, and what it names there (labels, the data of a warm-up)
     DIR/KEY/.beside.json        the tags of these
     DIR/bases/HASH.json         the last good listing of a base path, as far as its versions were fetched; its time is
-                                that of the last listing
+                                that of the last listing. The same bucket name at two endpoints is two base paths
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tfs_lite.config.text import MAX_FILE_BYTES
+from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import MAX_FILES, MODEL_SETTINGS_FILES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.base_config import files_named
 from tfs_lite.sources.object_listing import BaseListing, ListedVersion, SavedBase, SavedVersion, Signature, below
 from tfs_lite.storage.files_cache import FilesCache
-from tfs_lite.storage.store import RemoteFile, Storage, StorageError
-from tfs_lite.storage.url import check_names
+from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageError, until
+from tfs_lite.storage.url import check_names, endpoint_of
 
 logger = logging.getLogger(__name__)
 MAX_BESIDE, MAX_BESIDE_BYTES = 100, 64 << 20
@@ -47,10 +48,12 @@ class FetchedVersion:
 class CachedVersions:
     """Threads: any. Versions go by their URLs; an error of the storage or of the cache's disk is a StorageError."""
 
-    def __init__(self, storage: Storage, place: str, cache: FilesCache) -> None:
+    def __init__(self, storage: Storage, place: str, cache: FilesCache, clock: Clock) -> None:
         self._storage = storage
         self._place = place
+        self._endpoint = endpoint_of(storage.scheme, os.environ)
         self._cache = cache
+        self._clock = clock
         self._lock = threading.Lock()  # guards the fields below
         self._fetched: dict[str, FetchedVersion] = {}  # by URL
         self._configs: dict[str, tuple[str, bytes]] = {}  # URL of a config -> tag and contents
@@ -112,8 +115,8 @@ class CachedVersions:
         return b""
 
     def _read_all(self, base: str, inner: str, file: RemoteFile) -> bytes:
-        data = bytearray()
-        for piece in self._storage.read(self.in_place(base, inner), 0, file.tag):
+        data, now = bytearray(), self._clock.monotonic
+        for piece in until(now() + READ_SECONDS, now, self._storage.read(self.in_place(base, inner), 0, file.tag)):
             data += piece
             if len(data) > file.size:
                 break
@@ -234,7 +237,8 @@ class CachedVersions:
             logger.warning("the listing of %s cannot be noted down: %s", base, error)
 
     def _notes(self, base: str) -> str:
-        return os.path.join(self._cache.bases, hashlib.sha256(base.encode()).hexdigest()[:32] + ".json")
+        named = f"{base}\n{self._endpoint}" if self._endpoint else base
+        return os.path.join(self._cache.bases, hashlib.sha256(named.encode()).hexdigest()[:32] + ".json")
 
 
 def _read_tags(root: str) -> dict[str, str]:

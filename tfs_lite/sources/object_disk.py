@@ -43,7 +43,7 @@ from tfs_lite.sources.object_listing import (
 from tfs_lite.storage.fetch import Fetcher, FetchProgress, RemoteVersion, with_digests
 from tfs_lite.storage.files_cache import FilesCache
 from tfs_lite.storage.object_errors import NO_NAME, UNREADABLE
-from tfs_lite.storage.store import RemoteFile, Storage, StorageCondition, StorageError
+from tfs_lite.storage.store import READ_SECONDS, RemoteFile, Storage, StorageCondition, StorageError, until
 
 logger = logging.getLogger(__name__)
 REPEAT_SECONDS = 30.0
@@ -142,7 +142,7 @@ class ObjectDisk:
         """``place``: that of every base path. ``interval``: seconds between two polls; None or 0: they come when they
         are asked for."""
         self._storage = storage
-        self._versions = CachedVersions(storage, place, cache)
+        self._versions = CachedVersions(storage, place, cache, clock)
         self._fetcher = fetcher
         self._clock = clock
         self._interval = max(interval or 0.0, 0.0)
@@ -254,7 +254,8 @@ class ObjectDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if os.path.basename(path) in MODEL_SETTINGS_FILES and file.size <= MAX_FILE_BYTES:
             return io.BytesIO(self._versions.config(base, inner, file))
-        return io.BufferedReader(_RemoteReader(self._storage, self._versions.in_place(base, inner), file), _READ_BYTES)
+        reader = _RemoteReader(self._storage, self._versions.in_place(base, inner), file, self._clock)
+        return io.BufferedReader(reader, _READ_BYTES)
 
     def is_ready(self, path: str) -> bool:
         if self.fetched(path) is None:  # and so the objects of a deep listing need not be listed
@@ -498,11 +499,12 @@ class ObjectDisk:
 
 
 class _RemoteReader(io.RawIOBase):
-    """An object that is read at any position, each time by a request."""
+    """An object that is read at any position, each time by a request, all of them within :data:`READ_SECONDS`."""
 
-    def __init__(self, storage: Storage, path: str, file: RemoteFile) -> None:
+    def __init__(self, storage: Storage, path: str, file: RemoteFile, clock: Clock) -> None:
         super().__init__()
         self._storage, self._path, self._file = storage, path, file
+        self._now, self._deadline = clock.monotonic, clock.monotonic() + READ_SECONDS
         self._at = 0
 
     def readable(self) -> bool:
@@ -522,8 +524,9 @@ class _RemoteReader(io.RawIOBase):
         view, filled = memoryview(buffer), 0
         wanted = min(len(view), max(self._file.size - self._at, 0))
         if wanted:
-            with contextlib.closing(_generator(self._storage.read(self._path, self._at, self._file.tag))) as pieces:
-                for piece in pieces:
+            body = _generator(self._storage.read(self._path, self._at, self._file.tag))
+            with contextlib.closing(body):
+                for piece in until(self._deadline, self._now, body):
                     taken = piece[: wanted - filled]
                     view[filled : filled + len(taken)] = taken
                     filled += len(taken)

@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.loader import size_text
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 
 LOOK_SECONDS = 0.5
@@ -115,7 +116,7 @@ class FilesCache:
         """The directory of the version with this key, which is then held, or, if it is not there, the means to write
         ``size`` bytes of it; with ``resume`` what an earlier process has written stays. Waits while another process
         writes the version, and asks ``cancelled`` every :data:`LOOK_SECONDS` meanwhile: CANCELLED. RESOURCE_EXHAUSTED
-        without room; FAILED_PRECONDITION as :meth:`prepare`."""
+        without room within the bound, or on the disk; FAILED_PRECONDITION as :meth:`prepare`."""
         self.prepare()
         with ExitStack() as locks:
             use = self._take(key + _USE, fcntl.LOCK_SH)
@@ -201,12 +202,28 @@ class FilesCache:
             if size > left:
                 message = f"model_cache_bytes is {self._most}: {max(left, 0)} are left, and the files have {size}"
                 raise ServingError(StatusCode.RESOURCE_EXHAUSTED, message)
+            going += self._unused_for_disk(key, size, held, going, locks)
             evicted = [(old, self._remove(old)) for old in going]
             os.ftruncate(writing, 0)
             os.pwrite(writing, str(size).encode(), 0)
             os.makedirs(self.partial(key), 0o700, exist_ok=True)
         for old, freed in evicted:
             self._on_evicted(old, freed)
+
+    def _unused_for_disk(
+        self, key: str, size: int, held: Mapping[str, int], going: Collection[str], locks: ExitStack
+    ) -> list[str]:
+        """The versions that have to go beside ``going`` for the disk to take the new one. RESOURCE_EXHAUSTED if that
+        does not suffice. The free room is told roughly: what others write there must not make it another reason."""
+        needed = size - _size(self.partial(key))
+        on_disk = {old: self._size_on_disk(old) for old in held}
+        free = _free(self._directory)
+        left = free + sum(on_disk[old] for old in going)
+        more = self._unused(on_disk, needed - left, locks)
+        if needed > left + sum(on_disk[old] for old in more):
+            message = f"the disk of the cache has about {size_text(_rough(free))} free"
+            raise ServingError(StatusCode.RESOURCE_EXHAUSTED, f"{message}, and the files need {size_text(needed)}")
+        return more
 
     def _unused(self, held: Mapping[str, int], size: int, locks: ExitStack) -> list[str]:
         """The versions that were used least recently and have ``size`` bytes together, or all that nobody uses or
@@ -425,6 +442,18 @@ def _size(directory: str) -> int:
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
+
+
+def _free(directory: str) -> int:
+    """The bytes of the disk that this user may still write."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def _rough(count: int) -> int:
+    """The number with its three highest bits."""
+    unit = 1 << max(count.bit_length() - 3, 0)
+    return count // unit * unit
 
 
 def _sync(path: str) -> None:

@@ -16,6 +16,8 @@ from tfs_lite.core.status import ServingError, StatusCode
 
 PAGE = 1000
 """The most objects that one request for a listing gives."""
+READ_SECONDS = 20.0
+"""The most seconds for a small read during a look, such as a config or the end of an archive, as long as bytes come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +117,11 @@ class Storage(Protocol):
 
     def delete(self, path: str) -> None:
         """Removes an object; one that is not there is no error."""
+
+
+def until(deadline: float, now: Callable[[], float], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a body. UNAVAILABLE once one comes after the deadline: a storage that drips holds nobody up."""
+    for piece in pieces:
+        if now() > deadline:
+            raise StorageError(StatusCode.UNAVAILABLE, "the storage answers too slowly", is_transient=True)
+        yield piece

@@ -9,10 +9,11 @@ put keys and signatures into URLs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,6 +25,13 @@ MAX_PATH = 4096
 MAX_PART = 255
 SCHEMES = ("s3", "gs", "az", "abfss", "as", "hf")
 AZURE_HOST = ".dfs.core.windows.net"
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_USE_EMULATOR"),
+    "hf": ("HF_ENDPOINT",),
+}
+"""The variables that say which server has the places of a scheme. The first one that is set counts."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
@@ -158,6 +166,16 @@ def _segments(text: str) -> tuple[str, ...]:
             account, parts = _of_azure_host(parts[0], parts[1:])
             return ("as", account, *parts)
     return (scheme, *parts)
+
+
+def endpoint_of(scheme: str, environment: Mapping[str, str]) -> str:
+    """What the environment says of the server that has the places of a scheme; empty: it is the one of the cloud. It
+    may hold secrets, so nothing shows it."""
+    found = next((environment[name].strip() for name in ENDPOINTS[scheme] if environment.get(name)), "")
+    if not found and scheme == "gs":
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            found = str(json.loads(environment["GOOGLE_SERVICE_ACCOUNT_KEY"])["gcs_base_url"])
+    return found.rstrip("/")
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -90,6 +90,15 @@ def places(state: State) -> Iterator[Callable[..., Place]]:
 HANGS = "its disk has not answered for 10 s"
 
 
+def test_of_a_bucket_the_storage_is_named(state, places, queue, clock, disk: MemoryDisk) -> None:
+    place, disk.fetches = places("a"), True
+    place.open.clear()
+    queue.ask([place])
+    state.wait_for("look at a")
+    clock.advance(SECONDS)
+    state.wait_for("a: its storage has not answered for 10 s")
+
+
 def hang(state: State, queue: LookQueue, clock: VirtualClock, *places: Place) -> None:
     for place in places:
         place.open.clear()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +26,7 @@ from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, Sour
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, VersionPolicy
 from tfs_lite.storage.fetch import CLAIM_NAME, Fetcher, has_all_files
 from tfs_lite.storage.files_cache import FilesCache
-from tfs_lite.storage.store import PAGE, Children, FlatListing, StorageError
+from tfs_lite.storage.store import PAGE, READ_SECONDS, Children, FlatListing, StorageError
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 BASE = "s3://bucket/m"
@@ -518,6 +519,29 @@ def test_a_fetch_that_has_given_up_is_not_fetching_and_begins_again_with_the_nex
     assert server.versions() == [1]
 
 
+def test_a_version_that_the_disk_cannot_take_is_news_once_and_nothing_of_it_is_fetched(
+    storage, start, monkeypatch
+) -> None:
+    publish(storage, 1)
+    server = start()
+    server.settle()
+    reports, free = [], 1 << 20
+    server.source._on_report = lambda report: (reports.append(report), server._report(report))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1))
+    publish(storage, 2, bytes(2 << 20))
+    server.settle()
+    told, gets = len(reports), storage.requests["get"]
+    assert server.waiting() == {2: "the disk of the cache has about 1.0 MiB free, and the files need 2.0 MiB"}
+    server.settle()
+    server.settle()
+    assert (len(reports), storage.requests["get"]) == (told, gets)
+    assert server.reports["m"].fetching == frozenset()
+    assert server.versions() == [1]
+    free = 4 << 20
+    server.settle()
+    assert server.versions() == [2]
+
+
 # Files beside.
 
 CONFIG = b"""name: "m"
@@ -663,6 +687,23 @@ def test_a_start_without_the_storage_offers_what_is_in_the_cache(storage, start,
     assert not condition.from_cache
 
 
+def test_a_start_without_the_storage_offers_nothing_of_a_bucket_of_this_name_elsewhere(
+    storage, start, monkeypatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://staging:9000")
+    publish(storage, 1)
+    start().settle()
+    storage.fault = lambda operation, path: unavailable()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://production:9000")
+    elsewhere = start()
+    elsewhere.settle()
+    assert elsewhere.versions() is None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://staging:9000")
+    again = start()
+    again.settle()
+    assert again.versions() == [1]
+
+
 def test_a_start_without_the_storage_and_with_nothing_in_the_cache_says_so(storage, start, tmp_path) -> None:
     publish(storage, 1)
     first = start()
@@ -786,6 +827,27 @@ def test_an_archive_that_stays_damaged_is_opened_less_and_less_often(storage, st
         server.poll()
     assert server.waiting() == {1: "model.pt2 is truncated: the zip directory at its end is missing"}
     assert 24 <= storage.requests["get"] <= 35
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "config.pbtxt"])
+def test_an_object_that_comes_byte_by_byte_holds_a_look_up_for_seconds(storage, start, archive: bytes, name) -> None:
+    """The storage gives a piece a second, so none of its own bounds ends the read."""
+    storage.set("m/1/model.pt2", archive)
+    server = start()
+    server.settle()
+    storage.set("m/2/model.pt2", archive)
+    storage.set("m/2/config.pbtxt", CONFIG)
+    storage.read, read = lambda *asked: drip(read(*asked)), storage.read
+
+    def drip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for byte in b"".join(pieces):
+            server.clock.advance(1.0)
+            yield bytes([byte])
+
+    before = server.clock.monotonic()
+    with pytest.raises(StorageError, match="the storage answers too slowly"):
+        server.disk.open(f"{BASE}/2/{name}").read() if server.disk.stamp(BASE) else None
+    assert server.clock.monotonic() - before < 2 * READ_SECONDS
 
 
 def test_a_version_in_the_root_of_the_bucket_is_one(storage, clock, tmp_path) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -395,6 +396,37 @@ def test_what_cannot_make_enough_room_removes_nothing(
     with pytest.raises(ServingError, match="model_cache_bytes is 100: 70 are left, and the files have 80"):
         holder.find_or_begin(digest_of(b"c" * 80), "1", 80)
     assert names(root) == sorted([digest_of(b"a" * 40), digest_of(b"b" * 30)])
+
+
+def disk_with(free: int, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """From now on the disk has so many bytes for the cache, of which it has written some."""
+
+    def statvfs(path: object) -> SimpleNamespace:
+        written = sum(file.stat().st_size for file in root.rglob("model.pt2"))
+        return SimpleNamespace(f_bavail=free - written, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_what_does_not_fit_on_the_disk_is_not_begun_and_the_numbers_are_told(
+    root: Path, keep: Callable[..., Path], digest_of: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(b"a" * 40)
+    holder = cache_at(root)
+    assert holder.hold(digest_of(b"a" * 40))
+    keep(b"b" * 40)
+    disk_with(130, monkeypatch, root)
+    with pytest.raises(ServingError, match="the disk of the cache has about 48 bytes free, and the files need 200 byt"):
+        holder.find_or_begin(digest_of(b"c" * 200), "1", 200)
+    assert names(root) == sorted([digest_of(b"a" * 40), digest_of(b"b" * 40)])
+    download = holder.find_or_begin(digest_of(b"d" * 90), "1", 90)
+    assert isinstance(download, Download)
+    download.write("model.pt2", b"d" * 60)
+    download.leave()
+    assert digest_of(b"b" * 40) not in names(root)
+    again = holder.find_or_begin(digest_of(b"d" * 90), "1", 90, resume=True)
+    assert isinstance(again, Download), "what was written needs no room again"
+    again.abort()
 
 
 def test_room_on_the_disk_is_made_of_what_nobody_uses_and_is_told(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.profiles import examples
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.storage.url import StorageUrl, check_names, is_below, is_url, matches
+from tfs_lite.storage.url import StorageUrl, check_names, endpoint_of, is_below, is_url, matches
 
 AZURE = "abfss://models@account1.dfs.core.windows.net"
 
@@ -180,3 +180,23 @@ def test_names_that_are_accepted_stay_inside_a_directory(names: list[str]) -> No
         assert not {"", ".", ".."} & set(name.split("/"))
         assert "\0" not in name
         assert not any(other.startswith(f"{name}/") for other in names)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "environment", "endpoint"),
+    [
+        ("s3", {}, ""),
+        ("s3", {"AWS_ENDPOINT_URL": "http://a:1/"}, "http://a:1"),
+        ("s3", {"AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "http://b:1"}, "http://b:1"),
+        ("s3", {"AWS_ENDPOINT_URL": "", "HF_ENDPOINT": "http://a:1"}, ""),
+        ("az", {"AZURE_STORAGE_ENDPOINT": "http://a:1"}, "http://a:1"),
+        ("gs", {"GOOGLE_BASE_URL": "http://a:1"}, "http://a:1"),
+        ("gs", {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"gcs_base_url": "http://a:1", "private_key": "k"}'}, "http://a:1"),
+        ("gs", {"GOOGLE_SERVICE_ACCOUNT_KEY": "no JSON"}, ""),
+        ("hf", {"HF_ENDPOINT": "http://a:1"}, "http://a:1"),
+    ],
+)
+def test_the_environment_says_which_server_has_a_bucket(
+    scheme: str, environment: dict[str, str], endpoint: str
+) -> None:
+    assert endpoint_of(scheme, environment) == endpoint

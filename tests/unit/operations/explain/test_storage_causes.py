@@ -85,6 +85,7 @@ def test_a_fetch_that_has_not_begun_waits_for_others() -> None:
         ("model_cache_bytes is 10: 4 are left, and the files have 5", "raise --model_cache_bytes", "tried again"),
         ("model_cache_dir: its disk does not keep locks", "a disk of this machine that keeps locks", "tried again"),
         ("the disk of the cache is full", "--model_cache_dir", "tried again"),
+        ("the disk of the cache has about 1.0 MiB free, and the files need 2.0 MiB", "make room", "tried again"),
     ],
 )
 def test_a_fetch_that_has_failed_says_what_helps_and_what_comes_next(reason: str, fix: str, then: str) -> None:

@@ -16,7 +16,7 @@ PUBLISHING = "being published"
 CHANGED, DIGEST = "changed while it was fetched", "sha256 digest that"
 NO_ROOM, FULL, NO_CACHE = (
     "model_cache_bytes is",
-    "the disk of the cache is",
+    "the disk of the cache",
     ("model_cache_dir:", "directory of the cache"),
 )
 FAILED = ("cannot be fetched", CHANGED, DIGEST, NO_ROOM, FULL, *NO_CACHE)
@@ -76,7 +76,7 @@ def fetch_failed(case: Case) -> Link | None:
             "and what is to be loaded have to be there at the same time"
         )
     elif FULL in what.reason:
-        fix = "make room on the disk of --model_cache_dir: it is fetched again with the next poll"
+        fix = "make room on the disk of --model_cache_dir: the first poll that finds enough of it fetches the version"
     elif any(words in what.reason for words in NO_CACHE):
         fix = "give the server a directory of its own for --model_cache_dir, on a disk of this machine that keeps locks"
     return Link("FETCH_FAILED", what.reason, fix, what.since, DOC)
