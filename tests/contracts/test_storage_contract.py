@@ -219,7 +219,7 @@ def test_requests_are_reported_with_their_results(writable: Bench) -> None:
         assert writable.requests == [
             ("put", "ok"),
             ("list", "ok"),
-            ("list", "ok"),
+            *[("list", "ok")] * (1 if storage.scheme == "az" else 2),  # the first one of a level measures it
             ("get", "ok"),
             ("get", "not_found"),
             ("delete", "ok"),

@@ -223,6 +223,34 @@ def test_a_listing_costs_one_request(proxy: FaultProxy, storage: Storage, bucket
     assert proxy.count() == proxy.count("list") == 1
 
 
+def test_a_first_level_has_a_bound_that_is_seen_before_all_of_it_is_read(
+    proxy: FaultProxy, storage: Storage, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "MAX_LEVEL", 2000)
+    for number in range(1998):
+        bucket.set(f"m/log-{number:05}", b"")
+    assert len(storage.children("m").files) == 1998
+    bucket.set("m/more", b"")
+    bucket.set("m/x/1", b"")
+    assert error_of(lambda: storage.children("m")).sentence == objects.TOO_MANY
+    for number in range(3000):
+        bucket.set(f"m/more-{number:05}", b"")
+    proxy.forget()
+    error = error_of(lambda: open_storage(StorageUrl.parse(bucket.url)).children("m"))
+    assert (error.code, error.sentence) == (StatusCode.FAILED_PRECONDITION, objects.TOO_MANY)
+    assert proxy.count() == 3
+
+
+def test_a_first_level_has_a_bound_in_time(
+    proxy: FaultProxy, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.children("m")
+    monkeypatch.setattr(objects, "LEVEL_SECONDS", 0.1)
+    proxy.fail("hang", operation="list")
+    error = error_of(lambda: storage.children("m"))
+    assert (error.code, error.sentence, error.is_transient) == (StatusCode.UNAVAILABLE, objects.TOO_LONG, True)
+
+
 def test_a_create_whose_answer_was_lost_has_succeeded(proxy: FaultProxy, storage: Storage, bucket: Bucket) -> None:
     proxy.fail("lose", times=1, method="PUT")
     storage.put("m/claim", b"mine", create=True)

@@ -7,13 +7,15 @@ object and whose answer was lost. obstore is imported with the first URL, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from tfs_lite.core.manifest import MAX_FILES
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.storage.object_errors import UNREADABLE, OddKey, error_of, setup_error_of
 from tfs_lite.storage.store import PAGE, Children, FlatListing, OnRequest, RemoteFile, Storage, StorageError
@@ -32,6 +34,12 @@ BODIES = {"connect_timeout": "5s", "read_timeout": "10s", "timeout": "24h"}
 UPLOADS = {"connect_timeout": "5s", "read_timeout": "120s", "timeout": "24h"}
 """``read_timeout`` counts from the start of a request, so that it must suffice to send a part too."""
 
+MAX_LEVEL = MAX_FILES
+"""The most objects and prefixes directly below a prefix."""
+LEVEL_SECONDS = 20.0
+"""The seconds in which they have to be listed."""
+TOO_MANY = f"more than {MAX_LEVEL} objects and prefixes lie directly below its prefix: keep other things elsewhere"
+TOO_LONG = f"listing what lies directly below its prefix takes longer than {LEVEL_SECONDS:g} s"
 MAX_PAGES = 100
 """The most requests for a first level that has a key which no file can have."""
 PART = 8 << 20
@@ -67,6 +75,7 @@ class ObjectStorage:
     def __init__(self, url: StorageUrl, on_request: OnRequest) -> None:
         self.scheme = url.scheme
         self._url, self._on_request = url, on_request
+        self._measured = set[str]()  # prefixes whose first level was small enough; races ask once more
 
     @cached_property
     def lists(self) -> ObjectStore:
@@ -87,15 +96,58 @@ class ObjectStorage:
         return FlatListing(without_markers(found, prefix), is_whole=len(found) < PAGE)
 
     def children(self, prefix: str) -> Children:
-        from obstore import list_with_delimiter
-
-        found = self._listing(prefix, lambda: list_with_delimiter(self.lists, prefix=prefix))
+        """FAILED_PRECONDITION beyond :data:`MAX_LEVEL`, UNAVAILABLE after :data:`LEVEL_SECONDS`."""
+        if prefix not in self._measured:
+            self._measure(prefix)
+        found = self._listing(prefix, lambda: asyncio.run(self._level(prefix)))
         if not isinstance(found, OddKey):
-            return _children(map(_file, found["objects"]), found["common_prefixes"], prefix)
+            return _children([_file(each) for each in found["objects"]], found["common_prefixes"], prefix)
         if not found.sorts_first:
             raise found.error
         exact = self._page(prefix)  # the other listing may tell the folder alone
         return self._children_from_0(prefix, exact if isinstance(exact, OddKey) and exact.sorts_first else found)
+
+    async def _level(self, prefix: str) -> Any:
+        from obstore import list_with_delimiter_async
+
+        try:
+            return await asyncio.wait_for(list_with_delimiter_async(self.lists, prefix=prefix), LEVEL_SECONDS)
+        except TimeoutError:
+            self._on_request("list", "unavailable")
+            raise StorageError(StatusCode.UNAVAILABLE, TOO_LONG, is_transient=True) from None
+
+    def _measure(self, prefix: str) -> None:
+        """Raises FAILED_PRECONDITION if more than :data:`MAX_LEVEL` names are directly below the prefix, as far as some
+        pages show: obstore gathers all of them before it gives one. Azure cannot list from a name on."""
+        if self.scheme != "az":
+            self._scan(prefix, None, MAX_LEVEL // PAGE + 1)
+        if len(self._measured) >= MAX_LEVEL:
+            self._measured.clear()
+        self._measured.add(prefix)
+
+    def _scan(self, prefix: str, after: str | None, pages: int) -> tuple[Children | None, OddKey | None]:
+        """The first level, of what sorts behind ``after``, from at most so many pages; or the key at which a page ends.
+        Neither: there are more. A page costs a request, and what else is in its last folder is skipped."""
+        start = f"{prefix}/" if prefix else ""
+        files, folders, at = list[RemoteFile](), set[str](), after
+        for _ in range(pages):
+            page = self._page(prefix, at)
+            if isinstance(page, OddKey):
+                return None, page
+            if page and at is not None and min(file.path for file in page) < at:  # it would never end
+                raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
+            for file in page:
+                top, slash, _ = file.path[len(start) :].partition("/")
+                if slash:
+                    folders.add(start + top)
+                else:
+                    files.append(file)
+            found = _children(files, folders, prefix)
+            if len(page) < PAGE:
+                return found, None
+            top, slash, _ = page[-1].path[len(start) :].partition("/")
+            at = f"{start}{top}0" if slash else page[-1].path  # "0" is the character behind "/"
+        return None, None
 
     def _page(self, prefix: str, after: str | None = None) -> list[RemoteFile] | OddKey:
         """The first objects below the prefix, at most :data:`PAGE`, that sort behind ``after``."""
@@ -117,27 +169,12 @@ class ObjectStorage:
 
     def _children_from_0(self, prefix: str, odd: OddKey) -> Children:
         """The first level without what sorts up to ``0``, and so without the keys that :attr:`OddKey.sorts_first` tells
-        of, with which the rest of their page is lost. A page costs a request, and a folder is skipped behind it.
-        Another key that no file can have is an error: versions may be lost with it."""
-        start = f"{prefix}/" if prefix else ""
-        files, folders, at = list[RemoteFile](), set[str](), f"{start}0"
-        for _ in range(MAX_PAGES):
-            page = self._page(prefix, at)
-            if isinstance(page, OddKey):
-                raise page.error
-            if page and min(file.path for file in page) < at:  # it would never end
-                raise StorageError(StatusCode.UNAVAILABLE, UNREADABLE, is_transient=True)
-            for file in page:
-                top, slash, _ = file.path[len(start) :].partition("/")
-                if slash:
-                    folders.add(start + top)
-                else:
-                    files.append(file)
-            if len(page) < PAGE:
-                return replace(_children(files, folders, prefix), passed_over=odd.name)
-            top, slash, _ = page[-1].path[len(start) :].partition("/")
-            at = f"{start}{top}0" if slash else page[-1].path  # "0" is the character behind "/"
-        raise odd.error
+        of, with which the rest of their page is lost. Another key that no file can have is an error: versions may be
+        lost with it."""
+        found, other = self._scan(prefix, f"{prefix}/0" if prefix else "0", MAX_PAGES)
+        if found is None:
+            raise (other or odd).error
+        return replace(found, passed_over=odd.name)
 
     def read(self, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
         from obstore import get
@@ -261,7 +298,10 @@ def _file(found: ObjectMeta) -> RemoteFile:
     return RemoteFile(found["path"], found["size"], tag, modified_ms * 1_000_000)
 
 
-def _children(files: Iterable[RemoteFile], folders: Iterable[str], prefix: str) -> Children:
+def _children(files: Collection[RemoteFile], folders: Collection[str], prefix: str) -> Children:
+    """FAILED_PRECONDITION if they are more than :data:`MAX_LEVEL`."""
+    if len(files) + len(folders) > MAX_LEVEL:
+        raise StorageError(StatusCode.FAILED_PRECONDITION, TOO_MANY)
     folders = sorted(folders)
     return Children(without_markers(files, prefix, folders), tuple(path.rpartition("/")[2] for path in folders))
 
