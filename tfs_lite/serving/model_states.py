@@ -150,7 +150,9 @@ class ModelStates:
         with self._lock:
             known, before = self._since.get(report.name, {}), self._source.get(report.name)
             if before is not None:  # a fetch that has failed has done so now
-                known = {version: at for version, at in known.items() if version not in before.fetching - report.fetching}
+                known = {
+                    version: at for version, at in known.items() if version not in before.fetching - report.fetching
+                }
             since: dict[int | None, float] = {version: known.get(version, now) for version in report.waiting}
             if not report.problem.ok:
                 since[None] = known.get(None, now)
