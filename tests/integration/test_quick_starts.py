@@ -264,8 +264,9 @@ def test_from_a_token_to_a_refused_and_an_accepted_request(tmp_path: Path) -> No
 
 def test_a_bucket(tmp_path: Path, moto: Moto) -> None:
     """A server like that of the page's script runs in this process."""
-    script, save, serve, ask, explain = blocks("docs/remote.md", "Ten minutes with a bucket of your own")
-    assert "python examples/remote/serve_bucket.py models > bucket.env" in script.text
+    script, save, serve, ask, end, explain = blocks("docs/remote.md", "Ten minutes with a bucket of your own")
+    assert "python examples/remote/serve_bucket.py models > bucket.env & echo $! > bucket.pid" in script.text
+    assert end.text == "kill $(cat bucket.pid)\n"
     with Newcomer(tmp_path) as newcomer, FaultProxy(moto.port) as proxy:
         moto.make_bucket("models")
         newcomer.env = {**moto.environment(proxy.port), "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfs_lite.core.event_bus import Subscription
+from tfs_lite.core.loader import size_text
 from tfs_lite.core.status import OK, Status, StatusCode
 
 logger = logging.getLogger(__name__)
@@ -246,14 +247,10 @@ def _words(event: Event) -> dict[str, str]:
         "anew": ", loaded anew" if details.get("loaded_anew") else "",
         "label": f" {label!r}{'' if before is None else f' of version {before}'}" if label else "",
         "leaked": f": {leaked}" if leaked else "",
-        "size": "" if size is None else f": {_mebibytes(size)}",
-        "fetched": "" if fetched in (None, size) else f", {_mebibytes(fetched)} of it from the storage",
+        "size": "" if size is None else f": {size_text(size)}",
+        "fetched": "" if fetched in (None, size) else f", {size_text(fetched)} of it from the storage",
         "version": f" (tfs_lite {details['version']})" if "version" in details else "",
     }
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
 
 
 def iso_time(seconds: float) -> str:

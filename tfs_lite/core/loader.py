@@ -19,7 +19,7 @@ from typing import Any
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
-_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 MEASURED_SECONDS = 0.5
 """A phase tells nothing about the time it still takes before it has run this long."""
 
@@ -29,6 +29,7 @@ class LoadPhase(enum.Enum):
 
     FETCHING = "fetching the files"
     """They come from a storage to this machine, before the load; their bytes are counted."""
+    FETCHED_ELSEWHERE = "another process of this machine fetches the files"
     LOOKING = "looking at the files"
     CHECKING = "checking the files"
     """Every byte is compared with its checksum; these bytes are counted."""
@@ -58,7 +59,7 @@ class LoadProgress:
         return max(self.expected_bytes - self.read_bytes, 0) * self.phase_seconds / self.read_bytes
 
     def __str__(self) -> str:
-        """``reading the weights: 1.2 of 5.0 GB, 8 s left``, ``warming up for 12 s``."""
+        """``reading the weights: 1.2 of 5.0 GiB, 8 s left``, ``warming up for 12 s``."""
         if self.read_bytes is None or self.expected_bytes is None:
             return f"{self.phase.value} for {self.phase_seconds:.0f} s"
         left = self.seconds_left
@@ -79,7 +80,7 @@ class LoadProgress:
 
 
 def bytes_text(done: int, expected: int) -> str:
-    """``1.2 of 5.0 GB``, both in the unit of the larger one."""
+    """``1.2 of 5.0 GiB``, both in the unit of the larger one."""
     unit, size = next(((unit, size) for unit, size in _UNITS if expected >= size), ("bytes", 1))
     digits = 0 if size == 1 else 1
     return f"{done / size:.{digits}f} of {expected / size:.{digits}f} {unit}"

@@ -270,7 +270,10 @@ class VersionInspector:
         return ""
 
     def _digests(self, path: str, tree: Tree, record: _Record) -> str | None:
-        """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again."""
+        """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again.
+        What was fetched before was checked then."""
+        if self._disk.fetches and self._disk.is_ready(path):
+            return ""
         key, before = (path, record.fingerprint), None
         with self._lock:
             check = self._checks.get(key)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.loader import LoadProgress
+from tfs_lite.core.loader import LoadPhase, LoadProgress
 from tfs_lite.core.manifest import configs_of, revision_of, state_of
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath, parse_version
 from tfs_lite.core.source import AspiredVersionsCallback
@@ -391,8 +391,13 @@ class RemoteSources:
         return next((found.source.found(name) for found in self._of([name])), None)
 
     def checking(self) -> dict[ServableId, LoadProgress]:
-        """The progress of the versions that are being fetched."""
-        return {id: progress for found in self._of(None) for id, progress in found.source.checking().items()}
+        """The progress of the versions that are being fetched, by this process or by another one."""
+        found = {id: progress for place in self._of(None) for id, progress in place.source.checking().items()}
+        for id, fetch in self.fetches().items():
+            if fetch.waits and id in found:
+                elsewhere = LoadPhase.FETCHED_ELSEWHERE
+                found[id] = replace(found[id], phase=elsewhere, read_bytes=None, expected_bytes=None)
+        return found
 
     def hanging(self) -> dict[str, float]:
         """The models whose storage does not answer, and for how many seconds it has not."""

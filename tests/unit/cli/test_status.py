@@ -115,7 +115,7 @@ def test_a_load_shows_how_far_it_is_and_what_its_last_attempt_said(listing: List
         listing.metrics = metrics_page()
         assert main(["status", *flags, "--rest", listing.address]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "reading the weights: 1.2 of 6.0 GB, 8 s left; DATA_LOSS: model.pt2 is truncated" in shown
+        assert "reading the weights: 1.1 of 5.6 GiB, 8 s left; DATA_LOSS: model.pt2 is truncated" in shown
         assert "warming up for 4 s" in shown
         assert "later release" not in shown
         assert main(["status", *flags, "--json", "--rest", listing.address]) == 0
@@ -309,7 +309,7 @@ def test_watching_without_a_terminal_prints_plain_lines_for_each_change(listing:
         assert any("ranker" in line for line in lines)
         listing.models = [{"name": "digits", "model_version_status": [entry(3, "LOADING")], "load_progress": [LOADING]}]
         found = next(line for line in lines if "LOADING" in line)
-        assert found.split("LOADING")[1].strip() == "reading the weights: 1.2 of 6.0 GB, 8 s left"
+        assert found.split("LOADING")[1].strip() == "reading the weights: 1.1 of 5.6 GiB, 8 s left"
         assert "\x1b" not in found
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

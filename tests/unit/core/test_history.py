@@ -301,6 +301,7 @@ WORDS = [
     (K.LOAD_ATTEMPT_FAILED, {"status": MISSING}, {"attempt": 2}, "load attempt 2 failed: no such file"),
     (K.PARKED, {}, {"waits_for": "memory"}, "load waits: memory"),
     (K.LABEL_MOVED, {}, {"label": "stable", "from": 3}, "label 'stable' of version 3 moved"),
+    (K.FETCH_BEGUN, {}, {"bytes": 6343}, "fetch begun: 6.2 KiB"),
     (K.LEAK, {}, {"leaked": {"main": 128 << 20}}, "memory was not given back: 128 MiB on main"),
 ]
 

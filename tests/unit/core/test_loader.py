@@ -69,14 +69,14 @@ def test_a_file_that_grew_is_not_read_beyond_its_end() -> None:
 
 
 def test_the_words_have_bytes_and_the_time_left() -> None:
-    found = LoadProgress(LoadPhase.READING, 12.0, 2.0, 1_200_000_000, 6_000_000_000)
-    assert str(found) == "reading the weights: 1.2 of 6.0 GB, 8 s left"
+    found = LoadProgress(LoadPhase.READING, 12.0, 2.0, 1_288_490_189, 6 << 30)
+    assert str(found) == "reading the weights: 1.2 of 6.0 GiB, 8 s left"
     assert found.as_json() == {
         "phase": "reading the weights",
         "seconds": 12.0,
         "phase_seconds": 2.0,
-        "read_bytes": 1_200_000_000,
-        "expected_bytes": 6_000_000_000,
+        "read_bytes": 1_288_490_189,
+        "expected_bytes": 6 << 30,
         "seconds_left": 8.0,
     }
 
@@ -85,10 +85,10 @@ def test_the_words_have_bytes_and_the_time_left() -> None:
     ("done", "expected", "words"),
     [
         (0, 0, "0 of 0 bytes"),
-        (5, 999, "5 of 999 bytes"),
-        (0, 1000, "0.0 of 1.0 kB"),
-        (700_000, 12_300_000, "0.7 of 12.3 MB"),
-        (40_000_000, 2_000_000_000, "0.0 of 2.0 GB"),
+        (5, 1023, "5 of 1023 bytes"),
+        (0, 1024, "0.0 of 1.0 KiB"),
+        (700 << 10, 12_900_000, "0.7 of 12.3 MiB"),
+        (40_000_000, 2 << 30, "0.0 of 2.0 GiB"),
     ],
 )
 def test_both_numbers_have_one_unit(done: int, expected: int, words: str) -> None:

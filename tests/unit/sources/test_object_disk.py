@@ -224,7 +224,8 @@ def test_an_older_version_that_is_here_is_looked_at_while_the_newest_one_is_fetc
     server.source._look_at(None, forced=True)
     server.source._looks.run_pending()
     server.source._tidy()
-    assert server.reports["m"].fetching == {1, 3}
+    assert server.reports["m"].fetching == server.waiting().keys() == {3}
+    assert server.source.found("m").unfinished.keys() == {3}
 
 
 def test_a_version_without_a_manifest_waits_until_it_is_quiet(storage, start, clock) -> None:
@@ -685,6 +686,25 @@ def test_a_start_without_the_storage_offers_what_is_in_the_cache(storage, start,
     condition = server.disk.condition(BASE)
     assert condition is not None
     assert not condition.from_cache
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["storage there", "storage away"])
+def test_a_start_with_what_is_wanted_in_the_cache_says_of_no_version_that_it_is_fetched(
+    storage, start, is_away: bool
+) -> None:
+    """Version 1, which nothing wants, is there too."""
+    publish(storage, 1)
+    first = start()
+    first.settle()
+    publish(storage, 2)
+    first.settle()
+    storage.fault = lambda operation, path: unavailable() if is_away else None
+    reports: list[SourceReport] = []
+    server = start()
+    server.source._on_report = lambda report: (reports.append(report), server._report(report))
+    server.settle()
+    assert server.versions() == [2]
+    assert [report.waiting for report in reports if report.waiting] == []
 
 
 def test_a_start_without_the_storage_offers_nothing_of_a_bucket_of_this_name_elsewhere(

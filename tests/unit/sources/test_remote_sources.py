@@ -293,6 +293,32 @@ def test_place_that_hangs_holds_up_no_other(remote: Remote) -> None:
         released.set()
 
 
+def test_version_that_another_server_on_this_cache_fetches_says_so(remote: Remote, tmp_path: Path) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def hang(operation: str, path: str) -> None:
+        if path.endswith("weights.bin"):
+            begun.set()
+            released.wait(30)
+
+    remote.storage("s3://b").fault = hang
+    remote.put("s3://b/m", 1)
+    second = Remote(tmp_path)
+    second.storages = remote.storages
+    remote.configure(m="s3://b/m")
+    try:
+        assert begun.wait(20)
+        second.configure(m="s3://b/m")
+        words = "another process of this machine fetches the files for "
+        wait_until(lambda: any(str(each).startswith(words) for each in second.sources.checking().values()), "it waits")
+        assert str(remote.sources.checking()[M1]).startswith("fetching the files: ")
+        released.set()
+        assert second.wait_list("m", 1)
+    finally:
+        released.set()
+        second.close()
+
+
 def test_two_models_of_one_base_share_files_and_each_is_told_of_the_fetch(remote: Remote) -> None:
     remote.put("s3://b/m", 1)
     remote.configure(m="s3://b/m", n="s3://b/m")

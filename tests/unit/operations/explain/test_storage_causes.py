@@ -96,6 +96,13 @@ def test_a_fetch_that_has_failed_says_what_helps_and_what_comes_next(reason: str
     assert then in answer.next.what
 
 
+def test_a_version_that_stands_in_ends_when_the_objects_of_the_failed_one_are_deleted() -> None:
+    good = replace(serving(2), place="stands in for version 3, whose load failed")
+    (link,) = ask(remote(good, report=SourceReport("m", failed=frozenset({3}), stand_ins=frozenset({2}))), 2).because
+    assert "delete its objects" in link.fix
+    assert "directory" not in link.fix
+
+
 def test_a_wrong_digest_on_a_disk_is_no_failed_fetch() -> None:
     reason = "model.pt2 does not have the sha256 digest that the manifest lists"
     assert ask(model(waiting(reason)), 2).because[0].cause == "INCOMPLETE"

@@ -141,6 +141,8 @@ def seen_soon(case: Case) -> Link | None:
     if not _is_idle(case) or _is_taken_on(case.found):
         return None
     text = "its directory is there, and the next look at the disk takes it up"
+    if case.model.storage is not None:
+        text = "its objects are there, and the next poll takes it up"
     if not case.model.looked:
         text = "its base path has not been looked at yet"
     return Link("WAITS_FOR_TURN", text, "wait a moment")

@@ -199,7 +199,8 @@ def stands_in(case: Case, what: str = "it") -> Link | None:
     if not found.place or not found.answers or found.version not in case.model.report.stand_ins:
         return None
     other = case.next_version
-    fix = f"mend what has failed, remove its directory, or publish a good one as version {other}; it goes then"
+    gone = "delete its objects" if case.model.storage is not None else "remove its directory"
+    fix = f"mend what has failed, {gone}, or publish a good one as version {other}; it goes then"
     return Link("STANDS_IN", f"{what} {found.place}", fix)
 
 
@@ -210,5 +211,6 @@ def stays(case: Case, what: str = "it") -> Link | None:
         return None
     fix = "bring what is wanted to SERVING, and it goes; if nothing is to answer, take the model out of the config"
     if found.version not in report.on_disk and found.version in report.waiting:
-        fix = "put its directory back before the next restart, or change the policy to a version that is there"
+        what_back = "its objects" if case.model.storage is not None else "its directory"
+        fix = f"put {what_back} back before the next restart, or change the policy to a version that is there"
     return Link("STAYS", f"{what} {found.place}", fix)
