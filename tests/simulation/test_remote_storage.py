@@ -24,7 +24,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.disk import DirectoryEntry
 from tfs_lite.sources.object_disk import ObjectDisk
-from tfs_lite.sources.object_listing import BaseListing
 from tfs_lite.sources.remote_sources import RemoteEffects, RemoteSources
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.storage.fetch import CLAIM_NAME, Fetcher, FetchEvent, FetchStage
@@ -504,26 +503,13 @@ def _lists_twice(disk: ObjectDisk, path: str) -> list[DirectoryEntry]:
     return list_directory(disk, path)
 
 
-def _takes_errors_for_silence(disk: ObjectDisk, base: str, state: Any) -> BaseListing:
-    try:
-        return list_base(disk, base, state)
-    except StorageError:
-        return BaseListing({})
-
-
-def _reads_whatever_is_there(storage: MemoryStorage, path: str, start: int = 0, tag: str = "") -> Iterator[bytes]:
-    return read(storage, path, start)
-
-
 def _takes_no_lease(sources: RemoteSources, leases: Any) -> bool:
     return True
 
 
-list_directory, list_base, read = ObjectDisk.list_directory, ObjectDisk._list, MemoryStorage.read
+list_directory = ObjectDisk.list_directory
 MISTAKES = {
     "a look lists twice": (ObjectDisk, "list_directory", _lists_twice),
-    "an error is an empty listing": (ObjectDisk, "_list", _takes_errors_for_silence),
-    "a fetch mixes two pushes": (MemoryStorage, "read", _reads_whatever_is_there),
     "what is loaded has no lease": (RemoteSources, "_hold", _takes_no_lease),
 }
 

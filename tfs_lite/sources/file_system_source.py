@@ -49,6 +49,10 @@ caches of the processor. None: nothing may be concluded."""
 _NOTHING_SEEN: _Seen = (None, None)
 
 
+class NotTaken(Exception):
+    """Raised by a target that does not take a list now, and has said why itself."""
+
+
 class _PolledStream(Looked):
     """One stream of one config. The source's lock guards ``forced``; the rest belongs to the look."""
 
@@ -109,7 +113,8 @@ class FileSystemStoragePathSource:
     Order: construct -> ``set_aspired_versions_callback`` (starts polling, the first poll at once) -> ``update_config``*
     and ``wake``* -> ``close``. A look that was asked for, by ``wake``, ``poll`` or a changed config, calls the callback
     whatever it finds; one at an interval or after an event does so if something has changed. A list that the callback
-    has raised on is sent again with the next close look, within :data:`FULL_LOOK_SECONDS`. ``on_report`` is called for
+    has raised on is sent again with the next close look, within :data:`FULL_LOOK_SECONDS`, and has offered nothing that
+    was not offered before. ``on_report`` is called for
     each stream whose report has changed. Both are called on the thread that looks (the callback also on the one that
     calls ``update_config``), one at a time, and must not call back into the source.
 
@@ -368,8 +373,11 @@ class FileSystemStoragePathSource:
             return
         with self._lock:
             forced, stream.forced, config = stream.forced, False, self._config
+        before = stream.memory.offers
         look = self._look_closely(stream, config)
         if self._conclude(stream, look, forced or (stream.refused and now >= stream.full_at), seen):
+            if stream.refused and look.aspired is not None:
+                stream.memory.offers = before
             stream.device = stamps[0][0] if stamps[0] else 0
             if now >= stream.full_at:
                 share = 1.0 if stream.full_at else random.random()  # not all at once
@@ -462,6 +470,8 @@ def _emit(callback: AspiredVersionsCallback[StoragePath] | None, name: str, vers
     try:
         if callback is not None:
             callback(name, versions)
+    except NotTaken:
+        return False
     except Exception:
         logger.exception("the target failed on the versions of %s", name)
         return False

@@ -75,6 +75,15 @@ class LookStream:
         if self.base_path != base_path:
             self.base_path, self.moved, self.offered = base_path, self.moved | self.offered.keys(), {}
 
+    @property
+    def offers(self) -> tuple[str, dict[int, str], frozenset[int]]:
+        """What the last list has offered, and below which base path. A look replaces these values and changes none."""
+        return self.base_path, self.offered, self.moved
+
+    @offers.setter
+    def offers(self, offers: tuple[str, dict[int, str], frozenset[int]]) -> None:
+        self.base_path, self.offered, self.moved = offers
+
     def copy(self) -> LookStream:
         """Another one that a look may change."""
         return replace(self, offered=dict(self.offered))

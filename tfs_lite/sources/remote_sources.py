@@ -32,7 +32,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.core.threads import start
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.disk import RealDisk
-from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import NOTHING_ENDS, FileSystemStoragePathSource, NotTaken
 from tfs_lite.sources.look import FoundVersions, Look
 from tfs_lite.sources.object_disk import ObjectDisk
 from tfs_lite.sources.source_config import SourceConfig, SourceReport
@@ -262,7 +262,7 @@ class RemoteSources:
             self._drop(leases_to_drop(self._held_now(), self._listed_now(), self._ended(leases)))
             logger.warning("model %s: files are gone from the cache; they are fetched again", name)
             self._clock.call_later(AGAIN_SECONDS, lambda: found.source.wake({name}))
-            return
+            raise NotTaken
         try:
             self._offer(place, name, items)
         finally:

@@ -12,7 +12,7 @@ from tests.support.lifecycle.source_configs import config, model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, NotTaken
 from tfs_lite.sources.look import FIRST_WAIT_SECONDS, LEFT_COPY
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
@@ -89,6 +89,26 @@ def test_a_hidden_copy_is_named_when_nobody_has_written_to_it_for_an_hour(start,
     disk.write("/models/m/.publish-2-aa/more", b"")
     source.poll()
     assert target.reports[-1].passed_over == {}
+
+
+def test_a_version_of_a_list_that_was_not_taken_is_offered_only_while_it_is_complete(start, put, target, disk) -> None:
+    put("m", 1)
+    source = start(config(model()))
+    refusing = [True]
+
+    def take(name: str, versions: list[Any]) -> None:
+        if refusing:
+            raise NotTaken
+        target.aspire(name, versions)
+
+    source.set_aspired_versions_callback(take)
+    put("m", 2)
+    source.poll()
+    disk.write("/models/m/2/tfs_lite.manifest.json", b"{")
+    refusing.clear()
+    source.poll()
+    assert target.versions("m") == [1]
+    assert target.reports[-1].waiting.keys() == {2}
 
 
 def test_a_missing_base_path_emits_nothing_and_does_not_disturb_the_others(start, put, target, disk) -> None:
