@@ -170,11 +170,6 @@ class ObjectDisk:
         found = self.fetched(path)
         return found.directory if found is not None else None
 
-    def key_of(self, path: str) -> str | None:
-        """The name of :meth:`fetched` in the cache."""
-        found = self.fetched(path)
-        return found.key if found is not None else None
-
     def condition(self, base: str) -> StorageCondition | None:
         """The state of the storage as far as this base path shows it; None if it was never asked for."""
         with self._lock:

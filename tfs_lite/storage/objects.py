@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.manifest import MAX_FILES
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.storage.object_errors import UNREADABLE, OddKey, error_of, setup_error_of
@@ -46,10 +47,6 @@ PART = 8 << 20
 MAX_PARTS = 9_000
 PARTS_AT_ONCE = 4
 FIRST_WAIT, LONGEST_WAIT = timedelta(milliseconds=200), timedelta(seconds=2)
-
-
-def ignore(operation: str, result: str) -> None:
-    """Counts no requests."""
 
 
 def open_storage(url: StorageUrl, on_request: OnRequest = ignore) -> Storage:
