@@ -77,15 +77,17 @@ def started(root: Path, *models: str, **options: Any) -> Iterator[tuple[ServerFi
 
 
 @contextmanager
-def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -> Iterator[None]:
-    """Requests of a gated model, all answered at the end. The others come when the first is inside: they would find the
-    queue full of each other, be refused, and leave it empty."""
+def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -> Iterator[list[ServingError]]:
+    """Requests of a gated model, all answered at the end; gives the errors of those that were refused until now. The
+    others come when the first is inside: they would find the queue full of each other, be refused, and leave it
+    empty."""
+    refused: list[ServingError] = []
 
     def ask() -> None:
         try:
             served.predict(version=version)
-        except ServingError:
-            pass
+        except ServingError as error:
+            refused.append(error)
 
     with ThreadPoolExecutor(requests) as pool:
         pool.submit(ask)
@@ -93,7 +95,7 @@ def inside(served: ServerFixture, gate: Path, version: int, requests: int = 1) -
         for _ in range(requests - 1):
             pool.submit(ask)
         try:
-            yield
+            yield refused
         finally:
             (gate / "open").touch()
 
@@ -266,8 +268,9 @@ def test_a_full_queue(root: Path, gate: Path) -> None:
     with started(root, entry("m"), max_queued_requests=2) as (served, explain):
         explain.wait("m", "SERVING")
         wait_until(lambda: explain.get("/v1/overview")["server"]["tick"] > 0, "its requests are counted")
-        with inside(served, gate, 1, requests=8):
+        with inside(served, gate, 1, requests=8) as refused:
             answer = explain.wait("m", "SERVING", "!QUEUE_FULL", "one more is refused")
+            wait_until(lambda: len(refused) == 5, "the queue has refused what it cannot hold")
             assert "--max_queued_requests" in link_of(answer, "QUEUE_FULL")["fix"]
         wait_until(lambda: "QUEUE_FULL" not in causes_of(explain.ask("m")), "the queue is empty again")
         answer = explain.wait("m", "SERVING", "!FAILING", "5 of 8), most of them UNAVAILABLE in queue")

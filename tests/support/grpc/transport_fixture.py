@@ -37,6 +37,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 PATIENCE = 30.0
 """Seconds that a test waits for anything."""
+MOST_CONTEXTS = 100
+"""Calls whose contexts a service keeps; a client may make thousands of them."""
 ECHO, WAIT, FAIL, REPLY, COUNT, FLOW, TALK, TOTAL = (
     f"/test.Service/{name}" for name in ("echo", "wait", "fail", "reply", "count", "flow", "talk", "total")
 )
@@ -79,6 +81,7 @@ class Service:
 
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
+        """Those of the last calls."""
         self.happened: Counter[str] = Counter()
         """entered, left, started, cancelled, closed (a generator's end), yielded, taken, ended."""
         self.unread: Counter[tuple[str, int]] = Counter()
@@ -130,17 +133,21 @@ class Service:
             return error.code, str(error)
         return 2, f"{path}: {type(error).__name__}"
 
+    def _note(self, context: CallContext) -> None:
+        self.contexts.append(context)
+        del self.contexts[:-MOST_CONTEXTS]
+
     def admit(self, context: CallContext) -> None:
         if "stranger" in context.metadata:
             raise Refused(7, "not you")
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
-        self.contexts.append(context)
+        self._note(context)
         context.trailers += self.trailers
         return data
 
     async def wait(self, data: bytes, context: CallContext) -> bytes:
-        self.contexts.append(context)
+        self._note(context)
         self.happened["started"] += 1
         try:
             await self._gate.wait()
@@ -168,7 +175,7 @@ class Service:
 
     async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
         """``3`` messages, or ``3 fail`` for an error behind them, or ``3 wait`` for the gate."""
-        self.contexts.append(context)
+        self._note(context)
         number, _, then = data.decode().partition(" ")
         try:
             for at in range(int(number)):
@@ -193,7 +200,7 @@ class Service:
 
     async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         """Echoes each; ``wait`` waits for the gate, ``stop`` ends, ``crash`` fails."""
-        self.contexts.append(context)
+        self._note(context)
         self.happened["started"] += 1
         try:
             async for request in requests:
@@ -211,7 +218,7 @@ class Service:
             self.happened["closed"] += 1
 
     async def total(self, requests: AsyncIterator[bytes], context: CallContext) -> bytes:
-        self.contexts.append(context)
+        self._note(context)
         size = 0
         async for request in requests:
             if request == b"stop":
